@@ -1,0 +1,41 @@
+"""The sinks, and the base class for your own.
+
+Each is imported at its first use, so that a pipeline needs the client libraries of its own sinks
+only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from sparkonce.sinks.base import TwoPhaseCommitSink
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.file import FileSink
+    from sparkonce.sinks.kafka import KafkaSink
+    from sparkonce.sinks.postgres import PostgresSink
+    from sparkonce.sinks.s3 import S3Sink
+
+__all__ = ["FileSink", "KafkaSink", "PostgresSink", "S3Sink", "TwoPhaseCommitSink"]
+
+_MODULE_AND_EXTRA = {
+    "FileSink": ("file", None),
+    "KafkaSink": ("kafka", "kafka"),
+    "PostgresSink": ("postgres", "postgres"),
+    "S3Sink": ("s3", "s3"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_AND_EXTRA:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, extra = _MODULE_AND_EXTRA[name]
+    try:
+        return getattr(import_module(f"sparkonce.sinks.{module}"), name)
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").startswith("sparkonce"):
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs {error.name!r}: pip install 'sparkonce[{extra}]'", name=error.name
+        ) from error

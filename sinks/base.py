@@ -1,0 +1,175 @@
+"""The contract between the coordinator and a store that takes part in a transaction.
+
+    executor   beginTransaction ─► write* ─► preCommit ─► Committable ─┐   (else: discard)
+    driver     validate                prepareBatch ◄──────────────────┘ ─► commit | abort
+
+`beginTransaction`, `write`, `preCommit` and `discard` run in one Spark task and share a handle,
+which never leaves that process. `commit` and `abort` take lasting values only, so that normal
+running and recovery share one path: they may run in another process, days later, twice, or at the
+same time for different branches (so they must be safe to call from several threads).
+
+What a sink promises:
+
+* after `preCommit` returned, `commit` must be able to succeed whatever happens to the process;
+* nothing is visible to readers before `commit`;
+* `commit` and `abort` are idempotent, and `abort` never undoes a commit;
+* every name in the external system is made from the branch id, so that it is unique for ever and
+  `find_branches` sees it again.
+
+The four verbs keep the names that they have in Apache Flink's `TwoPhaseCommitSinkFunction`, where
+this protocol comes from.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.model import BranchId, Committable, Owner, is_label
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+HandleT = TypeVar("HandleT")
+"""What a sink holds open while one task writes: a producer, a connection, an upload."""
+
+Transform: TypeAlias = "Callable[[DataFrame], DataFrame]"
+
+
+class TwoPhaseCommitSink(ABC, Generic[HandleT]):
+    """A store that can prepare rows and then, from any process, commit or abort them.
+
+    The instance is pickled to the executors: keep settings in it, and open connections in
+    `beginTransaction` or on first use. Drop what does not pickle in ``__getstate__``.
+
+    Args:
+        name: the sink's lasting name in its pipeline; default: the class's `kind`. It is part of
+            every name in the external system and of every record.
+        transform: applied to the batch before it is written here, so that sinks can get other
+            rows or columns. It must be a function of the DataFrame alone.
+
+    Raises:
+        ConfigurationError: the name has other characters than A-Z a-z 0-9 _ and -, or is longer
+            than 32.
+    """
+
+    kind: ClassVar[str] = "sink"
+
+    def __init__(self, *, name: str | None = None, transform: Transform | None = None) -> None:
+        self.name = self.kind if name is None else name
+        if not is_label(self.name):
+            raise ConfigurationError(
+                f"name={name!r}: a sink's name has 1 to 32 of the characters A-Z a-z 0-9 _ and -"
+            )
+        self.transform = transform
+
+    # -- on the executors ----------------------------------------------------------------------
+
+    @abstractmethod
+    def beginTransaction(self, branch_id: BranchId) -> HandleT:
+        """Open a branch; called once per task, at its first row."""
+
+    @abstractmethod
+    def write(self, handle: HandleT, batch: pa.RecordBatch) -> None:
+        """Write rows into the open branch. Called any number of times, from one thread.
+
+        Raises:
+            PrepareRejectedError: the target does not take these rows; the batch is aborted.
+        """
+
+    @abstractmethod
+    def preCommit(self, handle: HandleT) -> Committable:
+        """Make the branch lasting but not visible, and free the handle.
+
+        After it returns `commit` must be able to succeed, also from another process after this one
+        was killed.
+
+        Raises:
+            PrepareRejectedError: a row failed; the batch is aborted.
+        """
+
+    def discard(self, handle: HandleT) -> None:
+        """Free a handle whose task failed before `preCommit` returned. Best effort.
+
+        It must not raise. Whatever it leaves behind in the external system is found by
+        `find_branches` later.
+        """
+
+    # -- on the driver, or in any process ------------------------------------------------------
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> None:
+        """Make the branch visible. Idempotent: a second call changes nothing.
+
+        Raises:
+            CommitUnresolvedError: the outcome is unknown; the coordinator calls `commit` again.
+            CommitRejectedError: the target refuses the decided branch; an operator settles it.
+            PreparedBranchLostError: proven: the branch is gone and was never committed.
+        """
+
+    @abstractmethod
+    def abort(self, branch: BranchId | Committable) -> None:
+        """End a branch that is not to become visible, and free what it holds. Idempotent.
+
+        Called for branches that no decision names, and, after every branch of a transaction is
+        committed, for what `find_branches` still shows of it; so it never undoes a commit.
+        A `Committable` is aborted by the identity it holds, never by "whatever has that name now".
+        """
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Check settings, rights, server and schema; called before any data moves.
+
+        Args:
+            schema: of the rows that `write` will get.
+
+        Raises:
+            ConfigurationError: naming the setting, topic, table, column or bucket, and the fix.
+        """
+
+    def prepareBatch(
+        self,
+        branch_id: BranchId,  # noqa: ARG002 - for sinks that override this
+        committables: Sequence[Committable],
+    ) -> Sequence[Committable]:
+        """Vote over the whole batch; for sinks whose executors alone cannot promise the commit.
+
+        Called on the driver after every task has prepared and before the decision, with the
+        sink's committables of this batch (maybe none).
+
+        Args:
+            branch_id: names a branch that the driver may make for this batch.
+            committables: what the tasks prepared.
+
+        Returns:
+            What the decision shall name for this sink; by default the tasks' committables.
+
+        Raises:
+            PrepareRejectedError: the batch is aborted in every sink.
+        """
+        return committables
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:  # noqa: ARG002 - optional
+        """List what stands in the owner's name: open, prepared, or left over after a commit.
+
+        The coordinator decides which of them are orphans and calls `abort` with them. A
+        committable found this way holds what `abort` needs; its `batch_id` is None where the
+        external system does not carry it.
+        """
+        return ()
+
+    def close(self) -> None:
+        """Free the connections that this process holds. The sink can be used again after it."""
+
+    @property
+    def target(self) -> str:
+        """Where the rows go, for records and messages, without secrets; the same for ever."""
+        return self.kind
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} -> {self.target}>"
+
+
+AnySink: TypeAlias = "TwoPhaseCommitSink[Any]"

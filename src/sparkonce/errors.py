@@ -1,0 +1,102 @@
+"""Every error of sparkonce, by what the caller must do next.
+
+    SparkOnceError
+    ├── ConfigurationError            fix the settings; no data has moved
+    ├── ProtocolError                 fix the calling code: a verb out of order
+    ├── FencedError                   stop and touch nothing: a newer driver owns the pipeline
+    ├── SinkError(branch_id)
+    │   ├── PrepareRejectedError      abort the batch
+    │   ├── CommitUnresolvedError     commit again: it may or may not have landed
+    │   ├── CommitRejectedError       an operator settles it: decided, and the target refuses it
+    │   └── PreparedBranchLostError   redo from the replay, or an operator settles it
+    └── LogError
+        ├── DecisionUnknownError      read the log again
+        ├── LogUnavailableError       retry: nothing was decided
+        └── LogCorruptError           an operator settles it
+
+Each error pickles (an executor's error reaches the driver), names what is at fault and the next
+step, and never holds a secret.
+"""
+
+from __future__ import annotations
+
+from sparkonce.model import BranchId
+
+__all__ = [
+    "CommitRejectedError",
+    "CommitUnresolvedError",
+    "ConfigurationError",
+    "DecisionUnknownError",
+    "FencedError",
+    "LogCorruptError",
+    "LogError",
+    "LogUnavailableError",
+    "PrepareRejectedError",
+    "PreparedBranchLostError",
+    "ProtocolError",
+    "SinkError",
+    "SparkOnceError",
+]
+
+
+class SparkOnceError(Exception):
+    """Base of all errors that sparkonce raises."""
+
+
+class ConfigurationError(SparkOnceError):
+    """A setting, a schema or a server cannot work. No data has moved; fix it and start again."""
+
+
+class ProtocolError(SparkOnceError):
+    """A verb was called out of order, or a sink broke its contract. Fix the calling code."""
+
+
+class FencedError(SparkOnceError):
+    """A newer incarnation owns the pipeline. Stop; write nothing more."""
+
+
+class SinkError(SparkOnceError):
+    """Something went wrong with one branch, or with the sink as a whole.
+
+    Attributes:
+        branch_id: the branch; None when the error concerns the whole sink.
+    """
+
+    def __init__(self, message: str, branch_id: BranchId | None = None) -> None:
+        super().__init__(message)
+        self.branch_id = branch_id
+
+    def __reduce__(self) -> tuple[type[SinkError], tuple[str, BranchId | None]]:
+        return type(self), (str(self), self.branch_id)
+
+
+class PrepareRejectedError(SinkError):
+    """The target does not take these rows. The batch is aborted in every sink."""
+
+
+class CommitUnresolvedError(SinkError):
+    """The commit may or may not have landed. Call `commit` again."""
+
+
+class CommitRejectedError(SinkError):
+    """The batch is decided and its target refuses it for good. An operator settles it."""
+
+
+class PreparedBranchLostError(SinkError):
+    """A decided branch is proven to be gone from its external system without being committed."""
+
+
+class LogError(SparkOnceError):
+    """Something went wrong with the transaction log."""
+
+
+class DecisionUnknownError(LogError):
+    """The write may or may not have landed. Read the log again; it alone says what holds."""
+
+
+class LogUnavailableError(LogError):
+    """The log cannot be reached; nothing was written. Try again."""
+
+
+class LogCorruptError(LogError):
+    """A record is not what was written. Nothing is guessed from it; an operator settles it."""

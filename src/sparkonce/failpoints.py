@@ -1,0 +1,100 @@
+"""Named places of the protocol where a test can stop, kill or fail the process.
+
+Production code calls `reach("decide.before", batch=7)`; without a handler that is one check of a
+module variable. A test arms points in a folder and sets ``SPARKONCE_FAILPOINTS`` to it, which
+executors inherit:
+
+    FOLDER/armed/*.json   {"point": "commit.before", "where": {"sink": "kafka"}, "action": "stop",
+                           "skip": 2}
+    FOLDER/hits/*.json    written, whole, each time an armed point was reached, before the action
+
+The action ``stop`` waits until the process is killed or the armed file is removed (so the tester
+knows from the hit file that the state is reached, and sends the signal from outside), ``error``
+raises `InjectedError`, ``note`` goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+ENVIRONMENT_VARIABLE: Final = "SPARKONCE_FAILPOINTS"
+
+POINTS: Final[Mapping[str, str]] = {
+    "begin.before": "driver: the incarnation is about to take its token",
+    "begin.after": "driver: the token is taken, nothing is recovered yet",
+    "recover.before_finish": "driver: an unfinished transaction was found and will be committed",
+    "recover.before_sweep": "driver: all that was decided is committed; orphans not yet aborted",
+    "write.first": "executor: the task has its first rows, branches are open",
+    "write.batch": "executor: one Arrow record batch went to every sink",
+    "precommit.before": "executor: all rows of the task are written (per sink)",
+    "precommit.after": "executor: the branch is prepared, the driver does not know (per sink)",
+    "prepare_batch.before": "driver: every task is prepared, the vote is next (per sink)",
+    "prepare_batch.after": "driver: this sink has voted (per sink)",
+    "decide.before": "driver: everything is prepared, nothing is decided",
+    "decide.after": "driver: the decision is durable, nothing is committed",
+    "commit.before": "driver: this branch's commit is next (per sink)",
+    "commit.after": "driver: this branch is committed (per sink)",
+    "complete.before": "driver: every branch is committed, the log does not know",
+    "complete.after": "driver: the log knows, losers and left-overs are not swept yet",
+    "return.before": "driver: all is done, Spark has not written commits/N",
+}
+"""Every point with the state it stands for, in the order of the protocol."""
+
+
+class InjectedError(Exception):
+    """Raised at a point that a test armed with the action ``error``."""
+
+
+Handler = Callable[[str, Mapping[str, object]], None]
+
+
+def _from_folder(folder: Path) -> Handler:
+    seen: dict[str, int] = {}
+
+    def handle(point: str, where: Mapping[str, object]) -> None:
+        for armed in sorted((folder / "armed").glob("*.json")):
+            try:
+                order = json.loads(armed.read_text())
+            except FileNotFoundError:  # disarmed between the listing and the reading
+                continue
+            wanted = order.get("where", {})
+            if order["point"] != point or any(where.get(k) != v for k, v in wanted.items()):
+                continue
+            seen[armed.name] = seen.get(armed.name, 0) + 1
+            if seen[armed.name] <= order.get("skip", 0):
+                continue
+            _write_hit(folder, armed.stem, point, where)
+            if order["action"] == "error":
+                raise InjectedError(f"armed at {point} ({dict(where)})")
+            while order["action"] == "stop" and armed.exists():
+                time.sleep(0.01)
+
+    return handle
+
+
+def _write_hit(folder: Path, arm: str, point: str, where: Mapping[str, object]) -> None:
+    hit = {"arm": arm, "point": point, "where": dict(where), "pid": os.getpid()}
+    path = folder / "hits" / f"{arm}-{uuid.uuid4().hex}.json"
+    hidden = path.with_suffix(".tmp")
+    hidden.write_text(json.dumps(hit))
+    hidden.rename(path)
+
+
+handler: Handler | None = (
+    _from_folder(Path(os.environ[ENVIRONMENT_VARIABLE]))
+    if ENVIRONMENT_VARIABLE in os.environ
+    else None
+)
+"""What `reach` calls; a simulation in one process sets its own."""
+
+
+def reach(point: str, **where: object) -> None:
+    """Say that the protocol has reached `point`; `where` tells the batch and the sink."""
+    if handler is not None:
+        handler(point, where)

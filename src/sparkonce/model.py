@@ -1,0 +1,155 @@
+"""The values that cross processes and survive crashes.
+
+    BranchId ──► Committable ──► (in a decision of the transaction log) ──► visible data
+
+Everything here is frozen and has a versioned JSON encoding. Nothing here does I/O.
+
+Names in external systems are built from a `BranchId` and from nothing else, each part with a
+terminator, so that the prefix of one owner, token or sink is never the prefix of another one
+(invariants I6 and I8 rest on that).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self, TypeAlias
+
+JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
+"""What JSON can hold."""
+
+ATTEMPT_BOUND = 1 << 16
+"""Task attempt ids are taken modulo this, so that the names of one incarnation are bounded."""
+
+DRIVER_ATTEMPT = ATTEMPT_BOUND
+"""The attempt number of a branch that the driver makes itself (`prepareBatch`)."""
+
+_NAME = re.compile(
+    r"sparkonce\.(?P<log_id>[0-9a-f]{16})\.(?P<query_id>[0-9a-f-]{1,40})"
+    r"\.t(?P<token>\d+)\.(?P<sink>[A-Za-z0-9_-]{1,32})\.p(?P<write_pass>\d+)\.a(?P<attempt>\d+)\."
+)
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+def is_label(text: str) -> bool:
+    """Whether `text` may name a pipeline or a sink: 1 to 32 of A-Z a-z 0-9 _ and -."""
+    return _LABEL.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One query under one transaction log: whose names stand in the external systems."""
+
+    log_id: str
+    query_id: str
+
+    @property
+    def prefix(self) -> str:
+        """What every branch name of this owner, and of no other, starts with."""
+        return f"sparkonce.{self.log_id}.{self.query_id}."
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits that stand for the owner where names must be short (S3, Postgres)."""
+        return hashlib.sha256(self.prefix.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionId:
+    """One micro-batch of one query, over all of its sinks."""
+
+    pipeline: str
+    query_id: str
+    batch_id: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of pipeline {self.pipeline!r} (query {self.query_id})"
+
+
+@dataclass(frozen=True, slots=True)
+class BranchId:
+    """The share of one sink and one Spark task attempt in a transaction.
+
+    Attributes:
+        owner: log and query.
+        batch_id: the micro-batch; None only in a branch that was found in an external system
+            whose names do not carry it (Kafka).
+        token: fencing token of the incarnation that made the branch.
+        sink: name of the sink.
+        write_pass: 0 for the batch's own write, higher for each rewrite of lost branches.
+        attempt: Spark's task attempt id modulo `ATTEMPT_BOUND`, or `DRIVER_ATTEMPT`.
+    """
+
+    owner: Owner
+    batch_id: int | None
+    token: int
+    sink: str
+    write_pass: int
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        """The branch's name, bounded within an incarnation: it does not carry the batch."""
+        return f"{self.owner.prefix}t{self.token}.{self.sink}.p{self.write_pass}.a{self.attempt}."
+
+    def __str__(self) -> str:
+        """The full branch id: `name` and the batch. Unique for ever."""
+        return f"{self.name}b{self.batch_id}."
+
+    @classmethod
+    def from_name(cls, name: str, batch_id: int | None = None) -> BranchId | None:
+        """Read `name` back; None when it is not a name of ours."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        return cls(
+            Owner(match["log_id"], match["query_id"]),
+            batch_id,
+            int(match["token"]),
+            match["sink"],
+            int(match["write_pass"]),
+            int(match["attempt"]),
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**{**value, "owner": Owner(**value["owner"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Committable:
+    """All that any process needs to commit, or to abort, one prepared branch.
+
+    Attributes:
+        branch_id: the branch.
+        payload: what the sink put in; JSON values only, and never a secret: it is stored in the
+            transaction log and shown to operators.
+        version: of the payload, chosen by the sink, so that a newer library reads older ones.
+        safe_until: Unix time in seconds up to which the external system keeps the prepared
+            branch by its own promise; None when it keeps it until told otherwise. A decision is
+            refused after it. It holds the sink's own safety margin.
+    """
+
+    branch_id: BranchId
+    payload: Mapping[str, JsonValue] = field(default_factory=dict)
+    version: int = 1
+    safe_until: float | None = None
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "branch_id": self.branch_id.to_json(),
+            "payload": dict(self.payload),
+            "version": self.version,
+            "safe_until": self.safe_until,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}
+        values = {key: item for key, item in value.items() if key in known}
+        return cls(**{**values, "branch_id": BranchId.from_json(value["branch_id"])})
