@@ -1,0 +1,25 @@
+"""Exactly-once, all-or-nothing writes from Spark Structured Streaming.
+
+ExactlyOnce(name, sinks=[…], log=…)   goes into df.writeStream.foreachBatch(…)
+sparkonce.sinks                       the sinks, and the base class for your own
+sparkonce.txn_log                     the transaction log
+sparkonce.errors                      every error, by what to do next
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparkonce.spark_hooks import ExactlyOnce
+
+__all__ = ["ExactlyOnce"]
+
+
+def __getattr__(name: str) -> object:
+    # Resolved at first use: importing a sink on an executor must not import the driver's side.
+    if name == "ExactlyOnce":
+        from sparkonce.spark_hooks import ExactlyOnce  # noqa: PLC0415 - lazy on purpose
+
+        return ExactlyOnce
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

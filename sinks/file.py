@@ -1,0 +1,149 @@
+"""A folder of files, each of which appears whole or not at all.
+
+    FOLDER/_sparkonce/NAME.parquet   written and fsynced by preCommit
+        │  rename
+        ▼
+    FOLDER/NAME.parquet              the branch, visible
+
+NAME is the full branch id, so it is unique for ever: the target's existence is the proof that the
+branch was committed. The folder must be on one file system that driver and executors share, with
+an atomic rename (a local disk, NFS).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+
+_HIDDEN = "_sparkonce"
+_SUFFIX = ".parquet"
+
+
+@dataclass(slots=True)
+class FileHandle:
+    """One open hidden file; its writer is made with the schema of the first rows."""
+
+    branch_id: BranchId
+    path: Path
+    file: IO[bytes]
+    writer: pq.ParquetWriter | None = None
+
+
+class FileSink(TwoPhaseCommitSink[FileHandle]):
+    """Writes Parquet files into a folder, one for each Spark task of a batch.
+
+    Args:
+        folder: an existing folder, at the same path on the driver and on every executor.
+        name: see `TwoPhaseCommitSink`.
+        transform: see `TwoPhaseCommitSink`.
+    """
+
+    kind: ClassVar[str] = "file"
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        super().__init__(name=name, transform=transform)
+        self._folder = Path(folder).expanduser().absolute()
+        self._hidden = self._folder / _HIDDEN
+
+    @property
+    def target(self) -> str:
+        return f"folder {self._folder}"
+
+    def validate(self, schema: pa.Schema) -> None:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
+        except pa.ArrowException as error:
+            raise ConfigurationError(
+                f"FileSink: Parquet cannot hold these columns ({error}): change them with transform="
+            ) from error
+        if not self._folder.is_dir():
+            raise ConfigurationError(f"FileSink: the folder {self._folder} does not exist: make it")
+        try:
+            self._hidden.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"FileSink: cannot write into {self._folder} ({error}): check its permissions"
+            ) from error
+
+    def beginTransaction(self, branch_id: BranchId) -> FileHandle:
+        path = self._hidden_path(branch_id)
+        return FileHandle(branch_id, path, path.open("xb"))
+
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        if handle.writer is None:
+            handle.writer = pq.ParquetWriter(handle.file, batch.schema)
+        handle.writer.write_batch(batch)
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        if handle.writer is not None:
+            handle.writer.close()
+        handle.file.flush()
+        os.fsync(handle.file.fileno())
+        handle.file.close()
+        _fsync_folder(self._hidden)
+        return Committable(handle.branch_id)
+
+    def discard(self, handle: FileHandle) -> None:
+        handle.file.close()
+        handle.path.unlink(missing_ok=True)
+
+    def commit(self, committable: Committable) -> None:
+        branch_id = committable.branch_id
+        hidden, visible = self._hidden_path(branch_id), self._visible_path(branch_id)
+        try:
+            hidden.rename(visible)
+        except FileNotFoundError:
+            # Committed before, or lost: the hidden file is gone for good, so the target tells.
+            if not self._folder.is_dir():
+                raise CommitUnresolvedError(
+                    f"the folder {self._folder} is not there: mount it again", branch_id
+                ) from None
+            if not visible.exists():
+                raise PreparedBranchLostError(
+                    f"FileSink: {hidden} was prepared for batch {branch_id.batch_id} and is gone, "
+                    f"and {visible} was never written: somebody deleted it. Restore it from a copy",
+                    branch_id,
+                ) from None
+        _fsync_folder(self._folder)
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        self._hidden_path(branch_id).unlink(missing_ok=True)
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        for path in self._hidden.glob(f"{owner.prefix}*{_SUFFIX}"):
+            name, _, batch = path.name.removesuffix(_SUFFIX).removesuffix(".").rpartition("b")
+            branch_id = BranchId.from_name(name, int(batch)) if batch.isdigit() else None
+            if branch_id is not None:
+                yield Committable(branch_id)
+
+    def _hidden_path(self, branch_id: BranchId) -> Path:
+        return self._hidden / f"{branch_id}{_SUFFIX}"
+
+    def _visible_path(self, branch_id: BranchId) -> Path:
+        return self._folder / f"{branch_id}{_SUFFIX}"
+
+
+def _fsync_folder(folder: Path) -> None:
+    """Make renames in `folder` lasting."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""The running query and its checkpoint, read through Spark's own JVM.
+
+    CHECKPOINT/metadata        the query id
+              /offsets/N       written before batch N runs; N is replayed while commits/N is absent
+              /commits/N       written after foreachBatch has returned
+              /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
+
+All files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BINDING = "sparkonce.json"
+
+
+class RunningQuery:
+    """The streaming query that is calling foreachBatch in this thread.
+
+    Args:
+        batch_df: the DataFrame that foreachBatch was given.
+
+    Attributes:
+        query_id: lasting id of the checkpoint.
+        run_id: id of this run of the query.
+        checkpoint: location of the checkpoint.
+
+    Raises:
+        ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
+    """
+
+    def __init__(self, batch_df: DataFrame) -> None:
+        session = batch_df.sparkSession
+        jsession = getattr(session, "_jsparkSession", None)
+        if jsession is None:
+            raise ConfigurationError(
+                "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
+                "not allow: run the query in a classic Spark session"
+            )
+        context = session.sparkContext
+        self.query_id = str(context.getLocalProperty("sql.streaming.queryId") or "")
+        self.run_id = str(context.getLocalProperty("spark.jobGroup.id") or "")
+        if not self.query_id:
+            raise ConfigurationError(
+                "ExactlyOnce is called by a running query: pass it to "
+                "df.writeStream.foreachBatch(…) and set a checkpointLocation"
+            )
+        jvm: Any = context._jvm  # noqa: SLF001 - py4j is the only way to a query's checkpoint
+        query = (
+            jsession.sharedState()
+            .activeStreamingQueries()
+            .get(jvm.java.util.UUID.fromString(self.query_id))
+        )
+        if query is None:
+            raise ConfigurationError(f"the query {self.query_id} is not active any more")
+        self.checkpoint = str(query.resolvedCheckpointRoot())
+        self._jvm = jvm
+        self._root = jvm.org.apache.hadoop.fs.Path(self.checkpoint)
+        self._fs = self._root.getFileSystem(jsession.sessionState().newHadoopConf())
+
+    def offsets(self, batch_id: int) -> tuple[str, ...] | None:
+        """The source offsets that the checkpoint shows for a batch, one per source, as JSON.
+
+        None when Spark has purged them. The file's first line is its format, the second the
+        batch's watermark and settings; both may change in a replay.
+        """
+        text = self._read(f"offsets/{batch_id}")
+        return None if text is None else tuple(text.splitlines()[2:])
+
+    def binding(self) -> tuple[str | None, str | None]:
+        """The ids of the log and the pipeline that the checkpoint belongs to, where it has any."""
+        text = self._read(_BINDING)
+        if text is None:
+            return None, None
+        try:
+            value = json.loads(text)
+            return str(value["log_id"]), str(value["pipeline"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{self.checkpoint}/{_BINDING} is damaged: restore it from a copy of the "
+                "checkpoint, or delete it if you are sure which transaction log belongs to it"
+            ) from error
+
+    def bind(self, log_id: str, pipeline: str) -> None:
+        """Write into the checkpoint which log and pipeline it belongs to, whole or not at all."""
+        if self.binding() != (log_id, pipeline):
+            text = json.dumps({"log_id": log_id, "pipeline": pipeline})
+            path = self._path(_BINDING)
+            hidden = self._path(f".{_BINDING}.{uuid.uuid4().hex}.tmp")
+            stream = self._fs.create(hidden, False)
+            stream.write(text.encode())
+            stream.hsync()
+            stream.close()
+            self._fs.delete(path, False)
+            self._fs.rename(hidden, path)
+        if self.binding() != (log_id, pipeline):
+            raise ConfigurationError(
+                f"another driver has just bound the checkpoint {self.checkpoint} to another "
+                "transaction log: start one query per checkpoint"
+            )
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+
+    def _read(self, name: str) -> str | None:
+        path = self._path(name)
+        if not self._fs.exists(path):
+            return None
+        stream = self._fs.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()

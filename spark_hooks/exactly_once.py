@@ -1,0 +1,245 @@
+"""`ExactlyOnce`: what a user hands to foreachBatch.
+
+    foreachBatch(df, N) ─► RunningQuery ─► [new run: validate, begin, bind, recover] ─► run N
+
+A query id and run id that it has not seen make a new incarnation, with a token of its own: a
+restart, a second ``start()`` in the same process, and Spark's retry after an exception alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
+from sparkonce.model import is_label
+from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.spark_hooks.partition_writer import (
+    SUMMARY_SCHEMA,
+    PartitionSummary,
+    PartitionWriter,
+)
+from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.record import Incarnation, Share
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger("sparkonce")
+
+
+class ExactlyOnce:
+    """Writes every micro-batch into all sinks once, or into none.
+
+    Pass it to ``foreachBatch``; one object serves one query at a time.
+
+    Args:
+        name: the pipeline's lasting name: 1 to 32 of A-Z a-z 0-9 _ and -. It is bound to the
+            query's checkpoint at the first batch.
+        sinks: where the rows go; their names differ.
+        log: address of the transaction log (see `sparkonce.txn_log.open_log`), or an open log.
+        replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
+            go on under it, once.
+        adopt: take over a checkpoint that ran without this transaction log until now.
+        commit_timeout_s: how long the commits of a decided batch are repeated before the query
+            fails, in seconds. The next start carries on, so nothing is lost.
+        retain: batches of history that the log keeps.
+
+    Raises:
+        ConfigurationError: a setting cannot work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        sinks: Sequence[AnySink],
+        log: str | TransactionLog,
+        replaces: str | None = None,
+        adopt: bool = False,
+        commit_timeout_s: float = 600.0,
+        retain: int = 10_000,
+    ) -> None:
+        if not is_label(name):
+            raise ConfigurationError(
+                f"{name!r}: a pipeline's name has 1 to 32 of the characters A-Z a-z 0-9 _ and -"
+            )
+        _check_sinks(sinks)
+        if retain < 1 or commit_timeout_s <= 0:
+            raise ConfigurationError(
+                f"retain={retain} and commit_timeout_s={commit_timeout_s} must be positive"
+            )
+        self.name = name
+        self.sinks = tuple(sinks)
+        self.log = open_log(log)
+        self._replaces = replaces
+        self._adopt = adopt
+        self._commit_timeout_s = commit_timeout_s
+        self._retain = retain
+        self._lock = threading.Lock()
+        self._run_key: tuple[str, str] | None = None
+        self._coordinator: Coordinator | None = None
+
+    def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Deliver one micro-batch; when it returns, the batch is visible in every sink.
+
+        Raises:
+            SparkOnceError: see `sparkonce.errors` for what to do next. The query fails with it,
+                and Spark replays the batch at the next start.
+        """
+        with self._lock:
+            query = RunningQuery(batch_df)
+            batch = _SparkBatch(batch_df, batch_id, self.sinks, query)
+            run_key = (query.query_id, query.run_id)
+            try:
+                if self._coordinator is None or self._run_key != run_key:
+                    self._coordinator = self._begin(query, batch)
+                    self._run_key = run_key
+                self._coordinator.run(batch)
+            except BaseException:
+                # Whatever comes next is a new incarnation: it recovers first.
+                self._coordinator = None
+                raise
+
+    def __repr__(self) -> str:
+        return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {self.log.address}>"
+
+    def _begin(self, query: RunningQuery, batch: _SparkBatch) -> Coordinator:
+        batch.validate()
+        log_id, pipeline = query.binding()
+        shown = {b: query.offsets(b) for b in (batch.batch_id - 1, batch.batch_id) if b >= 0}
+        claim = Claim(
+            pipeline=self.name,
+            query_id=query.query_id,
+            run_id=query.run_id,
+            driver=f"{socket.gethostname()}:{os.getpid()}",
+            sinks={sink.name: sink.target for sink in self.sinks},
+            batch_id=batch.batch_id,
+            offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
+            checkpoint=query.checkpoint,
+            checkpoint_log_id=log_id,
+            checkpoint_pipeline=pipeline,
+            replaces=self._replaces,
+            adopt=self._adopt,
+        )
+        coordinator = Coordinator(
+            self.sinks,
+            self.log,
+            claim,
+            commit_timeout_s=self._commit_timeout_s,
+            retain=self._retain,
+        )
+        query.bind(self.log.log_id, self.name)
+        logger.info(
+            "pipeline %r, query %s, token %d: %s; log %s",
+            self.name,
+            query.query_id,
+            coordinator.incarnation.token,
+            ", ".join(map(repr, self.sinks)),
+            self.log.address,
+        )
+        coordinator.recover()
+        return coordinator
+
+
+class _SparkBatch:
+    """A micro-batch as the coordinator sees it; see `sparkonce.spark_hooks.coordinator.Batch`."""
+
+    def __init__(
+        self, df: DataFrame, batch_id: int, sinks: Sequence[AnySink], query: RunningQuery
+    ) -> None:
+        self.batch_id = batch_id
+        self.checkpoint = query.checkpoint
+        offsets = query.offsets(batch_id)
+        if offsets is None:
+            raise ConfigurationError(
+                f"the checkpoint {query.checkpoint} has no offsets for batch {batch_id}: "
+                "was it deleted under the running query?"
+            )
+        self.offsets = offsets
+        self._df = df
+        self._sinks = sinks
+
+    def validate(self) -> None:
+        """Let every sink check its settings, its server and its schema, before any data moves."""
+        schemas = [to_arrow_schema(_rows_for(sink, self._df).schema) for sink in self._sinks]
+
+        def check(sink: AnySink, schema: pa.Schema) -> None:
+            try:
+                sink.validate(schema)
+            except SparkOnceError:
+                raise
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{sink!r} cannot be used: {type(error).__name__}: {error}"
+                ) from error
+
+        with ThreadPoolExecutor(len(self._sinks)) as pool:
+            list(pool.map(check, self._sinks, schemas))
+
+    def write(self, incarnation: Incarnation) -> Mapping[str, Share]:
+        plain = [sink for sink in self._sinks if sink.transform is None]
+        if len(plain) == len(self._sinks):
+            return self._write_pass(self._df, plain, incarnation)
+        # Several passes must see the same rows, and a transform that Spark can prune must not
+        # starve a stateful query: a snapshot, not `persist`, which a lost executor recomputes.
+        snapshot = self._df.localCheckpoint(eager=True)
+        shares = self._write_pass(snapshot, plain, incarnation) if plain else {}
+        for sink in self._sinks:
+            if sink.transform is not None:
+                shares |= self._write_pass(_rows_for(sink, snapshot), [sink], incarnation)
+        return shares
+
+    def drain(self) -> None:
+        self._df.write.format("noop").mode("append").save()
+
+    def _write_pass(
+        self, df: DataFrame, sinks: Sequence[AnySink], incarnation: Incarnation
+    ) -> dict[str, Share]:
+        writer = PartitionWriter(sinks, incarnation, self.batch_id)
+        returned = df.mapInArrow(writer, SUMMARY_SCHEMA).collect()
+        summaries = [PartitionSummary.decode(row[0]) for row in returned]
+        partitions = {summary.partition for summary in summaries}
+        if len(partitions) != len(summaries):
+            raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
+        rows = sum(summary.rows for summary in summaries)
+        size = sum(summary.bytes for summary in summaries)
+        committables = [c for summary in summaries for c in summary.committables]
+        return {
+            sink.name: Share(
+                sink.target,
+                rows,
+                size,
+                tuple(c for c in committables if c.branch_id.sink == sink.name),
+            )
+            for sink in sinks
+        }
+
+
+def _rows_for(sink: AnySink, df: DataFrame) -> DataFrame:
+    return df if sink.transform is None else sink.transform(df)
+
+
+def _check_sinks(sinks: Sequence[AnySink]) -> None:
+    if not sinks:
+        raise ConfigurationError("sinks= is empty: give at least one sink")
+    for sink in sinks:
+        if not isinstance(sink, TwoPhaseCommitSink):
+            raise ConfigurationError(f"sinks= holds {sink!r}, which is no TwoPhaseCommitSink")
+    names = [sink.name for sink in sinks]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(
+                f"two sinks are named {name!r}: give each a lasting name of its own with name="
+            )

@@ -1,0 +1,188 @@
+"""The identity guard: is this start allowed to write under this pipeline's name?
+
+A log and a checkpoint are tied both ways: the log binds the pipeline's name to the checkpoint's
+query id, and the checkpoint holds the log's id. Every record keeps the source offsets of its
+batch. So a start is refused when going on would deliver rows again or skip some, before it has
+taken a token: a refused start must not fence the healthy driver.
+
+`admit` is a pure function. A log calls it inside the conditional write that takes the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.txn_log.record import Head, TransactionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a starting driver says of itself and of Spark's checkpoint.
+
+    Attributes:
+        pipeline: the pipeline's name.
+        query_id: of the checkpoint.
+        run_id: of this run of the query.
+        driver: host and process, for messages.
+        sinks: targets by sink name.
+        batch_id: the batch that Spark is about to run.
+        offsets: what the checkpoint shows for `batch_id` and, where it is still there, for the
+            batch before.
+        checkpoint: the checkpoint's location, for messages.
+        checkpoint_log_id: the log id found in the checkpoint, if any.
+        checkpoint_pipeline: the pipeline name found in the checkpoint, if any.
+        replaces: the query id that this one takes over from.
+        adopt: take over a checkpoint that ran without this log.
+    """
+
+    pipeline: str
+    query_id: str
+    run_id: str
+    driver: str
+    sinks: Mapping[str, str]
+    batch_id: int
+    offsets: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    checkpoint: str = ""
+    checkpoint_log_id: str | None = None
+    checkpoint_pipeline: str | None = None
+    replaces: str | None = None
+    adopt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the log knows when a driver claims the pipeline.
+
+    Attributes:
+        log_id: the log's random id.
+        log: the log's resolved address, for messages.
+        head: of the pipeline; None when the name is new.
+        newest: the record of the claimed query's highest batch; None when there is none.
+        records: those of the claimed batch and of the batch before, by batch id, where known.
+        unfinished: decided transactions of the pipeline with uncommitted branches.
+    """
+
+    log_id: str
+    log: str
+    head: Head | None
+    newest: TransactionRecord | None
+    records: Mapping[int, TransactionRecord]
+    unfinished: Sequence[TransactionRecord]
+
+
+def admit(claim: Claim, known: Known, now: float) -> Head:
+    """Return the pipeline's next head, with a new token.
+
+    Raises:
+        ConfigurationError: this start would lose or repeat rows; it names the way out.
+    """
+    _check_checkpoint_knows_this_log(claim, known)
+    _check_sinks_can_finish(claim, known)
+    head = known.head
+    if head is None or head.query_id != claim.query_id:
+        _check_new_query(claim, known)
+    else:
+        _check_batch_continues(claim, known, head)
+    first_batch = claim.batch_id if head is None or claim.adopt else head.first_batch
+    retired = () if head is None else head.retired
+    if head is not None and head.query_id != claim.query_id:
+        first_batch = claim.batch_id
+        retired = (*retired, head.query_id)
+    fresh = Head(
+        claim.pipeline, claim.query_id, 0, claim.run_id, claim.driver, now, first_batch=first_batch
+    )
+    return replace(
+        fresh,
+        token=1 if head is None else head.token + 1,
+        sinks={**({} if head is None else head.sinks), **claim.sinks},
+        retired=retired,
+    )
+
+
+def check_offsets(record: TransactionRecord, shown: Sequence[str], checkpoint: str) -> None:
+    """Refuse a batch whose number is known with other source offsets.
+
+    Raises:
+        ConfigurationError: the checkpoint was rolled back or copied.
+    """
+    if tuple(shown) == record.offsets:
+        return
+    raise ConfigurationError(
+        f"{record.id} was decided with source offsets {list(record.offsets)}, but the checkpoint "
+        f"{checkpoint} now shows {list(shown)} for it: the checkpoint was rolled back, or copied "
+        "from another run. Rows would be lost or written twice. Start with the checkpoint that "
+        f"wrote batch {record.id.batch_id}; or give the pipeline a new name."
+    )
+
+
+def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:
+    if claim.adopt:
+        return
+    if claim.checkpoint_log_id not in {None, known.log_id}:
+        raise ConfigurationError(
+            f"the checkpoint {claim.checkpoint} belongs to the transaction log with id "
+            f"{claim.checkpoint_log_id}, but log= is {known.log} with id {known.log_id}. Without "
+            "its own log, batches that are already delivered would be written again: point log= "
+            "to the first one (a relative path depends on the working directory), or pass "
+            "adopt=True when it is lost and you know that its last batch is complete."
+        )
+    if claim.checkpoint_pipeline not in {None, claim.pipeline}:
+        raise ConfigurationError(
+            f"the checkpoint {claim.checkpoint} belongs to the pipeline "
+            f"{claim.checkpoint_pipeline!r}, not to {claim.pipeline!r}: keep the old name, or use "
+            "a fresh checkpoint for the new one."
+        )
+
+
+def _check_sinks_can_finish(claim: Claim, known: Known) -> None:
+    for record in known.unfinished:
+        for name, share in record.shares.items():
+            if share.committables and claim.sinks.get(name) != share.target:
+                now = claim.sinks.get(name, "not among the pipeline's sinks")
+                raise ConfigurationError(
+                    f"{record.id} is decided and not finished, and the sink {name!r} holds "
+                    f"prepared branches of it in {share.target}; now it is {now}. Start once with "
+                    "the old sinks, let it finish, then change them."
+                )
+
+
+def _check_new_query(claim: Claim, known: Known) -> None:
+    head = known.head
+    if head is not None and claim.replaces != head.query_id:
+        raise ConfigurationError(
+            f"the pipeline {claim.pipeline!r} is bound to the checkpoint of query {head.query_id}, "
+            f"but {claim.checkpoint} is of query {claim.query_id}. A fresh checkpoint reads its "
+            "sources from the start, so rows that are already delivered would be written again. "
+            f'Use the old checkpoint, or another pipeline name; pass replaces="{head.query_id}" '
+            "if the new query shall go on under this name."
+        )
+    if claim.batch_id > 0 and not claim.adopt:
+        raise ConfigurationError(
+            f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, and the transaction "
+            f"log {known.log} has no record of its batches. If it ran without sparkonce until "
+            "now, pass adopt=True; if not, point log= to the log that it was started with."
+        )
+
+
+def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
+    newest = known.newest
+    expected = head.first_batch if newest is None else newest.id.batch_id + 1
+    if claim.batch_id > expected and not claim.adopt:
+        raise ConfigurationError(
+            f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the next batch "
+            f"of the transaction log {known.log} is {expected}: the ones between ran without it. "
+            "Point log= to the log that was in use, or pass adopt=True if they were delivered "
+            "in some other way."
+        )
+    if claim.batch_id < expected and claim.batch_id not in known.records:
+        raise ConfigurationError(
+            f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the transaction "
+            f"log {known.log} has delivered up to batch {expected - 1} and no longer remembers "
+            f"batch {claim.batch_id}: the checkpoint was rolled back too far. Start with the "
+            "newest checkpoint, or give the pipeline a new name."
+        )
+    for batch_id, record in known.records.items():
+        if batch_id in claim.offsets:
+            check_offsets(record, claim.offsets[batch_id], claim.checkpoint)

@@ -1,0 +1,201 @@
+"""What the transaction log stores, and its encoding.
+
+    {"v": 1, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
+
+A record is versioned JSON with a checksum over its body. A record that is not what was written
+raises `LogCorruptError`; nothing is ever guessed from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from sparkonce.errors import LogCorruptError
+from sparkonce.model import Committable, Owner, TransactionId
+
+FORMAT_VERSION = 1
+
+
+class State(StrEnum):
+    """How far a transaction has come; a batch moves down and never back."""
+
+    DECIDED = "decided"
+    """Every branch is prepared and will be committed, whatever happens."""
+    COMPLETE = "complete"
+    """Every branch is known to be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one sink has in a transaction.
+
+    Attributes:
+        target: where the rows go, as the sink describes it.
+        rows: number of rows written.
+        bytes: size of those rows as Arrow memory, in bytes.
+        committables: the prepared branches.
+    """
+
+    target: str
+    rows: int
+    bytes: int
+    committables: tuple[Committable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    """The decision on one micro-batch, and its progress.
+
+    Attributes:
+        id: which batch.
+        token: of the incarnation that decided.
+        state: see `State`.
+        offsets: source offsets of the batch, as Spark's checkpoint shows them, one per source.
+        shares: by sink name.
+        decided_at: Unix time in seconds.
+        completed_at: Unix time in seconds; None while branches may be uncommitted.
+    """
+
+    id: TransactionId
+    token: int
+    state: State
+    offsets: tuple[str, ...]
+    shares: Mapping[str, Share]
+    decided_at: float
+    completed_at: float | None = None
+
+    def committables(self) -> Iterator[Committable]:
+        """Every branch of every sink."""
+        for share in self.shares.values():
+            yield from share.committables
+
+    def completed(self, at: float) -> TransactionRecord:
+        return replace(self, state=State.COMPLETE, completed_at=at)
+
+    def encode(self) -> str:
+        body = {
+            "id": asdict(self.id),
+            "token": self.token,
+            "state": self.state.value,
+            "offsets": list(self.offsets),
+            "shares": {
+                name: {
+                    "target": share.target,
+                    "rows": share.rows,
+                    "bytes": share.bytes,
+                    "committables": [c.to_json() for c in share.committables],
+                }
+                for name, share in self.shares.items()
+            },
+            "decided_at": self.decided_at,
+            "completed_at": self.completed_at,
+        }
+        return seal(body)
+
+    @classmethod
+    def decode(cls, text: str, where: str) -> Self:
+        body = unseal(text, where)
+        return cls(
+            id=TransactionId(**body["id"]),
+            token=body["token"],
+            state=State(body["state"]),
+            offsets=tuple(body["offsets"]),
+            shares={
+                name: Share(
+                    share["target"],
+                    share["rows"],
+                    share["bytes"],
+                    tuple(Committable.from_json(c) for c in share["committables"]),
+                )
+                for name, share in body["shares"].items()
+            },
+            decided_at=body["decided_at"],
+            completed_at=body["completed_at"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the log knows of a pipeline as a whole; its only record that is overwritten.
+
+    Attributes:
+        pipeline: the pipeline's lasting name.
+        query_id: the Spark checkpoint that the name is bound to.
+        token: the highest fencing token; every write is conditional on it.
+        run_id: Spark's id of the run that holds the token.
+        driver: host and process of that run, for messages.
+        started_at: Unix time in seconds when the token was taken.
+        first_batch: the first batch that this log answers for; 0 unless a checkpoint was adopted.
+        sinks: targets of all sinks that the pipeline ever had, by name.
+        retired: query ids that the pipeline had before (``replaces=``).
+    """
+
+    pipeline: str
+    query_id: str
+    token: int
+    run_id: str
+    driver: str
+    started_at: float
+    first_batch: int = 0
+    sinks: Mapping[str, str] = field(default_factory=dict)
+    retired: tuple[str, ...] = ()
+
+    def encode(self) -> str:
+        return seal(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str, where: str) -> Self:
+        body = unseal(text, where)
+        return cls(**{**body, "retired": tuple(body["retired"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One Spark run of the query, with the token that lets it write."""
+
+    pipeline: str
+    owner: Owner
+    token: int
+    retired: tuple[Owner, ...] = ()
+
+    def transaction_id(self, batch_id: int) -> TransactionId:
+        return TransactionId(self.pipeline, self.owner.query_id, batch_id)
+
+
+def seal(body: Mapping[str, Any]) -> str:
+    """Encode `body` with its version and checksum."""
+    return json.dumps({"v": FORMAT_VERSION, "body": body, "sha256": _checksum(body)})
+
+
+def unseal(text: str, where: str) -> dict[str, Any]:
+    """Decode what `seal` wrote.
+
+    Raises:
+        LogCorruptError: the text is torn or was changed, or is of a newer format.
+    """
+    try:
+        outer = json.loads(text)
+        version, body, checksum = outer["v"], outer["body"], outer["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LogCorruptError(
+            f"{where} is not a whole record; restore the transaction log from a copy"
+        ) from error
+    if version != FORMAT_VERSION:
+        raise LogCorruptError(
+            f"{where} has format {version}, this sparkonce reads {FORMAT_VERSION}: use a newer one"
+        )
+    if checksum != _checksum(body):
+        raise LogCorruptError(
+            f"{where} was changed after it was written; restore the transaction log from a copy"
+        )
+    return dict(body)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
