@@ -1,0 +1,166 @@
+"""Real servers and one Spark session for all tests; each starts when the first test asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import boto3
+import psycopg
+import pytest
+from botocore.config import Config
+from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg import sql
+
+from sparkonce.testing.services import (
+    KINDS,
+    KafkaServer,
+    PostgresServer,
+    S3Server,
+    ServiceKind,
+    Services,
+    spark_kafka_jars,
+    start_services,
+    unavailable,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from pyspark.sql import SparkSession
+
+S3_KINDS: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
+
+
+@pytest.fixture(scope="session")
+def start_kind() -> Iterator[Callable[[ServiceKind], Services]]:
+    """Start a server at the first call; skip the test where it cannot run, with the reason."""
+    running: dict[ServiceKind, Services] = {}
+    reasons = unavailable()
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: ServiceKind) -> Services:
+            if kind in reasons:
+                pytest.skip(f"{kind}: {reasons[kind]}")
+            if kind not in running:
+                running[kind] = stack.enter_context(start_services([kind]))
+            return running[kind]
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def services(start_kind: Callable[[ServiceKind], Services]) -> Services:
+    """Every kind that can run here."""
+    available = [kind for kind in KINDS if kind not in unavailable()]
+    return Services({kind: start_kind(kind)[kind] for kind in available})
+
+
+@pytest.fixture(scope="session")
+def kafka(start_kind: Callable[[ServiceKind], Services]) -> KafkaServer:
+    return start_kind("kafka").kafka
+
+
+@pytest.fixture(scope="session")
+def postgres(start_kind: Callable[[ServiceKind], Services]) -> PostgresServer:
+    return start_kind("postgres").postgres
+
+
+@pytest.fixture(scope="session", params=S3_KINDS)
+def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Services]) -> S3Server:
+    """Each S3 server in turn."""
+    return start_kind(request.param).s3[request.param]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one session of the test run, with Spark's Kafka connector."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # only tests that ask for it need Java
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("sparkonce-tests")
+        .config("spark.jars", ",".join(map(str, spark_kafka_jars())))
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def fresh_name() -> Callable[[], str]:
+    """A function that gives a name no other test has; fit for topics, tables and buckets."""
+    return lambda: f"t{uuid.uuid4().hex[:16]}"
+
+
+@pytest.fixture
+def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[..., str]:
+    """`fresh_topic(partitions=1)` makes a topic and gives its name."""
+
+    def make(partitions: int = 1) -> str:
+        name = fresh_name()
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1)
+        admin.create_topics([topic])[name].result(timeout=30)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def fresh_schema(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[str]:
+    """A schema of the test's own, dropped at its end."""
+    name = fresh_name()
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+    yield name
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def fresh_table(
+    postgres: PostgresServer, fresh_schema: str, fresh_name: Callable[[], str]
+) -> Callable[[str], str]:
+    """`fresh_table("id int PRIMARY KEY, …")` makes a table; its name is `schema.table`."""
+
+    def make(columns: str) -> str:
+        name = f"{fresh_schema}.{fresh_name()}"
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+            connection.execute(f"CREATE TABLE {name} ({columns})".encode())
+        return name
+
+    return make
+
+
+@pytest.fixture
+def s3_client(s3: S3Server) -> Iterator[S3Client]:
+    """A boto3 client of the S3 server in turn."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3.endpoint_url,
+        aws_access_key_id=s3.access_key,
+        aws_secret_access_key=s3.secret_key,
+        region_name=s3.region,
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def fresh_bucket(s3_client: S3Client, fresh_name: Callable[[], str]) -> str:
+    """An empty bucket of the test's own."""
+    name = fresh_name()
+    s3_client.create_bucket(Bucket=name)
+    return name

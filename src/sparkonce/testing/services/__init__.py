@@ -1,0 +1,49 @@
+"""Real servers for tests, the demo and `make services`: Kafka, Postgres and two S3 servers.
+
+with start_services(["kafka", "postgres", "s3mock"]) as services:
+    services.kafka.bootstrap_servers      # 127.0.0.1:21345
+    services.postgres.dsn                 # postgresql://postgres@127.0.0.1:18433/postgres
+    services.s3["s3mock"].endpoint_url    # http://127.0.0.1:29876
+    services.kafka.kill()                 # SIGKILL; the data stays
+    services.kafka.start()                # again, on the same port
+
+They run as containers where a Docker engine answers, else as local processes.
+"""
+
+from sparkonce.testing.services.errors import ServiceError
+from sparkonce.testing.services.server import (
+    KafkaServer,
+    KafkaSettings,
+    PostgresServer,
+    PostgresSettings,
+    S3Server,
+    S3Settings,
+    Server,
+)
+from sparkonce.testing.services.services import (
+    KINDS,
+    ServiceKind,
+    Services,
+    s3a_jars,
+    spark_kafka_jars,
+    start_services,
+    unavailable,
+)
+
+__all__ = [
+    "KINDS",
+    "KafkaServer",
+    "KafkaSettings",
+    "PostgresServer",
+    "PostgresSettings",
+    "S3Server",
+    "S3Settings",
+    "Server",
+    "ServiceError",
+    "ServiceKind",
+    "Services",
+    "s3a_jars",
+    "spark_kafka_jars",
+    "start_services",
+    "unavailable",
+]

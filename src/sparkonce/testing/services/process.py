@@ -1,0 +1,177 @@
+"""Processes that end with this one, and the ports they listen on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkonce.testing.services import watchdog
+from sparkonce.testing.services.errors import ServiceError
+
+LOG_TAIL_LINES = 12
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run, and as whom."""
+
+    argv: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    user: tuple[int, int] | None = None
+    """User and group ids to run as; None: those of this process."""
+    quit_signal: int | None = None
+    """Sent first when the parent is gone, for a server that keeps things outside its folder."""
+
+
+class Guard:
+    """Runs one process at a time, and ends it with this process (see `watchdog`).
+
+    `remove` names folders that go with it. Safe to use from any thread.
+    """
+
+    def __init__(self, *, remove: Sequence[Path] = ()) -> None:
+        # Unbuffered: a forked child must be able to close its copy without taking a lock.
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-P", watchdog.__file__, *map(str, remove)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            start_new_session=True,
+        )
+        self._lock = threading.Lock()
+        self.pid: int | None = None
+        """The process that was started last."""
+        _guards.add(self)
+
+    def start(self, command: Command) -> None:
+        user, group = command.user or (None, None)
+        answer = self._ask(
+            do="start",
+            argv=[str(word) for word in command.argv],
+            log=str(command.log),
+            env=dict(command.env),
+            user=user,
+            group=group,
+            quit_signal=command.quit_signal,
+        )
+        self.pid = answer["pid"]
+
+    def status(self) -> int | None:
+        """The exit code of the process that was started last; None while it runs."""
+        status: int | None = self._ask(do="poll")["status"]
+        return status
+
+    def end(self, signal: int | None = None, *, grace_s: float = 10.0) -> None:
+        """End the process and all its children: by the signal if given, by SIGKILL after all."""
+        self._ask(do="end", signal=signal, grace_s=grace_s)
+
+    def run(self, command: Command, *, tick: Callable[[], None] = lambda: None) -> int:
+        """Run to the end; the exit code. `tick` is called many times a second."""
+        self.start(command)
+        while (status := self.status()) is None:
+            tick()
+            time.sleep(POLL_S)
+        return status
+
+    def close(self) -> None:
+        """End everything and remove the folders; returns when that is done."""
+        self.forget()
+        self._watchdog.wait()
+
+    def forget(self) -> None:
+        """Close this process's ends of the pipes."""
+        for pipe in (self._watchdog.stdin, self._watchdog.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        stdin, stdout = self._watchdog.stdin, self._watchdog.stdout
+        if stdin is None or stdout is None or stdin.closed:
+            raise ServiceError("The server was closed; start_services gives a new one.")
+        with self._lock:
+            try:
+                stdin.write(json.dumps(request).encode() + b"\n")
+                line = stdout.readline()
+            except BrokenPipeError:
+                line = b""
+        if not line:
+            raise ServiceError("The watchdog of a server was killed, and the server with it.")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ServiceError(f"{request['argv'][0]} cannot be started: {answer['error']}.")
+        return answer
+
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def _forget_guards() -> None:
+    for guard in _guards:
+        guard.forget()
+
+
+# A forked child (multiprocessing) would hold the pipe open after this process died. Children that
+# are started by exec never get it: Python's pipes are close-on-exec.
+os.register_at_fork(after_in_child=_forget_guards)
+
+
+def log_tail(log: Path, start: int = 0) -> str:
+    """The last lines of a log from a position on, in one line."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").strip().splitlines()
+        return " | ".join(line.strip() for line in lines[-LOG_TAIL_LINES:])
+    return ""
+
+
+_given_ports: set[int] = set()
+_ports_lock = threading.Lock()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing uses, and that no client's socket will take meanwhile.
+
+    The kernel gives client sockets ports from its ephemeral range. A server's port from that range
+    can be lost between a kill and the restart, even to a client that connects to itself; so ours
+    lie below it.
+    """
+    low = 32768
+    with contextlib.suppress(OSError, ValueError):
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    choices = range(15000, low) if low >= 16000 else range(15000, 65000)  # noqa: PLR2004
+    with _ports_lock:
+        for _ in range(1000):
+            port = random.choice(choices)  # noqa: S311
+            if port not in _given_ports and not is_port_taken(port):
+                _given_ports.add(port)
+                return port
+    raise ServiceError("No free port was found on 127.0.0.1.")
+
+
+def is_port_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+            raise ServiceError(f"Port {port} on 127.0.0.1 cannot be used: {error}.") from error
+    return False

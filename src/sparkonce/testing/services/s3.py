@@ -1,0 +1,147 @@
+"""Two S3 servers as local processes; each has faults of its own, so tests run on both."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from sparkonce.testing.services.cache import cache_dir, cached, progress
+from sparkonce.testing.services.errors import ServiceError
+from sparkonce.testing.services.java import QUICK_START, class_path, java
+from sparkonce.testing.services.process import Command, Guard, log_tail
+from sparkonce.testing.services.server import LocalPlan, LocalRuntime, S3Server, S3Settings
+
+S3MOCK_BEANS = Path(__file__).with_name("s3mock.xml")
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw"
+VERSITYGW_VERSION = "v1.8.0"
+
+
+def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
+    """S3Mock: all of S3's answers, on a folder; it checks no credentials."""
+    settings = S3Settings(f"http://127.0.0.1:{port}")
+    store = folder / "data"
+    store.mkdir(exist_ok=True)
+    argv = [
+        *(java(), "-Xmx512m", *QUICK_START, "-cp", class_path("s3mock")),
+        "com.adobe.testing.s3mock.S3MockApplication",
+        *("--server.address=127.0.0.1", f"--server.port={port}", "--server.ssl.enabled=false"),
+        f"--com.adobe.testing.s3mock.store.root={store}",
+        f"--com.adobe.testing.s3mock.store.region={settings.region}",
+        "--com.adobe.testing.s3mock.store.retain-files-on-exit=true",
+        "--com.adobe.testing.s3mock.http-port=0",
+        "--spring.main.allow-bean-definition-overriding=true",
+        f"--spring.main.sources={S3MOCK_BEANS.as_uri()}",
+        *("--spring.main.banner-mode=off", "--logging.level.root=warn"),
+    ]
+    plan = LocalPlan(
+        name="S3Mock",
+        command=Command(argv, log=folder / "s3mock.log"),
+        port=port,
+        is_ready=lambda: answers_http(settings.endpoint_url),
+    )
+    return S3Server(LocalRuntime(plan, guard), settings)
+
+
+def local_versitygw(folder: Path, guard: Guard, port: int) -> S3Server:
+    """Versity's gateway: a real S3 server on a folder."""
+    settings = S3Settings(f"http://127.0.0.1:{port}")
+    root = folder / "data"
+    root.mkdir(exist_ok=True)
+    argv = [
+        *(str(versitygw_program()), "--port", f"127.0.0.1:{port}", "--region", settings.region),
+        *("--quiet", "posix"),
+    ]
+    if not has_extended_attributes(root):
+        (folder / "attributes").mkdir(exist_ok=True)
+        argv += ["--sidecar", str(folder / "attributes")]
+    credentials = {
+        "ROOT_ACCESS_KEY": settings.access_key,
+        "ROOT_SECRET_KEY": settings.secret_key,
+    }
+    plan = LocalPlan(
+        name="versitygw",
+        command=Command(
+            [*argv, str(root)], log=folder / "versitygw.log", env={**os.environ, **credentials}
+        ),
+        port=port,
+        is_ready=lambda: answers_http(settings.endpoint_url),
+        before_start=lambda: repair_uploads(root),
+    )
+    return S3Server(LocalRuntime(plan, guard), settings)
+
+
+def repair_uploads(root: Path) -> None:
+    """Give uploads back their names that a crash inside CompleteMultipartUpload took away.
+
+    versitygw 1.8.0 first renames the upload `<id>` to `<id>.<etag>.inprogress`. Nothing renames it
+    back after a crash, so the upload would be neither completed nor listed nor aborted, for ever.
+    """
+    for stuck in root.glob("*/.sgwtmp/multipart/*/*.inprogress"):
+        upload = stuck.with_name(stuck.name.split(".")[0])
+        if not upload.exists():
+            stuck.rename(upload)
+
+
+def has_extended_attributes(folder: Path) -> bool:
+    """Whether the file system keeps the attributes in which versitygw stores metadata."""
+    if not hasattr(os, "setxattr"):
+        return False
+    probe = folder / ".attribute-probe"
+    probe.touch()
+    try:
+        os.setxattr(probe, "user.probe", b"1")
+    except OSError:
+        return False
+    finally:
+        probe.unlink()
+    return True
+
+
+def answers_http(url: str) -> bool:
+    """Whether an HTTP server answers, be it with 403."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):  # noqa: S310  # http://127.0.0.1
+            return True
+    except urllib.error.HTTPError as answer:
+        answer.close()
+        return answer.code < 500  # noqa: PLR2004
+    except OSError:
+        return False
+
+
+def versitygw_dir() -> Path:
+    return cache_dir() / f"versitygw-{VERSITYGW_VERSION}"
+
+
+def go() -> str:
+    found = shutil.which("go")
+    if found is None:
+        raise ServiceError("versitygw is built from source, and there is no go on the PATH.")
+    return found
+
+
+def versitygw_program() -> Path:
+    """The program, built at the first call (minutes)."""
+
+    def build(folder: Path) -> None:
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        log = scratch / "log"
+        env = {**os.environ, "GOBIN": str(folder)}
+        argv = [go(), "install", f"{VERSITYGW}@{VERSITYGW_VERSION}"]
+        guard = Guard()
+        try:
+            with progress("building versitygw from source, about 3 minutes", folder) as tick:
+                status = guard.run(Command(argv, log=log, env=env), tick=tick)
+        finally:
+            guard.close()
+        if status != 0:
+            tail = re.sub(r"go: downloading \S+ \S+( \| )?", "", log_tail(log))
+            raise ServiceError(f"versitygw cannot be built; go's last words: {tail}")
+        shutil.rmtree(scratch)
+
+    return cached(versitygw_dir(), build) / "versitygw"

@@ -1,0 +1,200 @@
+"""The handles that users hold, and the local processes behind them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkonce.testing.services.errors import ServiceError
+from sparkonce.testing.services.process import POLL_S, Command, Guard, is_port_taken, log_tail
+
+REGION = "us-east-1"
+ACCESS_KEY = "sparkonce"
+SECRET_KEY = "sparkonce-secret"  # noqa: S105  # of throw-away servers on 127.0.0.1
+
+
+class Runtime(ABC):
+    """Where a server runs: a local process or a container. Its data and its port stay the same."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start, and wait until it serves. Does nothing while it runs.
+
+        Raises:
+            ServiceError: it did not come up; the sentence has the tail of its log.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it in its own orderly way."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL it and all its children."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it for good, and remove data that was temporary."""
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """How one server is run as a local process."""
+
+    name: str
+    command: Command
+    port: int
+    is_ready: Callable[[], bool]
+    stop_signal: int = signal.SIGTERM
+    start_timeout_s: float = 90.0
+    before_start: Callable[[], None] = field(default=lambda: None)
+
+
+class LocalRuntime(Runtime):
+    def __init__(self, plan: LocalPlan, guard: Guard) -> None:
+        self._plan = plan
+        self._guard = guard
+        self._running = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._guard.pid
+
+    @property
+    def log(self) -> Path:
+        return self._plan.command.log
+
+    def start(self) -> None:
+        if self._running and self._guard.status() is None:
+            return
+        plan = self._plan
+        if is_port_taken(plan.port):
+            raise ServiceError(
+                f"{plan.name} cannot start: port {plan.port} on 127.0.0.1 is taken; "
+                "stop what listens there or choose another port."
+            )
+        plan.before_start()
+        log_start = self.log.stat().st_size if self.log.exists() else 0
+        self._guard.start(plan.command)
+        self._running = True
+        deadline = time.monotonic() + plan.start_timeout_s
+        while not plan.is_ready():
+            status = self._guard.status()
+            if status is not None or time.monotonic() > deadline:
+                self.kill()
+                what = (
+                    f"did not answer within {plan.start_timeout_s:.0f} s"
+                    if status is None
+                    else f"ended at its start with exit code {status}"
+                )
+                tail = log_tail(self.log, log_start) or "empty"
+                raise ServiceError(f"{plan.name} {what}; the end of its log: {tail}")
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        self._guard.end(self._plan.stop_signal)
+        self._running = False
+
+    def kill(self) -> None:
+        self._guard.end()
+        self._running = False
+
+    def close(self) -> None:
+        self._guard.close()
+
+
+class Server:
+    """A running server: end it and start it again, on the same data and the same port."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def start(self) -> None:
+        """Start it again and wait until it serves. Does nothing while it runs."""
+        self.runtime.start()
+
+    def stop(self) -> None:
+        """Shut it down in its own orderly way."""
+        self.runtime.stop()
+
+    def kill(self) -> None:
+        """SIGKILL the whole server, its children too."""
+        self.runtime.kill()
+
+    def close(self) -> None:
+        """End it for good. Data in a temporary folder is removed."""
+        self.runtime.close()
+
+
+@dataclass(frozen=True)
+class KafkaSettings:
+    bootstrap_servers: str
+
+
+@dataclass(frozen=True)
+class PostgresSettings:
+    host: str
+    port: int
+    user: str = "postgres"
+    database: str = "postgres"
+
+    @property
+    def dsn(self) -> str:
+        return f"postgresql://{self.user}@{self.host}:{self.port}/{self.database}"
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    endpoint_url: str
+    access_key: str = ACCESS_KEY
+    secret_key: str = field(default=SECRET_KEY, repr=False)
+    region: str = REGION
+
+
+class KafkaServer(Server):
+    def __init__(self, runtime: Runtime, settings: KafkaSettings) -> None:
+        super().__init__(runtime)
+        self.settings = settings
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.settings.bootstrap_servers
+
+
+class PostgresServer(Server):
+    def __init__(self, runtime: Runtime, settings: PostgresSettings) -> None:
+        super().__init__(runtime)
+        self.settings = settings
+
+    @property
+    def dsn(self) -> str:
+        """URL of a superuser who needs no password."""
+        return self.settings.dsn
+
+
+class S3Server(Server):
+    """Buckets are the caller's to make; addressed by path, not by host name."""
+
+    def __init__(self, runtime: Runtime, settings: S3Settings) -> None:
+        super().__init__(runtime)
+        self.settings = settings
+
+    @property
+    def endpoint_url(self) -> str:
+        return self.settings.endpoint_url
+
+    @property
+    def access_key(self) -> str:
+        return self.settings.access_key
+
+    @property
+    def secret_key(self) -> str:
+        return self.settings.secret_key
+
+    @property
+    def region(self) -> str:
+        return self.settings.region
