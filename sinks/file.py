@@ -1,11 +1,11 @@
 """A folder of files, each of which appears whole or not at all.
 
-    FOLDER/_sparkonce/NAME.parquet   written and fsynced by preCommit
+    FOLDER/_sparkonce/BRANCH.parquet   written and fsynced by preCommit
         │  rename
         ▼
-    FOLDER/NAME.parquet              the branch, visible
+    FOLDER/BRANCH.parquet              the branch, visible
 
-NAME is the full branch id, so it is unique for ever: the target's existence is the proof that the
+BRANCH is the full branch id, so it is unique for ever: the target's existence is the proof that the
 branch was committed. The folder must be on one file system that driver and executors share, with
 an atomic rename (a local disk, NFS).
 """
@@ -26,7 +26,7 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 
 _HIDDEN = "_sparkonce"
-_SUFFIX = ".parquet"
+_SUFFIX = "parquet"  # the full branch id ends with its own dot
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
             pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
         except pa.ArrowException as error:
             raise ConfigurationError(
-                f"FileSink: Parquet cannot hold these columns ({error}): change them with transform="
+                f"FileSink: Parquet cannot hold these columns ({error}): change them (transform=)"
             ) from error
         if not self._folder.is_dir():
             raise ConfigurationError(f"FileSink: the folder {self._folder} does not exist: make it")
@@ -128,8 +128,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         for path in self._hidden.glob(f"{owner.prefix}*{_SUFFIX}"):
-            name, _, batch = path.name.removesuffix(_SUFFIX).removesuffix(".").rpartition("b")
-            branch_id = BranchId.from_name(name, int(batch)) if batch.isdigit() else None
+            branch_id = BranchId.from_name(path.name.removesuffix(_SUFFIX))
             if branch_id is not None:
                 yield Committable(branch_id)
 

@@ -29,6 +29,7 @@ DRIVER_ATTEMPT = ATTEMPT_BOUND
 _NAME = re.compile(
     r"sparkonce\.(?P<log_id>[0-9a-f]{16})\.(?P<query_id>[0-9a-f-]{1,40})"
     r"\.t(?P<token>\d+)\.(?P<sink>[A-Za-z0-9_-]{1,32})\.p(?P<write_pass>\d+)\.a(?P<attempt>\d+)\."
+    r"(?:b(?P<batch_id>\d+)\.)?"
 )
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
@@ -99,14 +100,15 @@ class BranchId:
         return f"{self.name}b{self.batch_id}."
 
     @classmethod
-    def from_name(cls, name: str, batch_id: int | None = None) -> BranchId | None:
-        """Read `name` back; None when it is not a name of ours."""
+    def from_name(cls, name: str) -> BranchId | None:
+        """Read `name`, or the full id, back; None when it is not a name of ours."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
+        batch_id = match["batch_id"]
         return cls(
             Owner(match["log_id"], match["query_id"]),
-            batch_id,
+            None if batch_id is None else int(batch_id),
             int(match["token"]),
             match["sink"],
             int(match["write_pass"]),

@@ -1,0 +1,200 @@
+"""Kill a driver at a named point of the protocol.
+
+    points = Failpoints(folder)
+    driver = DriverProcess([sys.executable, "job.py"], points, log=folder / "driver.log")
+    arm = points.arm("decide.after", batch=3)
+    driver.start()
+    driver.wait_for(arm)       # the driver stands still at the point: the state is reached
+    driver.kill()              # SIGKILL for Python, its JVM and the workers
+    points.disarm()
+
+Nothing here waits for a time to pass: each kill is gated on the state that it is to meet, and
+`wait_for` fails when the driver ends, or a deadline passes, before the state is reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparkonce.failpoints import ENVIRONMENT_VARIABLE, POINTS
+from sparkonce.testing.services.process import Command, Guard, log_tail
+
+POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One armed point."""
+
+    name: str
+    point: str
+    where: Mapping[str, object]
+
+    def __str__(self) -> str:
+        where = " ".join(f"{key}={value}" for key, value in self.where.items())
+        return f"{self.point} {where}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An armed point was reached.
+
+    Attributes:
+        arm: name of the `Arm`.
+        point: which point.
+        where: batch, sink and the like, as the code told them.
+        pid: of the process that reached it (the driver's Python, or a Python worker).
+    """
+
+    arm: str
+    point: str
+    where: Mapping[str, Any]
+    pid: int
+
+
+class Failpoints:
+    """The folder through which a test and a driver under test speak (see `failpoints`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in ("armed", "hits"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self._count = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the driver needs in its environment."""
+        return {ENVIRONMENT_VARIABLE: str(self._folder)}
+
+    def arm(
+        self,
+        point: str,
+        *,
+        action: Literal["stop", "error", "note"] = "stop",
+        skip: int = 0,
+        **where: object,
+    ) -> Arm:
+        """Arm a point, also while the driver runs.
+
+        Args:
+            point: a name of `sparkonce.failpoints.POINTS`.
+            action: ``stop`` to stand still there, ``error`` to fail, ``note`` to go on.
+            skip: how many times to pass it first, per process.
+            where: only where these match, such as ``batch=3`` or ``sink="kafka"``.
+        """
+        if point not in POINTS:
+            raise ValueError(f"no fail point {point!r}; there are {', '.join(POINTS)}")
+        self._count += 1
+        arm = Arm(f"{self._count:04d}", point, where)
+        path = self._path(arm)
+        hidden = path.with_suffix(".tmp")
+        order = {"point": point, "where": where, "action": action, "skip": skip}
+        hidden.write_text(json.dumps(order))
+        hidden.rename(path)
+        return arm
+
+    def disarm(self, *arms: Arm) -> None:
+        """Let whoever stands at these points go on; without arguments, at all points."""
+        paths = [self._path(arm) for arm in arms] or (self._folder / "armed").glob("*.json")
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    def hits(self, *arms: Arm) -> list[Hit]:
+        """What was reached so far, of these arms or of all."""
+        found = [
+            Hit(**json.loads(path.read_text()))
+            for path in sorted((self._folder / "hits").glob("*.json"))
+        ]
+        names = {arm.name for arm in arms}
+        return [hit for hit in found if not arms or hit.arm in names]
+
+    def _path(self, arm: Arm) -> Path:
+        return self._folder / "armed" / f"{arm.name}.json"
+
+
+class DriverProcess:
+    """A driver program that is started, killed and started again; it never outlives this process.
+
+    Args:
+        argv: the program.
+        failpoints: given to it through its environment.
+        log: file that takes its output.
+        env: further environment variables.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        failpoints: Failpoints,
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        environment = {**os.environ, **failpoints.environment, **(env or {})}
+        self._command = Command(argv=list(argv), log=log, env=environment)
+        self._failpoints = failpoints
+        self._guard = Guard()
+        self.log = log
+
+    @property
+    def pid(self) -> int | None:
+        return self._guard.pid
+
+    def start(self) -> None:
+        self._guard.start(self._command)
+
+    def status(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._guard.status()
+
+    def wait_for(self, *arms: Arm, timeout_s: float = 180.0) -> list[Hit]:
+        """Wait until every one of `arms` was hit.
+
+        Raises:
+            AssertionError: the driver ended first, or `timeout_s` passed; with its last lines.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            hits = self._failpoints.hits(*arms)
+            missing = [arm for arm in arms if arm.name not in {hit.arm for hit in hits}]
+            if not missing:
+                return hits
+            waited_for = ", ".join(map(str, missing))
+            if (status := self.status()) is not None:
+                raise AssertionError(
+                    f"the driver ended with {status} before {waited_for}: {log_tail(self.log)}"
+                )
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"{waited_for} not reached in {timeout_s:.0f} s: {log_tail(self.log)}"
+                )
+            time.sleep(POLL_S)
+
+    def kill(self) -> None:
+        """SIGKILL the program and all its descendants: Python, JVM and workers."""
+        self._guard.end()
+
+    def wait(self, *, timeout_s: float = 300.0) -> int:
+        """Wait until the program ends by itself; its exit code.
+
+        Raises:
+            AssertionError: `timeout_s` passed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (status := self.status()) is None:
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"the driver did not end in {timeout_s:.0f} s: {log_tail(self.log)}"
+                )
+            time.sleep(POLL_S)
+        return status
+
+    def close(self) -> None:
+        """End the program if it still runs."""
+        self._guard.close()
