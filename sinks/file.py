@@ -100,6 +100,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         return Committable(handle.branch_id)
 
     def discard(self, handle: FileHandle) -> None:
+        if handle.writer is not None:
+            handle.writer.close()
         handle.file.close()
         handle.path.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ from tenacity import (
     Retrying,
     retry_if_exception_type,
     stop_after_delay,
-    wait_exponential_jitter,
+    wait_random_exponential,
 )
 
 from sparkonce.errors import (
@@ -125,9 +125,8 @@ class Coordinator:
         if standing is None:
             self._finish(self._decide(self._prepare(batch)))
         else:
+            # Recovery came first, so what is known here is complete.
             check_offsets(standing, batch.offsets, batch.checkpoint)
-            if standing.state is not State.COMPLETE:
-                self._finish(standing)
             logger.info("%s was delivered before: reading it without writing", standing.id)
             batch.drain()
         reach("return.before", batch=batch.batch_id)
@@ -296,7 +295,7 @@ class Coordinator:
 
         retrying = Retrying(
             retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
-            wait=wait_exponential_jitter(initial=0.05, max=5.0),
+            wait=wait_random_exponential(multiplier=0.05, max=5.0),
             stop=stop_after_delay(self._commit_timeout_s),
             before_sleep=say,
             reraise=True,

@@ -1,0 +1,55 @@
+# Needs Python 3.11+, Java 17+ and make; everything else is set up at the first use.
+# `make help` lists the targets.
+
+PYTHON ?= python3
+WRITER ?= exactly-once
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format slow bench services lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY) ## run the main job on real local servers, killed four times (WRITER=naive: without sparkonce)
+	$(RUN) -m sparkonce.demo --writer $(WRITER)
+
+test: $(READY) ## run all tests but the slow ones, on real local servers
+	$(RUN) -m pytest -m "not slow"
+
+slow: $(READY) ## run the slow tests: the full crash matrix
+	$(RUN) -m pytest -m slow
+
+lint: $(READY) ## check style, types and the direction of imports
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(READY) ## put the code into its standard form
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+bench: $(READY) ## run every benchmark against the local servers
+	for file in benchmarks/[a-z]*.py; do $(RUN) $$file || exit 1; done
+
+services: $(READY) ## start Kafka, Postgres and S3 on the ports of docker-compose.yml and keep them
+	$(RUN) -m sparkonce.testing.services
+
+lock: $(READY) ## write requirements.lock anew from pyproject.toml
+	$(VENV)/bin/uv pip compile pyproject.toml --all-extras --group dev --universal \
+	  --python-version 3.11 --generate-hashes --no-header --upgrade --output-file requirements.lock
+
+clean: ## remove the virtual environment and what was built
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "sparkonce needs Python 3.11 or newer, $(PYTHON) is older: make PYTHON=python3.11 …"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@

@@ -1,0 +1,304 @@
+"""The protocol on a world in memory: every crash point, every verb that fails (I1 to I8)."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Never
+
+import pytest
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    ConfigurationError,
+    FencedError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+)
+from sparkonce.failpoints import POINTS, InjectedError
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.txn_log.record import State
+from sparkonce.txn_log.sqlite import SqliteLog
+from tests.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
+
+BATCHES = [[[1, 2], [3]], [[], []], [[4], []], [[5, 6], [7, 8]]]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, BATCHES)
+
+
+def raise_injected() -> None:
+    raise InjectedError
+
+
+def test_undisturbed_run_delivers_every_row_once(world: World) -> None:
+    """Without faults each batch is written once, the empty one is decided too, none is drained."""
+    world.start(Process())
+    world.check()
+    assert world.spark.drained == []
+    history = SqliteLog(world.path).history("orders")
+    assert [r.id.batch_id for r in history] == [3, 2, 1, 0]
+    assert {r.state for r in history} == {State.COMPLETE}
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("point", [p for p in POINTS if p != "recover.before_finish"])
+def test_driver_crashes_at(world: World, point: str, nth: int) -> None:
+    """After a crash at any point the next driver goes on, and every row is visible once."""
+    process = Process()
+    with at_point(point, process.crash, nth=nth) as fault:
+        while not fault.fired:
+            # begin and recover come once per start: those faults need more starts to fire.
+            try:
+                world.start(process)
+            except Crash:
+                break
+            world.spark.batches = [*world.spark.batches, [[100 + world.spark.runs]]]
+    assert fault.fired
+    world.start(Process())
+    world.check()
+
+
+@pytest.mark.parametrize("second", list(POINTS))
+@pytest.mark.parametrize("first", ["decide.before", "decide.after", "commit.after"])
+def test_driver_crashes_and_its_successor_crashes_in_recovery(
+    world: World, first: str, second: str
+) -> None:
+    """A crash during recovery is one crash more, no new situation."""
+    for point in (first, second):
+        process = Process()
+        with at_point(point, process.crash) as fault, contextlib.suppress(Crash):
+            world.start(process)
+        assert fault.fired or point == second
+    world.start(Process())
+    world.check()
+
+
+@pytest.mark.parametrize("point", [p for p in POINTS if not p.startswith("recover")])
+def test_error_at(world: World, point: str) -> None:
+    """An error fails the query; the next start delivers every row once."""
+    with at_point(point, raise_injected) as fault:
+        with pytest.raises((InjectedError, CommitUnresolvedError, PrepareRejectedError)):
+            world.start(Process())
+    assert fault.fired
+    world.start(Process())
+    world.check()
+
+
+def test_error_before_the_decision_aborts_at_once(world: World) -> None:
+    """What was prepared is gone when the query fails, so no reader waits for a restart."""
+    with at_point("prepare_batch.after", raise_injected), pytest.raises(InjectedError):
+        world.start(Process())
+    assert not any(store.prepared or store.visible for store in world.stores.values())
+
+
+def test_error_after_the_decision_aborts_nothing(world: World) -> None:
+    """From the decision on the log alone says what holds (I2, I3)."""
+    with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
+        world.start(Process())
+    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    assert len(SqliteLog(world.path).unfinished("orders")) == 1
+
+
+def test_replayed_complete_batch_is_drained_and_not_written(world: World) -> None:
+    """A batch whose commits/N is missing is read to its end, so that Spark's state moves on."""
+    world.start(Process())
+    world.spark.committed -= 1
+    world.start(Process())
+    assert world.spark.drained == [3]
+    world.check()
+
+
+def test_commit_with_a_lost_answer_is_repeated(world: World) -> None:
+    """The commit landed, its answer did not: the second call changes nothing (I4)."""
+    answers = iter([ConnectionError("the answer is lost"), None])
+
+    def lose_one(verb: str) -> None:
+        if verb == "after commit" and (error := next(answers, None)):
+            raise error
+
+    def prepare(sinks: list[MemorySink]) -> None:
+        sinks[0].fail = lose_one
+
+    world.prepare_sinks = prepare  # type: ignore[assignment]
+    world.start(Process())
+    world.check()
+
+
+def test_commit_that_stays_unresolved_fails_the_query_and_the_next_start_carries_on(
+    world: World,
+) -> None:
+    """After commit_timeout_s the query fails with CommitUnresolvedError; nothing is aborted."""
+
+    def refuse(verb: str) -> None:
+        if verb == "commit":
+            raise ConnectionError("down")
+
+    def prepare(sinks: list[MemorySink]) -> None:
+        sinks[1].fail = refuse
+
+    world.prepare_sinks = prepare  # type: ignore[assignment]
+    with pytest.raises(CommitUnresolvedError, match="right.*down"):
+        world.start(Process())
+    assert len(world.stores["right"].prepared) == 2
+    assert len(world.stores["left"].visible) == 2
+    world.prepare_sinks = lambda sinks: None
+    world.start(Process())
+    world.check()
+
+
+def test_lost_branch_stops_the_pipeline(world: World) -> None:
+    """A decided branch that is proven lost is never skipped."""
+    process = Process()
+    with at_point("decide.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    world.stores["left"].prepared.popitem()
+    for _ in range(2):
+        with pytest.raises(PreparedBranchLostError):
+            world.start(Process())
+    assert len(SqliteLog(world.path).unfinished("orders")) == 1
+
+
+def test_failing_vote_aborts_the_batch_in_every_sink(world: World) -> None:
+    """prepareBatch of one sink says no: no sink shows a row, and nothing stays prepared (I1)."""
+
+    class Refusing(MemorySink):
+        def prepareBatch(self, branch_id, committables) -> Never:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            raise PrepareRejectedError("unique key violated", branch_id)
+
+    def coordinator(process: Process) -> Coordinator:
+        original = World.coordinator(world, process)
+        refusing = Refusing(world.stores["right"], process, "right")
+        original._sinks["right"] = refusing
+        return original
+
+    world.coordinator = coordinator  # type: ignore[method-assign,assignment]
+    with pytest.raises(PrepareRejectedError, match="unique key"):
+        world.start(Process())
+    assert not any(store.prepared or store.visible for store in world.stores.values())
+
+
+def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
+    """A committable past its safe_until would be lost after the decision, so it is refused."""
+
+    class Slow(MemorySink):
+        def preCommit(self, handle: Handle) -> Committable:
+            done = super().preCommit(handle)
+            return Committable(done.branch_id, safe_until=1.0)
+
+    process = Process()
+    coordinator = world.coordinator(process)
+    slow = Slow(world.stores["left"], process, "left")
+    coordinator._sinks["left"] = slow
+    world.sinks[0] = slow
+    with pytest.raises(PrepareRejectedError, match="smaller"):
+        coordinator.run(world.batch(process))
+    assert not any(store.prepared for store in world.stores.values())
+
+
+def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
+    """A driver paused before its decision wakes up behind a newer one: FencedError (I6)."""
+    old = Process()
+    coordinator = world.coordinator(old)
+    batch = world.batch(old)
+
+    def newer_driver_takes_over() -> None:
+        world.start(Process())
+
+    with at_point("decide.before", newer_driver_takes_over) as fault:
+        with pytest.raises(FencedError, match="took token 2"):
+            coordinator.run(batch)
+    assert fault.fired
+    # What the old driver had prepared was swept by the newer one; its own rows are visible once.
+    world.check()
+
+
+@pytest.mark.parametrize("point", ["commit.before", "commit.after", "complete.before"])
+def test_driver_paused_after_its_decision_harms_nothing(world: World, point: str) -> None:
+    """It may still commit what was decided; then the log refuses it."""
+    coordinator = world.coordinator(old := Process())
+    batch = world.batch(old)
+    with at_point(point, lambda: world.start(Process())) as fault, pytest.raises(FencedError):
+        coordinator.run(batch)
+    assert fault.fired
+    world.check()
+
+
+def test_sweep_leaves_younger_foreign_and_decided_branches_alone(world: World) -> None:
+    """Only branches of this query, with a token not above ours, that no record names, go."""
+    process = Process()
+    world.start(process)
+    log = SqliteLog(world.path)
+    owner = Owner(log.log_id, QUERY_ID)
+    store = world.stores["left"]
+    mine = BranchId(owner, 7, 1, "left", 0, 1)
+    others = [
+        BranchId(owner, 7, 99, "left", 0, 1),  # a younger driver's
+        BranchId(owner, 7, 1, "right", 0, 1),  # of the other sink: that one sweeps it
+        BranchId(Owner(log.log_id, QUERY_ID.replace("1", "a")), 7, 1, "left", 0, 1),
+        BranchId(Owner("0" * 16, QUERY_ID), 7, 1, "left", 0, 1),
+    ]
+    removed = BranchId(owner, 7, 1, "gone", 0, 1)  # of a sink that the pipeline no longer has
+    for branch_id in (mine, removed, *others):
+        store.prepared[str(branch_id)] = [0]
+    world.start(Process())
+    assert set(store.prepared) == {str(branch_id) for branch_id in others}
+
+
+def test_batch_that_is_known_with_other_offsets_is_refused(world: World) -> None:
+    """A rolled-back checkpoint shows other offsets for a batch that was delivered."""
+    world.start(Process())
+    world.spark.committed = 1
+    with pytest.raises(ConfigurationError, match="rolled back"):
+        world.coordinator(Process(), offsets={2: ('{"upTo":99}',)})
+    assert SqliteLog(world.path).head("orders").token == 1  # type: ignore[union-attr]
+
+
+def test_second_replayed_batch_with_other_offsets_is_refused(world: World) -> None:
+    """Every replayed batch is compared, not only the first of an incarnation."""
+    world.start(Process())
+    world.spark.committed = 1
+    process = Process()
+    coordinator = world.coordinator(process)
+    coordinator.run(world.batch(process))
+    world.spark.committed = 2
+    batch = world.batch(process)
+    batch.offsets = ('{"upTo":99}',)
+    with pytest.raises(ConfigurationError, match="rolled back"):
+        coordinator.run(batch)
+
+
+def test_sweep_leaves_branches_of_an_unfinished_decision_alone(world: World) -> None:
+    """A branch that a record names is never an orphan, whoever sweeps."""
+    with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
+        world.start(Process())
+    coordinator = world.coordinator(Process())
+    coordinator._sweep()
+    assert all(len(store.prepared) == 2 for store in world.stores.values())
+
+
+def test_decision_whose_answer_is_lost_stands(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """decide landed and raised: deciding again finds the record, and the batch goes on."""
+    process = Process()
+    coordinator = world.coordinator(process)
+    decide = SqliteLog.decide
+    calls = []
+
+    def lose_answer(self, record):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        calls.append(record)
+        standing = decide(self, record)
+        if len(calls) == 1:
+            from sparkonce.errors import DecisionUnknownError
+
+            raise DecisionUnknownError("the answer is lost")
+        return standing
+
+    monkeypatch.setattr(SqliteLog, "decide", lose_answer)
+    coordinator.run(world.batch(process))
+    assert len(calls) == 2
+    assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}

@@ -1,0 +1,96 @@
+"""FileSink: each verb, looked at from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkonce.errors import ConfigurationError, PreparedBranchLostError
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks import FileSink
+
+OWNER = Owner("0" * 16, "5b1d")
+BRANCH = BranchId(OWNER, 7, 4, "file", 0, 11)
+ROWS = pa.record_batch({"id": [1, 2], "name": ["ü", None]})
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> FileSink:
+    sink = FileSink(tmp_path)
+    sink.validate(ROWS.schema)
+    return sink
+
+
+def visible(folder: Path) -> int:
+    return sum(pq.read_table(path).num_rows for path in folder.glob("*.parquet"))
+
+
+def hidden(folder: Path) -> int:
+    return len(list((folder / "_sparkonce").iterdir()))
+
+
+def prepare(sink: FileSink, branch_id: BranchId = BRANCH) -> Committable:
+    handle = sink.beginTransaction(branch_id)
+    sink.write(handle, ROWS)
+    return sink.preCommit(handle)
+
+
+def test_rows_are_visible_after_commit_and_not_before(sink: FileSink, tmp_path: Path) -> None:
+    committable = prepare(sink)
+    assert (hidden(tmp_path), visible(tmp_path)) == (1, 0)
+    sink.commit(committable)
+    assert (hidden(tmp_path), visible(tmp_path)) == (0, 2)
+    sink.commit(committable)
+    FileSink(tmp_path).commit(committable)
+    assert (hidden(tmp_path), visible(tmp_path)) == (0, 2)
+
+
+def test_abort_removes_what_is_prepared_and_never_what_is_committed(
+    sink: FileSink, tmp_path: Path
+) -> None:
+    committable = prepare(sink)
+    sink.abort(committable)
+    sink.abort(BRANCH)
+    assert (hidden(tmp_path), visible(tmp_path)) == (0, 0)
+    committable = prepare(sink)
+    sink.commit(committable)
+    sink.abort(committable)
+    assert visible(tmp_path) == 2
+
+
+def test_discard_removes_an_open_file(sink: FileSink, tmp_path: Path) -> None:
+    handle = sink.beginTransaction(BRANCH)
+    sink.write(handle, ROWS)
+    sink.discard(handle)
+    assert (hidden(tmp_path), visible(tmp_path)) == (0, 0)
+
+
+def test_prepared_file_that_somebody_deleted_is_lost(sink: FileSink, tmp_path: Path) -> None:
+    committable = prepare(sink)
+    for path in (tmp_path / "_sparkonce").iterdir():
+        path.unlink()
+    with pytest.raises(PreparedBranchLostError, match="batch 7"):
+        sink.commit(committable)
+
+
+def test_branches_are_found_by_owner(sink: FileSink) -> None:
+    """Open and prepared files of this owner, and of no other."""
+    prepare(sink)
+    prepare(sink, BranchId(Owner("0" * 16, "5b1d0"), 7, 4, "file", 0, 11))
+    sink.beginTransaction(BranchId(OWNER, 8, 4, "file", 0, 12)).file.close()
+    found = {str(committable.branch_id) for committable in sink.find_branches(OWNER)}
+    assert found == {str(BRANCH), str(BranchId(OWNER, 8, 4, "file", 0, 12))}
+
+
+def test_missing_folder_is_named_before_data_moves(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere does not exist"):
+        FileSink(tmp_path / "nowhere").validate(ROWS.schema)
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "x" * 33])
+def test_sink_name_with_other_characters_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="name="):
+        FileSink(tmp_path, name=name)

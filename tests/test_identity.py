@@ -1,0 +1,136 @@
+"""The identity guard: which starts are admitted, and what a refused one is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.model import Owner
+from sparkonce.txn_log.identity import Claim, Known, admit
+from sparkonce.txn_log.record import Head, Incarnation, Share, TransactionRecord
+from tests.test_log import QUERY, claim, record
+
+LOG_ID = "0123456789abcdef"
+INCARNATION = Incarnation("orders", Owner(LOG_ID, QUERY), 4)
+HEAD = Head("orders", QUERY, 4, "run", "host:1", 0.0, sinks={"kafka": "topic"})
+
+
+def known(*batches: int, head: Head | None = HEAD, **changes: Any) -> Known:
+    """A log that has completed `batches`."""
+    records = {n: record(INCARNATION, n).completed(1.0) for n in batches}
+    values: dict[str, Any] = {
+        "log_id": LOG_ID,
+        "log": "sqlite:////var/txn.db",
+        "head": head,
+        "newest": records[max(batches)] if batches else None,
+        "records": records,
+        "unfinished": [],
+    }
+    return Known(**{**values, **changes})
+
+
+def offsets(*batches: int) -> dict[int, tuple[str, ...]]:
+    return {n: (f"[{n}]",) for n in batches}
+
+
+LEGITIMATE: dict[str, tuple[Claim, Known]] = {
+    "first start": (claim(0), known(head=None)),
+    "crash before the first decision": (claim(0), known()),
+    "restart with the checkpoint bound": (
+        claim(3, offsets=offsets(2, 3), checkpoint_log_id=LOG_ID, checkpoint_pipeline="orders"),
+        known(1, 2),
+    ),
+    "replay of the newest batch": (claim(2, offsets=offsets(1, 2)), known(1, 2)),
+    "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
+    "sink added": (claim(3, sinks={"kafka": "topic", "s3": "bucket"}), known(2)),
+    "checkpoint that ran without us, adopted": (claim(9, adopt=True), known(head=None)),
+    "adopted, and crashed before the first decision": (
+        claim(9),
+        known(head=replace(HEAD, first_batch=9)),
+    ),
+    "other log lost, adopted": (
+        claim(9, adopt=True, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
+        known(head=None),
+    ),
+    "fresh checkpoint that replaces the old one": (
+        claim(0, query_id="new", replaces=QUERY),
+        known(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEGITIMATE)
+def test_legitimate_start_is_admitted_with_the_next_token(name: str) -> None:
+    claimed, what_is_known = LEGITIMATE[name]
+    head = admit(claimed, what_is_known, now=5.0)
+    assert head.token == (1 if what_is_known.head is None else what_is_known.head.token + 1)
+    assert head.query_id == claimed.query_id
+    assert set(head.sinks) == {"kafka", *claimed.sinks}
+
+
+def unfinished(**shares: Share) -> list[TransactionRecord]:
+    return [record(INCARNATION, 2, shares=shares)]
+
+
+BRANCHES = record(INCARNATION, 2).shares["kafka"].committables
+
+REFUSED: dict[str, tuple[Claim, Known, str]] = {
+    "fresh checkpoint under an old name": (
+        claim(0, query_id="new"),
+        known(),
+        f'replaces="{QUERY}"',
+    ),
+    "replaces names another query": (claim(0, query_id="new", replaces="x"), known(), "replaces="),
+    "fresh log for an old checkpoint": (
+        claim(5, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
+        known(head=None),
+        r"log= is sqlite:////var/txn\.db",
+    ),
+    "old checkpoint that never met a log": (claim(5), known(head=None), "adopt=True"),
+    "pipeline renamed": (
+        claim(3, checkpoint_log_id=LOG_ID, checkpoint_pipeline="old-name"),
+        known(head=None),
+        "keep the old name",
+    ),
+    "rolled-back checkpoint, other offsets": (
+        claim(2, offsets={2: ("[77]",)}),
+        known(1, 2),
+        "rolled back",
+    ),
+    "copied checkpoint, its last batch differs": (
+        claim(3, offsets={2: ("[77]",), 3: ("[3]",)}),
+        known(1, 2),
+        "copied",
+    ),
+    "rolled back beyond what the log remembers": (claim(1), known(7, 8), "no longer remembers"),
+    "batches ran without the log": (claim(9), known(2), "the ones between ran without it"),
+    "sink removed while a record names it": (
+        claim(3, sinks={}),
+        known(2, unfinished=unfinished(kafka=Share("topic", 1, 1, BRANCHES))),
+        "Start once with the old sinks",
+    ),
+    "sink's target changed while a record names it": (
+        claim(3, sinks={"kafka": "elsewhere"}),
+        known(2, unfinished=unfinished(kafka=Share("topic", 1, 1, BRANCHES))),
+        "now it is elsewhere",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_start_that_would_lose_or_repeat_rows_is_refused_with_the_way_out(name: str) -> None:
+    claimed, what_is_known, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=message):
+        admit(claimed, what_is_known, now=5.0)
+
+
+def test_sink_without_branches_may_go() -> None:
+    """An unfinished record in which the removed sink wrote nothing does not hold it back."""
+    admit(
+        claim(3, sinks={}),
+        known(2, unfinished=unfinished(kafka=Share("topic", 0, 0, ()))),
+        now=5.0,
+    )

@@ -1,0 +1,75 @@
+"""One task: verbs in order, empty partitions, and what is left behind by a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import PrepareRejectedError
+from sparkonce.model import Owner
+from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
+from sparkonce.txn_log.record import Incarnation
+from tests.world import MemorySink, Process, Store
+
+INCARNATION = Incarnation("orders", Owner("0" * 16, "5b1d"), 4)
+
+
+def batches(*sizes: int) -> Iterator[pa.RecordBatch]:
+    for size in sizes:
+        yield pa.record_batch({"id": pa.array(range(size), pa.int64())})
+
+
+@pytest.fixture
+def sinks() -> list[MemorySink]:
+    return [MemorySink(Store(), Process(), name) for name in ("left", "right")]
+
+
+def test_every_sink_gets_every_row_and_one_branch(sinks: list[MemorySink]) -> None:
+    summary = PartitionWriter(sinks, INCARNATION, 7).write(batches(2, 0, 3), 5, 11)
+    assert (summary.partition, summary.rows) == (5, 5)
+    assert [str(c.branch_id) for c in summary.committables] == [
+        "sparkonce.0000000000000000.5b1d.t4.left.p0.a11.b7.",
+        "sparkonce.0000000000000000.5b1d.t4.right.p0.a11.b7.",
+    ]
+    for sink in sinks:
+        assert sink.calls == ["beginTransaction", "write", "write", "preCommit"]
+    assert PartitionSummary.decode(summary.encode()) == summary
+
+
+def test_partition_without_rows_opens_no_branch(sinks: list[MemorySink]) -> None:
+    summary = PartitionWriter(sinks, INCARNATION, 7).write(batches(0, 0), 5, 11)
+    assert summary.committables == ()
+    assert [sink.calls for sink in sinks] == [[], []]
+
+
+@pytest.mark.parametrize("verb", ["beginTransaction", "write", "preCommit"])
+def test_failing_sink_is_named_and_nothing_stays_behind(sinks: list[MemorySink], verb: str) -> None:
+    """Whatever fails: open handles are discarded, and what a neighbour prepared is aborted."""
+
+    def fail(called: str) -> None:
+        if called == verb:
+            raise OSError("no route")
+
+    sinks[1].fail = fail
+    with pytest.raises(PrepareRejectedError, match="right.*OSError: no route") as caught:
+        PartitionWriter(sinks, INCARNATION, 7).write(batches(2, 3), 5, 11)
+    assert caught.value.branch_id is not None
+    assert caught.value.branch_id.sink == "right"
+    assert [sink.store.prepared for sink in sinks] == [{}, {}]
+    opened = [sink for sink in sinks if not (sink is sinks[1] and verb == "beginTransaction")]
+    for sink in opened:
+        assert sink.calls[-1] in {"discard", "abort"}
+
+
+def test_failing_source_discards_every_branch(sinks: list[MemorySink]) -> None:
+    """The rows themselves fail (a user's function): no handle is left open."""
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from batches(2)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        PartitionWriter(sinks, INCARNATION, 7).write(rows(), 5, 11)
+    assert [sink.calls[-1] for sink in sinks] == ["discard", "discard"]

@@ -1,0 +1,251 @@
+"""A small world for the protocol: external systems in memory, and a Spark of a few lines.
+
+A `Process` is one driver. When it crashes, every later call of it raises `Crash` too, so nothing
+of its clean-up code can touch the world: a crash is a crash. The coordinator, the partition
+writer and the SQLite log are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+
+from sparkonce import failpoints
+from sparkonce.errors import PreparedBranchLostError
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.record import Incarnation, Share
+from sparkonce.txn_log.sqlite import SqliteLog
+
+QUERY_ID = "11111111-2222-3333-4444-555555555555"
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class Store:
+    """An external system: what is prepared, what readers see, and what was lost."""
+
+    prepared: dict[str, list[int]] = field(default_factory=dict)
+    visible: dict[str, list[int]] = field(default_factory=dict)
+
+    def rows(self) -> Counter[int]:
+        return Counter(row for rows in self.visible.values() for row in rows)
+
+
+@dataclass
+class Process:
+    """One driver process; `crash` ends it in the middle of a call."""
+
+    alive: bool = True
+
+    def crash(self) -> None:
+        self.alive = False
+        raise Crash
+
+    def check(self) -> None:
+        if not self.alive:
+            raise Crash
+
+
+@dataclass
+class Handle:
+    branch_id: BranchId
+    rows: list[int] = field(default_factory=list)
+
+
+class MemorySink(TwoPhaseCommitSink[Handle]):
+    """Prepares into and commits within a `Store`."""
+
+    kind = "memory"
+
+    def __init__(self, store: Store, process: Process, name: str) -> None:
+        super().__init__(name=name)
+        self.store = store
+        self.process = process
+        self.calls: list[str] = []
+        self.fail: Callable[[str], None] = lambda verb: None
+
+    def _called(self, verb: str) -> None:
+        self.process.check()
+        self.calls.append(verb)
+        self.fail(verb)
+
+    def beginTransaction(self, branch_id: BranchId) -> Handle:
+        self._called("beginTransaction")
+        return Handle(branch_id)
+
+    def write(self, handle: Handle, batch: pa.RecordBatch) -> None:
+        self._called("write")
+        handle.rows += batch["id"].to_pylist()
+
+    def preCommit(self, handle: Handle) -> Committable:
+        self._called("preCommit")
+        self.store.prepared[str(handle.branch_id)] = handle.rows
+        return Committable(handle.branch_id)
+
+    def discard(self, handle: Handle) -> None:
+        self._called("discard")
+
+    def commit(self, committable: Committable) -> None:
+        self._called("commit")
+        name = str(committable.branch_id)
+        if name in self.store.prepared:
+            self.store.visible[name] = self.store.prepared.pop(name)
+        elif name not in self.store.visible:
+            raise PreparedBranchLostError(f"{name} is gone", committable.branch_id)
+        self.fail("after commit")
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        self._called("abort")
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        self.store.prepared.pop(str(branch_id), None)
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        self._called("find_branches")
+        found = [BranchId.from_name(name) for name in self.store.prepared]
+        return [Committable(b) for b in found if b is not None and b.owner == owner]
+
+
+class MemoryBatch:
+    """What Spark hands over: partitions of rows, written by the real partition writer."""
+
+    def __init__(
+        self, spark: MemorySpark, batch_id: int, sinks: Sequence[MemorySink], process: Process
+    ) -> None:
+        self.batch_id = batch_id
+        self.offsets = (f'{{"upTo":{batch_id}}}',)
+        self.checkpoint = "memory:/checkpoint"
+        self._spark = spark
+        self._sinks = sinks
+        self._process = process
+
+    def write(self, incarnation: Incarnation) -> Mapping[str, Share]:
+        writer = PartitionWriter(self._sinks, incarnation, self.batch_id)
+        committables: list[Committable] = []
+        for partition, rows in enumerate(self._spark.batches[self.batch_id]):
+            self._process.check()
+            record_batches = [pa.record_batch({"id": rows})] if rows else []
+            self._spark.attempts += 1
+            summary = writer.write(iter(record_batches), partition, self._spark.attempts)
+            committables += summary.committables
+        return {
+            sink.name: Share(
+                sink.target,
+                sum(map(len, self._spark.batches[self.batch_id])),
+                0,
+                tuple(c for c in committables if c.branch_id.sink == sink.name),
+            )
+            for sink in self._sinks
+        }
+
+    def drain(self) -> None:
+        self._process.check()
+        self._spark.drained.append(self.batch_id)
+
+
+@dataclass
+class MemorySpark:
+    """Replays the first batch that is not committed, as Spark does."""
+
+    batches: Sequence[Sequence[Sequence[int]]]
+    committed: int = -1
+    runs: int = 0
+    attempts: int = 0
+    drained: list[int] = field(default_factory=list)
+
+
+class World:
+    """Two stores, a log on disk, and a streaming query over them."""
+
+    def __init__(self, folder: Path, batches: Sequence[Sequence[Sequence[int]]]) -> None:
+        self.path = folder / "log.db"
+        self.stores = {"left": Store(), "right": Store()}
+        self.spark = MemorySpark(batches)
+        self.sinks: list[MemorySink] = []
+        self.prepare_sinks: Callable[[Sequence[MemorySink]], None] = lambda sinks: None
+
+    def source(self) -> Counter[int]:
+        return Counter(row for batch in self.spark.batches for part in batch for row in part)
+
+    def claim(self, **changes: Any) -> Claim:
+        batch_id = self.spark.committed + 1
+        values: dict[str, Any] = {
+            "pipeline": "orders",
+            "query_id": QUERY_ID,
+            "run_id": str(self.spark.runs),
+            "driver": "test:1",
+            "sinks": dict.fromkeys(self.stores, "memory"),
+            "batch_id": batch_id,
+            "offsets": {batch_id: (f'{{"upTo":{batch_id}}}',)},
+        }
+        return Claim(**{**values, **changes})
+
+    def coordinator(self, process: Process, **changes: Any) -> Coordinator:
+        self.sinks = [MemorySink(store, process, name) for name, store in self.stores.items()]
+        self.prepare_sinks(self.sinks)
+        return Coordinator(
+            self.sinks,
+            SqliteLog(self.path),
+            self.claim(**changes),
+            commit_timeout_s=0.2,
+            retain=10,
+        )
+
+    def batch(self, process: Process) -> MemoryBatch:
+        return MemoryBatch(self.spark, self.spark.committed + 1, self.sinks, process)
+
+    def start(self, process: Process) -> None:
+        """Run the query to its end, or until it fails or crashes."""
+        self.spark.runs += 1
+        coordinator = self.coordinator(process)
+        coordinator.recover()
+        while self.spark.committed + 1 < len(self.spark.batches):
+            coordinator.run(self.batch(process))
+            process.check()
+            self.spark.committed += 1
+
+    def check(self) -> None:
+        """Every row is visible once in every store, and nothing is left over."""
+        for name, store in self.stores.items():
+            assert store.rows() == self.source(), name
+            assert not store.prepared, name
+        log = SqliteLog(self.path)
+        assert not log.unfinished("orders")
+        log.close()
+
+
+class at_point:  # noqa: N801 - reads as a phrase in a with statement
+    """Call `action` the `nth` time that the protocol reaches `point`; `fired` tells if it did."""
+
+    def __init__(self, point: str, action: Callable[[], None], *, nth: int = 1) -> None:
+        self._point = point
+        self._action = action
+        self._left = nth
+        self.fired = False
+
+    def _handle(self, point: str, where: Mapping[str, object]) -> None:
+        del where
+        if point == self._point and not self.fired:
+            self._left -= 1
+            if self._left == 0:
+                self.fired = True
+                self._action()
+
+    def __enter__(self) -> Self:
+        self._before = failpoints.handler
+        failpoints.handler = self._handle
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        failpoints.handler = self._before
