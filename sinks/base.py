@@ -48,22 +48,36 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     Args:
         name: the sink's lasting name in its pipeline; default: the class's `kind`. It is part of
             every name in the external system and of every record.
-        transform: applied to the batch before it is written here, so that sinks can get other
-            rows or columns. It must be a function of the DataFrame alone.
+        select: SQL expressions that make this sink's columns from the batch's, one row from each
+            row, such as ``["id", "to_json(struct(*)) AS value"]``; default: the batch's columns.
+            Sinks with different `select` are still written in one pass over the batch.
+        transform: any function from DataFrame to DataFrame, applied before `select`, so that this
+            sink can get other rows. It costs a snapshot of the batch and a pass of its own.
 
     Raises:
         ConfigurationError: the name has other characters than A-Z a-z 0-9 _ and -, or is longer
-            than 32.
+            than 32; or `select` is empty.
     """
 
     kind: ClassVar[str] = "sink"
 
-    def __init__(self, *, name: str | None = None, transform: Transform | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        select: Sequence[str] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
         self.name = self.kind if name is None else name
         if not is_label(self.name):
             raise ConfigurationError(
                 f"name={name!r}: a sink's name has 1 to 32 of the characters A-Z a-z 0-9 _ and -"
             )
+        if select is not None and (isinstance(select, str) or not select):
+            raise ConfigurationError(
+                f"{self.name}: select={select!r} must be a list of SQL expressions, or be left out"
+            )
+        self.select = None if select is None else tuple(select)
         self.transform = transform
 
     # -- on the executors ----------------------------------------------------------------------

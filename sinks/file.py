@@ -13,7 +13,7 @@ an atomic rename (a local disk, NFS).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar
@@ -45,6 +45,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
     Args:
         folder: an existing folder, at the same path on the driver and on every executor.
         name: see `TwoPhaseCommitSink`.
+        select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
     """
 
@@ -55,9 +56,10 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         folder: str | os.PathLike[str],
         *,
         name: str | None = None,
+        select: Sequence[str] | None = None,
         transform: Transform | None = None,
     ) -> None:
-        super().__init__(name=name, transform=transform)
+        super().__init__(name=name, select=select, transform=transform)
         self._folder = Path(folder).expanduser().absolute()
         self._hidden = self._folder / _HIDDEN
 

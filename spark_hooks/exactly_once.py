@@ -8,6 +8,7 @@ restart, a second ``start()`` in the same process, and Spark's retry after an ex
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import socket
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from pyspark.sql.functions import expr, struct
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
@@ -34,7 +36,7 @@ from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 logger = logging.getLogger("sparkonce")
 
@@ -173,7 +175,7 @@ class _SparkBatch:
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
-        schemas = [to_arrow_schema(_rows_for(sink, self._df).schema) for sink in self._sinks]
+        schemas = [self._schema(sink) for sink in self._sinks]
 
         def check(sink: AnySink, schema: pa.Schema) -> None:
             try:
@@ -188,6 +190,10 @@ class _SparkBatch:
         with ThreadPoolExecutor(len(self._sinks)) as pool:
             list(pool.map(check, self._sinks, schemas))
 
+    def _schema(self, sink: AnySink) -> pa.Schema:
+        df = self._df if sink.transform is None else sink.transform(self._df)
+        return _arrow_schema(_selected(df, sink.select))
+
     def write(self, incarnation: Incarnation) -> Mapping[str, Share]:
         plain = [sink for sink in self._sinks if sink.transform is None]
         if len(plain) == len(self._sinks):
@@ -198,7 +204,7 @@ class _SparkBatch:
         shares = self._write_pass(snapshot, plain, incarnation) if plain else {}
         for sink in self._sinks:
             if sink.transform is not None:
-                shares |= self._write_pass(_rows_for(sink, snapshot), [sink], incarnation)
+                shares |= self._write_pass(sink.transform(snapshot), [sink], incarnation)
         return shares
 
     def drain(self) -> None:
@@ -207,7 +213,13 @@ class _SparkBatch:
     def _write_pass(
         self, df: DataFrame, sinks: Sequence[AnySink], incarnation: Incarnation
     ) -> dict[str, Share]:
-        writer = PartitionWriter(sinks, incarnation, self.batch_id)
+        selects = list(dict.fromkeys(sink.select for sink in sinks))
+        if len(selects) == 1:
+            lanes, df = None, _selected(df, selects[0])
+        else:
+            lanes = [selects.index(sink.select) for sink in sinks]
+            df = df.select([_struct(columns) for columns in selects])
+        writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes)
         returned = df.mapInArrow(writer, SUMMARY_SCHEMA).collect()
         summaries = [PartitionSummary.decode(row[0]) for row in returned]
         partitions = {summary.partition for summary in summaries}
@@ -227,8 +239,21 @@ class _SparkBatch:
         }
 
 
-def _rows_for(sink: AnySink, df: DataFrame) -> DataFrame:
-    return df if sink.transform is None else sink.transform(df)
+def _arrow_schema(df: DataFrame) -> pa.Schema:
+    """The schema with which the rows reach a sink on the executors."""
+    timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    # Older versions of PySpark take no zone and show UTC.
+    takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+    schema: pa.Schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
+    return schema
+
+
+def _selected(df: DataFrame, columns: Sequence[str] | None) -> DataFrame:
+    return df if columns is None else df.selectExpr(*columns)
+
+
+def _struct(columns: Sequence[str] | None) -> Column:
+    return struct("*") if columns is None else struct(*map(expr, columns))
 
 
 def _check_sinks(sinks: Sequence[AnySink]) -> None:

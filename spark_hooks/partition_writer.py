@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -70,12 +70,21 @@ class PartitionWriter:
 
     Args:
         sinks: pickled to the executors.
+        lanes: for each sink the number of the struct column that holds its columns; None where
+            the rows themselves are every sink's.
         incarnation: whose names the branches carry.
         batch_id: the micro-batch.
     """
 
-    def __init__(self, sinks: Sequence[AnySink], incarnation: Incarnation, batch_id: int) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[AnySink],
+        incarnation: Incarnation,
+        batch_id: int,
+        lanes: Sequence[int] | None = None,
+    ) -> None:
         self._sinks = sinks
+        self._lanes = lanes
         self._incarnation = incarnation
         self._batch_id = batch_id
 
@@ -108,7 +117,7 @@ class PartitionWriter:
                         ]
                         _at_once(pool, [branch.begin for branch in branches])
                         reach("write.first", batch=self._batch_id, partition=partition)
-                    _at_once(pool, [branch.writer(batch) for branch in branches])
+                    _at_once(pool, self._writes(branches, batch))
                     reach("write.batch", batch=self._batch_id, partition=partition)
                     rows += batch.num_rows
                     size += batch.nbytes
@@ -118,6 +127,16 @@ class PartitionWriter:
                 raise
         committables = tuple(b.committable for b in branches if b.committable is not None)
         return PartitionSummary(partition, rows, size, committables)
+
+    def _writes(
+        self, branches: Sequence[_Branch], batch: pa.RecordBatch
+    ) -> list[Callable[[], None]]:
+        if self._lanes is None:
+            return [branch.writer(batch) for branch in branches]
+        lanes = [pa.RecordBatch.from_struct_array(cast("pa.StructArray", c)) for c in batch.columns]
+        return [
+            branch.writer(lanes[lane]) for branch, lane in zip(branches, self._lanes, strict=True)
+        ]
 
     def _branch_id(self, sink: AnySink, attempt: int) -> BranchId:
         return BranchId(
