@@ -11,13 +11,18 @@ import fcntl
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.status import Status
 
-PLAIN_PROGRESS_S = 10.0
+SCRATCH = ".scratch"
+LINE_EVERY_S = 10.0
+SPINNER_EVERY_S = 0.5
 
 
 def cache_dir() -> Path:
@@ -29,60 +34,86 @@ def cache_dir() -> Path:
 
 
 def cached(path: Path, make: Callable[[Path], None]) -> Path:
-    """The folder `path`, made by `make(temporary folder)` if it is not there."""
+    """The folder `path`, made by `make(temporary folder)` if it is not there.
+
+    What is needed only meanwhile belongs into the temporary folder's subfolder `SCRATCH`.
+    """
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(path.with_name(f".{path.name}.lock")):
+    # The kernel gives the lock back when its holder dies.
+    with path.with_name(f".{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():  # another process made it while we waited
             return path
         partial = path.with_name(f".{path.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        scratch = partial / SCRATCH
+        scratch.mkdir(parents=True)
         make(partial)
+        shutil.rmtree(scratch)
         partial.rename(path)
     return path
 
 
 @contextlib.contextmanager
-def _lock(file: Path) -> Iterator[None]:
-    # The kernel gives the lock back when its holder dies.
-    with file.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
 def progress(what: str, folder: Path) -> Iterator[Callable[[], None]]:
-    """Show on stderr that something is being fetched; call the result now and then.
+    """Show on stderr that something is being fetched into a folder; call the result now and then.
 
-    A spinner with the size of `folder` on a terminal, a plain line every ten seconds elsewhere.
+    A spinner with the folder's size on a terminal, a plain line every ten seconds elsewhere.
     """
-    console = Console(stderr=True)
-    begin = shown = time.monotonic()
-    if console.is_terminal:
-        with console.status(f"{what} (once) …") as status:
-
-            def update() -> None:
-                status.update(f"{what} (once), {_megabytes(folder)} …")
-
-            yield _at_most_every(0.5, update)
+    begin = time.monotonic()
+    if sys.stderr.isatty():
+        with _spinner.shown(what) as update:
+            yield _at_most_every(SPINNER_EVERY_S, lambda: update(_size(folder)))
         return
+    _line(f"{what} (once) …")
 
-    print(f"sparkonce: {what} (once) …", file=sys.stderr, flush=True)  # noqa: T201
+    def tell() -> None:
+        _line(f"{what}: {time.monotonic() - begin:.0f} s, {_size(folder)} …")
 
-    def line() -> None:
-        nonlocal shown
-        if time.monotonic() - shown > PLAIN_PROGRESS_S:
-            shown = time.monotonic()
-            since = f"{shown - begin:.0f} s, {_megabytes(folder)}"
-            print(f"sparkonce: {what}: {since} …", file=sys.stderr, flush=True)  # noqa: T201
+    yield _at_most_every(LINE_EVERY_S, tell)
 
-    yield line
+
+class _Spinner:
+    """One line on the terminal for all downloads, which run in threads of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: dict[str, str] = {}
+        self._status: Status | None = None
+
+    @contextlib.contextmanager
+    def shown(self, what: str) -> Iterator[Callable[[str], None]]:
+        self._change(what, "")
+        try:
+            yield lambda size: self._change(what, size)
+        finally:
+            self._change(what, None)
+
+    def _change(self, what: str, size: str | None) -> None:
+        from rich.console import Console  # noqa: PLC0415  # a terminal's luxury
+
+        with self._lock:
+            if size is None:
+                self._tasks.pop(what, None)
+            else:
+                self._tasks[what] = size
+            text = ", ".join(f"{task} {done}".strip() for task, done in self._tasks.items())
+            if self._status is None:
+                self._status = Console(stderr=True).status("")
+                self._status.start()
+            self._status.update(f"{text} (once)")
+            if not self._tasks:
+                self._status.stop()
+                self._status = None
+
+
+_spinner = _Spinner()
 
 
 def _at_most_every(seconds: float, act: Callable[[], None]) -> Callable[[], None]:
-    last = 0.0
+    last = time.monotonic()
 
     def call() -> None:
         nonlocal last
@@ -93,7 +124,11 @@ def _at_most_every(seconds: float, act: Callable[[], None]) -> Callable[[], None
     return call
 
 
-def _megabytes(folder: Path) -> str:
+def _line(text: str) -> None:
+    print(f"sparkonce: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _size(folder: Path) -> str:
     size = 0
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):  # a temporary file that is gone by now

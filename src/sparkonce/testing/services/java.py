@@ -9,13 +9,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
-from sparkonce.testing.services.cache import cache_dir, cached, progress
+from sparkonce.testing.services.cache import SCRATCH, cache_dir, cached, progress
 from sparkonce.testing.services.errors import ServiceError
-from sparkonce.testing.services.process import Command, Guard, log_tail
+from sparkonce.testing.services.process import Command, Guard, own_guard
 
 OLDEST_JAVA = 17
 IVY_FILE = Path(__file__).with_name("ivy.xml")
@@ -25,23 +25,27 @@ JAR_SETS: Mapping[str, str] = {
     "s3mock": "downloading S3Mock",
     "s3a": "downloading Hadoop's S3A",
 }
-QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-"""JVM flags for servers that live for seconds."""
+JVM_FLAGS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
+QUICK_START = "-XX:TieredStopAtLevel=1"
+"""Compile quickly and not well: for servers that live for seconds."""
 
 
 def java() -> str:
-    """The `java` to use, of a version that Spark and the servers accept."""
-    home = os.environ.get("JAVA_HOME")
-    return _checked_java(home, os.environ.get("PATH"))
+    """The `java` to use, of a version that Spark and the servers accept.
+
+    Raises:
+        ServiceError: there is none, or it is too old.
+    """
+    return _checked_java(os.environ.get("JAVA_HOME"), os.environ.get("PATH"))
 
 
 @functools.cache
 def _checked_java(home: str | None, path: str | None) -> str:
-    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java", path=path)
+    found = shutil.which("java", path=f"{home}/bin" if home else path)
     if found is None:
         where = f"in JAVA_HOME ({home})" if home else "on the PATH"
         raise ServiceError(f"There is no java {where}; install Java {OLDEST_JAVA} or newer.")
-    # "-version" writes to stderr: openjdk version "17.0.15" 2025-04-15
+    # It writes to stderr, after any notes of the JVM: openjdk version "17.0.15" 2025-04-15
     answer = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
     version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     if version is None:
@@ -57,44 +61,50 @@ def _checked_java(home: str | None, path: str | None) -> str:
 def ivy_jar() -> Path:
     """The Ivy that PySpark ships. PySpark itself is not imported."""
     spec = importlib.util.find_spec("pyspark")
-    jars = Path(str(spec.origin)).parent.glob("jars/ivy-*.jar") if spec else iter(())
-    found = next(jars, None)
-    if found is None:
-        raise ServiceError("The Ivy jar of the pyspark package is missing; install pyspark 4.")
-    return found
+    if spec is not None and spec.origin is not None:
+        for jar in Path(spec.origin).parent.glob("jars/ivy-*.jar"):
+            return jar
+    raise ServiceError("The pyspark package, whose Ivy fetches the jars, is missing; install it.")
 
 
-def jar_dir(conf: str) -> Path:
+def jar_dir(conf: str, guard: Guard | None = None) -> Path:
     """A folder with the jars of one configuration of ivy.xml, downloaded at the first call."""
-    digest = hashlib.sha256(IVY_FILE.read_bytes()).hexdigest()[:12]
 
     def resolve(folder: Path) -> None:
-        with (
-            tempfile.TemporaryDirectory(prefix="sparkonce-ivy-") as scratch,
-            progress(JAR_SETS[conf], Path(scratch)) as tick,
-        ):
-            log = Path(scratch, "log")
-            settings = os.environ.get("SPARKONCE_IVY_SETTINGS")
+        settings = os.environ.get("SPARKONCE_IVY_SETTINGS")
+        scratch = folder / SCRATCH
+        log = scratch / "log"
+        with own_guard(guard) as runner, progress(JAR_SETS[conf], scratch) as tick:
             argv = [
                 *(java(), "-jar", str(ivy_jar()), "-ivy", str(IVY_FILE), "-confs", conf),
                 *(("-settings", settings) if settings else ()),
                 *("-cache", f"{scratch}/cache"),
                 *("-retrieve", f"{folder}/[artifact]-[revision].[ext]"),
             ]
-            guard = Guard()
-            try:
-                status = guard.run(Command(argv, log=log), tick=tick)
-            finally:
-                guard.close()
-            if status != 0:
+            if runner.run(Command(argv, log=log), tick=tick) != 0:
                 raise ServiceError(
                     f"{JAR_SETS[conf].capitalize()} failed; check the network, or name an Ivy "
-                    f"settings file in SPARKONCE_IVY_SETTINGS. Ivy's last words: {log_tail(log)}"
+                    f"settings file in SPARKONCE_IVY_SETTINGS. {ivy_complaint(log.read_text())}"
                 )
 
-    return cached(cache_dir() / "jars" / f"{conf}-{digest}", resolve)
+    return cached(cache_dir() / "jars" / f"{conf}-{_digest(conf)}", resolve)
 
 
-def class_path(conf: str) -> str:
-    # The JVM's own wildcard would work too; a list in a fixed order is the same on every machine.
-    return os.pathsep.join(str(jar) for jar in sorted(jar_dir(conf).glob("*.jar")))
+def _digest(conf: str) -> str:
+    """Changes when other jars are asked for."""
+    file = ET.parse(IVY_FILE)  # noqa: S314  # our own file
+    entries = [entry for entry in file.iter() if str(entry.get("conf")).split("->")[0] == conf]
+    text = b"".join(ET.tostring(entry) for entry in entries)
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def ivy_complaint(output: str) -> str:
+    """The few lines of Ivy's output that tell what is missing, in one line."""
+    missing = re.findall(r":: (\S+#\S+;\S+: .*?)\s*$", output, re.MULTILINE)
+    errors = re.findall(r"^\s*(?:ERRORS?: |Server access [Ee]rror.*?: )(.*)$", output, re.MULTILINE)
+    said = list(dict.fromkeys([*missing, *errors]))[:3]
+    return f"Ivy says: {'; '.join(said) or ' | '.join(output.split()[-30:])}"
+
+
+def class_path(conf: str, guard: Guard) -> str:
+    return os.pathsep.join(str(jar) for jar in sorted(jar_dir(conf, guard).glob("*.jar")))

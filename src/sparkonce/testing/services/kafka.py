@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparkonce.testing.services.errors import ServiceError
-from sparkonce.testing.services.java import QUICK_START, class_path, java
+from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, class_path, java
 from sparkonce.testing.services.process import Command, Guard, free_port, log_tail
 from sparkonce.testing.services.server import KafkaServer, KafkaSettings, LocalPlan, LocalRuntime
 
@@ -37,7 +37,12 @@ METADATA_KEY, METADATA_VERSION = 3, 1
 
 
 def local_kafka(
-    folder: Path, guard: Guard, port: int, config: Mapping[str, str] | None = None
+    folder: Path,
+    guard: Guard,
+    port: int,
+    config: Mapping[str, str] | None = None,
+    *,
+    quick_start: bool = True,
 ) -> KafkaServer:
     """Make the data folder if it is new, and give the server, not started yet."""
     controller = free_port()
@@ -54,9 +59,9 @@ def local_kafka(
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     log = folder / "kafka.log"
     argv = [
-        *(java(), f"-Xmx{HEAP}", *QUICK_START, "-Djava.awt.headless=true"),
+        *(java(), f"-Xmx{HEAP}", *JVM_FLAGS, *([QUICK_START] if quick_start else [])),
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-        *("-cp", class_path("broker")),
+        *("-cp", class_path("broker", guard)),
     ]
     if not (folder / "data" / "meta.properties").exists():
         cluster_id = "S" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import json
 import os
 import random
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ class Guard:
     """
 
     def __init__(self, *, remove: Sequence[Path] = ()) -> None:
+        if importlib.util.find_spec("psutil") is None:
+            raise ServiceError("psutil is missing; install sparkonce[services].")
         # Unbuffered: a forked child must be able to close its copy without taking a lock.
         self._watchdog = subprocess.Popen(
             [sys.executable, "-P", watchdog.__file__, *map(str, remove)],
@@ -92,7 +95,8 @@ class Guard:
 
     def close(self) -> None:
         """End everything and remove the folders; returns when that is done."""
-        self.forget()
+        with self._lock:  # never under a request of another thread
+            self.forget()
         self._watchdog.wait()
 
     def forget(self) -> None:
@@ -103,9 +107,9 @@ class Guard:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         stdin, stdout = self._watchdog.stdin, self._watchdog.stdout
-        if stdin is None or stdout is None or stdin.closed:
-            raise ServiceError("The server was closed; start_services gives a new one.")
         with self._lock:
+            if stdin is None or stdout is None or stdin.closed:
+                raise ServiceError("The server was closed; start_services gives a new one.")
             try:
                 stdin.write(json.dumps(request).encode() + b"\n")
                 line = stdout.readline()
@@ -117,6 +121,19 @@ class Guard:
         if "error" in answer:
             raise ServiceError(f"{request['argv'][0]} cannot be started: {answer['error']}.")
         return answer
+
+
+@contextlib.contextmanager
+def own_guard(guard: Guard | None) -> Iterator[Guard]:
+    """The given guard, or one for the block."""
+    if guard is not None:
+        yield guard
+        return
+    own = Guard()
+    try:
+        yield own
+    finally:
+        own.close()
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

@@ -9,10 +9,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from sparkonce.testing.services.cache import cache_dir, cached, progress
+from sparkonce.testing.services.cache import SCRATCH, cache_dir, cached, progress
 from sparkonce.testing.services.errors import ServiceError
-from sparkonce.testing.services.java import QUICK_START, class_path, java
-from sparkonce.testing.services.process import Command, Guard, log_tail
+from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, class_path, java
+from sparkonce.testing.services.process import Command, Guard, log_tail, own_guard
 from sparkonce.testing.services.server import LocalPlan, LocalRuntime, S3Server, S3Settings
 
 S3MOCK_BEANS = Path(__file__).with_name("s3mock.xml")
@@ -26,7 +26,7 @@ def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
     store = folder / "data"
     store.mkdir(exist_ok=True)
     argv = [
-        *(java(), "-Xmx512m", *QUICK_START, "-cp", class_path("s3mock")),
+        *(java(), "-Xmx512m", *JVM_FLAGS, QUICK_START, "-cp", class_path("s3mock", guard)),
         "com.adobe.testing.s3mock.S3MockApplication",
         *("--server.address=127.0.0.1", f"--server.port={port}", "--server.ssl.enabled=false"),
         f"--com.adobe.testing.s3mock.store.root={store}",
@@ -52,7 +52,13 @@ def local_versitygw(folder: Path, guard: Guard, port: int) -> S3Server:
     root = folder / "data"
     root.mkdir(exist_ok=True)
     argv = [
-        *(str(versitygw_program()), "--port", f"127.0.0.1:{port}", "--region", settings.region),
+        *(
+            str(versitygw_program(guard)),
+            "--port",
+            f"127.0.0.1:{port}",
+            "--region",
+            settings.region,
+        ),
         *("--quiet", "posix"),
     ]
     if not has_extended_attributes(root):
@@ -124,24 +130,18 @@ def go() -> str:
     return found
 
 
-def versitygw_program() -> Path:
+def versitygw_program(guard: Guard | None = None) -> Path:
     """The program, built at the first call (minutes)."""
 
     def build(folder: Path) -> None:
-        scratch = folder / "scratch"
-        scratch.mkdir()
+        scratch = folder / SCRATCH
         log = scratch / "log"
-        env = {**os.environ, "GOBIN": str(folder)}
-        argv = [go(), "install", f"{VERSITYGW}@{VERSITYGW_VERSION}"]
-        guard = Guard()
-        try:
-            with progress("building versitygw from source, about 3 minutes", folder) as tick:
-                status = guard.run(Command(argv, log=log, env=env), tick=tick)
-        finally:
-            guard.close()
-        if status != 0:
-            tail = re.sub(r"go: downloading \S+ \S+( \| )?", "", log_tail(log))
-            raise ServiceError(f"versitygw cannot be built; go's last words: {tail}")
-        shutil.rmtree(scratch)
+        what = "building versitygw from source, about 3 minutes"
+        with own_guard(guard) as runner, progress(what, scratch) as tick:
+            env = {**os.environ, "GOBIN": str(folder), "GOTMPDIR": str(scratch)}
+            argv = [go(), "install", f"{VERSITYGW}@{VERSITYGW_VERSION}"]
+            if runner.run(Command(argv, log=log, env=env), tick=tick) != 0:
+                tail = re.sub(r"go: downloading \S+ \S+( \| )?", "", log_tail(log))
+                raise ServiceError(f"versitygw cannot be built; go's last words: {tail}")
 
     return cached(versitygw_dir(), build) / "versitygw"

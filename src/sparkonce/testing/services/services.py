@@ -6,11 +6,12 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self, cast, get_args
 
+from sparkonce.testing.services.containers import choose_backend, container_server
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.java import ivy_jar, jar_dir, java
 from sparkonce.testing.services.kafka import local_kafka
@@ -74,6 +75,7 @@ def start_services(
     ports: Mapping[str, int] | None = None,
     kafka_config: Mapping[str, str] | None = None,
     postgres_config: Mapping[str, str] | None = None,
+    quick_start: bool = True,
 ) -> Services:
     """Start servers and wait until each of them serves.
 
@@ -83,53 +85,83 @@ def start_services(
         ports: by kind; free ones are taken for the others. All listen on 127.0.0.1 only.
         kafka_config: more broker settings, as in server.properties.
         postgres_config: more server settings, as in postgresql.conf.
+        quick_start: False lets a local Kafka's JVM optimise in full, for benchmarks.
 
     Raises:
         ServiceError: a server is not to be had, with the reason. None is left running then.
     """
     wanted = tuple(dict.fromkeys(kinds))
-    ports = ports or {}
-    for kind in (*wanted, *ports):
+    chosen: dict[str, int] = dict.fromkeys(wanted, 0)  # 0: a free one
+    chosen.update(ports or {})
+    for kind, port in chosen.items():
         if kind not in KINDS:
             raise ServiceError(f"There is no service {kind!r}; there are {', '.join(KINDS)}.")
-    root = _make_root(data_dir)
+        if port and is_port_taken(port):
+            raise ServiceError(
+                f"Port {port} on 127.0.0.1, for {kind}, is taken; "
+                "stop what listens there, or choose another port."
+            )
+    if choose_backend() == "docker":
+        return _start_containers(wanted, chosen, data_dir, kafka_config, postgres_config)
+
     makers: Mapping[ServiceKind, Callable[[Path, Guard, int], Server]] = {
-        "kafka": lambda folder, guard, port: local_kafka(folder, guard, port, kafka_config),
+        "kafka": lambda folder, guard, port: local_kafka(
+            folder, guard, port, kafka_config, quick_start=quick_start
+        ),
         "postgres": lambda folder, guard, port: local_postgres(
             folder, guard, port, postgres_config
         ),
         "s3mock": local_s3mock,
         "versitygw": local_versitygw,
     }
+    root = _make_root(data_dir)
 
-    def start(kind: ServiceKind) -> Server:
-        folder = root / kind
-        folder.mkdir(exist_ok=True)
-        guard = Guard(remove=[] if data_dir else [folder])
-        try:
-            server = makers[kind](folder, guard, ports.get(kind) or free_port())
-            server.start()
-        except BaseException:
-            guard.close()
-            raise
+    def start(kind: ServiceKind, guard: Guard) -> Server:
+        server = makers[kind](root / kind, guard, chosen[kind] or free_port())
+        server.start()
         return server
 
-    for kind in wanted:
-        if kind in ports and is_port_taken(ports[kind]):
-            raise ServiceError(
-                f"Port {ports[kind]} on 127.0.0.1, for {kind}, is taken; "
-                "stop what listens there or choose another port."
-            )
-    with ThreadPoolExecutor(max_workers=len(wanted) or 1) as pool:
-        starting = {kind: pool.submit(start, kind) for kind in wanted}
-    services = Services(
-        {kind: future.result() for kind, future in starting.items() if not future.exception()}
-    )
-    for future in starting.values():
-        if error := future.exception():
-            services.close()
-            raise error
-    return services
+    with contextlib.ExitStack() as on_error, ThreadPoolExecutor(len(KINDS)) as pool:
+        starting: dict[ServiceKind, Future[Server]] = {}
+        try:
+            for kind in wanted:
+                (root / kind).mkdir(exist_ok=True)
+                guard = Guard(remove=[] if data_dir else [root / kind])
+                on_error.callback(guard.close)
+                starting[kind] = pool.submit(start, kind, guard)
+            wait(starting.values(), return_when=FIRST_EXCEPTION)
+            for future in starting.values():
+                if future.done():
+                    future.result()
+        except BaseException:
+            # Also ends what the others are doing, which the pool waits for.
+            on_error.close()
+            raise
+        on_error.pop_all()
+    return Services({kind: future.result() for kind, future in starting.items()})
+
+
+def _start_containers(
+    kinds: Iterable[ServiceKind],
+    ports: Mapping[str, int],
+    data_dir: Path | None,
+    kafka_config: Mapping[str, str] | None,
+    postgres_config: Mapping[str, str] | None,
+) -> Services:
+    if data_dir is not None:
+        raise ServiceError(
+            "data_dir keeps the data of local processes only, and these are containers; "
+            "leave it out, or set SPARKONCE_SERVICES=local."
+        )
+    servers: dict[ServiceKind, Server] = {}
+    with contextlib.ExitStack() as on_error:
+        for kind in kinds:  # one by one: testcontainers makes its reaper without a lock
+            port = ports[kind] or free_port()
+            servers[kind] = container_server(kind, port, kafka_config, postgres_config)
+            on_error.callback(servers[kind].close)
+            servers[kind].start()
+        on_error.pop_all()
+    return Services(servers)
 
 
 def _make_root(data_dir: Path | None) -> Path:
@@ -144,6 +176,11 @@ def _make_root(data_dir: Path | None) -> Path:
 
 def unavailable() -> dict[str, str]:
     """The kinds that cannot run here, each with the reason in one sentence."""
+    try:
+        if choose_backend() == "docker":
+            return {}
+    except ServiceError as error:
+        return dict.fromkeys(KINDS, str(error))
     checks: Mapping[ServiceKind, tuple[Callable[[], object], ...]] = {
         "kafka": (java, ivy_jar),
         "postgres": (find_binaries, unprivileged_user),
