@@ -1,0 +1,13 @@
+"""The Kafka sink: one open Kafka transaction per Spark task, ended by the driver.
+
+settings    what the user wrote, as librdkafka and as kafka-python understand it
+rows        Spark's column conventions, Arrow rows to messages
+producer    executor: one transaction, flushed and marked, left open
+finisher    any process: the requests that end, describe and list transactions
+outcome     any process: commit and abort, each unknown outcome settled by proof
+sink        KafkaSink, which ties them together
+"""
+
+from sparkonce.sinks.kafka.sink import KafkaSink
+
+__all__ = ["KafkaSink"]

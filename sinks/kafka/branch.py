@@ -1,0 +1,70 @@
+"""What identifies an open, flushed and marked transaction, and how it stands in a committable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.model import BranchId, Committable
+
+PAYLOAD_VERSION: Final = 1
+MAX_MARGIN_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaBranch:
+    """A transaction that any process can end.
+
+    Attributes:
+        transactional_id: the branch's name.
+        producer_id: as the broker gave it; -1 when no row was written and so nothing is open.
+        producer_epoch: with `producer_id` it belongs to this one transaction.
+        cluster_id: the cluster that holds the transaction.
+        marker_topic: the topic whose partition 0 carries the marker; None when there is none.
+        began_at: Unix time in seconds before the transaction could begin.
+        timeout_ms: after which the broker aborts it.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    cluster_id: str
+    marker_topic: str | None
+    began_at: float
+    timeout_ms: int
+
+    def committable(self, branch_id: BranchId) -> Committable:
+        """The lasting form, safe until shortly before the broker may abort the transaction.
+
+        The margin also covers clocks of executor and driver that differ a little.
+        """
+        timeout_s = self.timeout_ms / 1000
+        return Committable(
+            branch_id=branch_id,
+            payload=asdict(self),
+            version=PAYLOAD_VERSION,
+            safe_until=self.began_at + timeout_s - min(MAX_MARGIN_S, timeout_s / 10),
+        )
+
+    @classmethod
+    def of(cls, committable: Committable) -> Self:
+        """Read the payload of a committable.
+
+        Raises:
+            ConfigurationError: a newer sparkonce wrote it.
+            ProtocolError: it is not one of this sink.
+        """
+        if committable.version > PAYLOAD_VERSION:
+            raise ConfigurationError(
+                f"{committable.branch_id}: written by a newer sparkonce (payload version "
+                f"{committable.version}, this one knows {PAYLOAD_VERSION}); use that one"
+            )
+        payload: Mapping[str, Any] = committable.payload
+        try:
+            return cls(**payload)
+        except TypeError as error:
+            raise ProtocolError(
+                f"{committable.branch_id}: not a committable of a Kafka sink: {error}"
+            ) from error

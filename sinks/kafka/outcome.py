@@ -1,0 +1,268 @@
+"""Commit and abort from any process; an unknown outcome is settled by proof, never assumed.
+
+    EndTxn ──► done ─────────────────────────────────────────────► committed
+           ├─► no answer within our patience ────────────────────► CommitUnresolvedError
+           └─► refused for good ──► describe ──► marker, stable
+                                                   ├ is ours ────► committed
+                                                   ├ is not ─────► PreparedBranchLostError
+                                                   └ cannot tell ► CommitUnresolvedError
+
+The order carries the proof: once EndTxn was refused for good, nothing can commit under this
+producer id and epoch any more, so a marker that is read *after* that and does not name the branch
+never will. Two more things must hold: the same cluster answers, and the marker would still be kept
+if it had been written (7 days by default).
+
+Why an answer of 0 is proof by itself: producer id and epoch belong to one producer, which opens one
+transaction, and a name is not used again before its batch is complete.
+
+The zombie of brokers before Kafka 4.0. EndTxn below version 5 leaves the producer's epoch as it is,
+so an executor that was thought dead may open another transaction under the same epoch, and a second
+EndTxn would commit that one. So there the marker is read before any EndTxn, which makes a second
+`commit` harmless, and the transactional id is initialised again once the branch is committed, which
+fences the zombie. Between the two, a crash of the driver leaves the zombie's transaction open until
+`find_branches` shows it or the broker times it out; its rows are never visible.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from kafka import errors
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    ProtocolError,
+    SinkError,
+)
+from sparkonce.model import BranchId, Committable
+from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.finisher import Finisher, Patience, TransactionState
+
+logger = logging.getLogger("sparkonce")
+
+PATIENCE_S: Final = 10.0
+RETENTION_S: Final = 7 * 24 * 3600.0
+"""Kafka's default of offsets.retention.minutes, for where the broker does not say."""
+
+_RETENTION: Final = "offsets.retention.minutes"
+
+_REFUSED_FOR_GOOD: Final = (
+    errors.InvalidTxnStateError,  # ended: aborted, timed out, or committed by an older EndTxn
+    errors.ProducerFencedError,  # a later epoch holds the id: timed out, or initialised again
+    errors.InvalidProducerEpochError,  # the same, from older brokers
+    errors.InvalidProducerIdMappingError,  # the id is forgotten, or has another producer id
+)
+_COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
+
+
+class Outcome:
+    """Ends transactions through a `Finisher`, and proves how they ended.
+
+    Args:
+        finisher: asks the brokers.
+        target: of the sink, for messages.
+        patience_s: how long one call asks again before it says that the outcome is unknown.
+    """
+
+    def __init__(self, finisher: Finisher, target: str, patience_s: float = PATIENCE_S) -> None:
+        self._finisher = finisher
+        self._target = target
+        self._patience_s = patience_s
+
+    # -- commit ----------------------------------------------------------------------------------
+
+    def commit(self, committable: Committable) -> None:
+        """See `TwoPhaseCommitSink.commit`."""
+        branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
+        if branch_id.batch_id is None:
+            raise ProtocolError(f"{branch_id}: found in Kafka, prepared by nobody we know of")
+        if branch.marker_topic is None:
+            return
+        try:
+            self._commit(branch_id, branch, Patience(self._patience_s))
+        except errors.KafkaError as error:
+            # The next call starts with fresh connections.
+            self._finisher.close()
+            raise self._unresolved(
+                branch_id, f"asked for {self._patience_s:g} s, last answer: {_text(error)}"
+            ) from error
+
+    def _commit(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> None:
+        fencing = patience(self._finisher.end_fences)
+        if not fencing and self._is_marked(branch_id, branch, patience):
+            self._fence(branch, patience)
+            return
+        try:
+            fenced = patience(lambda: self._end(branch, commit=True))
+        except _REFUSED_FOR_GOOD as refusal:
+            self._settle(branch_id, branch, refusal, patience)
+            return
+        if not fenced:
+            self._fence(branch, patience)
+
+    def _fence(self, branch: KafkaBranch, patience: Patience) -> None:
+        try:
+            patience(lambda: self._finisher.fence(branch.transactional_id, branch.timeout_ms))
+        except errors.KafkaError as error:
+            # Committed all the same; see the zombie in this module's head.
+            logger.warning("%s could not be fenced: %s", branch.transactional_id, _text(error))
+
+    def _settle(
+        self,
+        branch_id: BranchId,
+        branch: KafkaBranch,
+        refusal: errors.KafkaError,
+        patience: Patience,
+    ) -> None:
+        """EndTxn was refused for good: return if the branch is committed, raise what holds if not.
+
+        1. Another attempt of ours committed it and its answer was lost: the marker names it.
+        2. The broker timed it out, somebody aborted it, or a younger producer took its name: the
+           marker does not name it and never will.
+        3. The markers of an end that was just decided are still on their way: the read says
+           "unstable", and is repeated.
+        4. Another cluster answers at this address, or the marker has outlived its time: unknown.
+        """
+        state = patience(lambda: self._describe(branch.transactional_id))
+        marker = patience(lambda: self._marker(branch))
+        if marker is not None and marker[1] == str(branch_id):
+            return
+        story = _story(branch, state)
+        cluster_id = patience(self._finisher.cluster_id)
+        if cluster_id != branch.cluster_id:
+            raise self._unresolved(
+                branch_id,
+                f"the cluster there is {cluster_id}, and the branch was prepared on "
+                f"{branch.cluster_id}; point bootstrap_servers at that one",
+            )
+        if marker is not None and marker[0] > (branch_id.batch_id or 0):
+            raise self._unresolved(
+                branch_id,
+                f"batch {marker[0]} has used its transactional id since, so this branch ended "
+                f"before that; check the topic and settle the batch in the transaction log "
+                f"({story})",
+            )
+        if state is not None and (state.state in _COMMITTED or _is_open(branch, state)):
+            raise self._unresolved(branch_id, f"EndTxn was refused ({_text(refusal)}), yet {story}")
+        age_s, kept_s = time.time() - branch.began_at, patience(self._proof_kept_s)
+        if age_s > kept_s * 0.9:
+            raise self._unresolved(
+                branch_id,
+                f"it is {age_s / 3600:.0f} h old and Kafka keeps the proof for "
+                f"{kept_s / 3600:.0f} h; check the topic and settle the batch in the transaction "
+                f"log ({story})",
+            )
+        raise PreparedBranchLostError(
+            f"batch {branch_id.batch_id} of the sink {branch_id.sink!r}: the prepared transaction "
+            f"{branch.transactional_id!r} in {self._target} is gone and was never committed: "
+            f"{story} (EndTxn: {_text(refusal)}). Its rows must be written again from Spark's "
+            "replay of the batch; to keep it from happening, make transaction.max.timeout.ms of "
+            "the brokers longer than the driver may be down",
+            branch_id,
+        )
+
+    # -- abort -----------------------------------------------------------------------------------
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        """See `TwoPhaseCommitSink.abort`.
+
+        Raises:
+            SinkError: the brokers gave no answer; the transaction may still be open.
+        """
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        patience = Patience(self._patience_s)
+        try:
+            if isinstance(branch, Committable):
+                self._abort(KafkaBranch.of(branch), patience)
+            else:
+                self._abort_by_name(branch, patience)
+        except _REFUSED_FOR_GOOD:
+            # Committed, aborted or taken over already: whatever is open now is not this branch.
+            return
+        except errors.KafkaError as error:
+            self._finisher.close()
+            raise SinkError(
+                f"{branch_id} cannot be aborted in {self._target}: asked for "
+                f"{self._patience_s:g} s, last answer: {_text(error)}",
+                branch_id,
+            ) from error
+
+    def _abort(self, branch: KafkaBranch, patience: Patience) -> None:
+        if branch.producer_id >= 0:
+            patience(lambda: self._end(branch, commit=False))
+
+    def _abort_by_name(self, branch_id: BranchId, patience: Patience) -> None:
+        state = patience(lambda: self._describe(branch_id.name))
+        if state is not None and state.state == "Ongoing":
+            held = state.producer_id, state.producer_epoch
+            patience(lambda: self._finisher.end(branch_id.name, *held, commit=False))
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _end(self, branch: KafkaBranch, *, commit: bool) -> bool:
+        return self._finisher.end(
+            branch.transactional_id, branch.producer_id, branch.producer_epoch, commit=commit
+        )
+
+    def _marker(self, branch: KafkaBranch) -> tuple[int, str] | None:
+        if branch.marker_topic is None:
+            return None
+        return self._finisher.marker(branch.transactional_id, branch.marker_topic)
+
+    def _is_marked(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> bool:
+        def read() -> tuple[int, str] | None:
+            try:
+                return self._marker(branch)
+            except errors.UnstableOffsetCommitError:  # open still
+                return None
+
+        marker = patience(read)
+        return marker is not None and marker[1] == str(branch_id)
+
+    def _describe(self, transactional_id: str) -> TransactionState | None:
+        return self._finisher.describe([transactional_id]).get(transactional_id)
+
+    def _proof_kept_s(self) -> float:
+        minutes = self._finisher.broker_config([_RETENTION]).get(_RETENTION)
+        return RETENTION_S if minutes is None else int(minutes) * 60.0
+
+    def _unresolved(self, branch_id: BranchId, why: str) -> CommitUnresolvedError:
+        return CommitUnresolvedError(
+            f"{branch_id}: it is unknown whether it is committed in {self._target}: {why}",
+            branch_id,
+        )
+
+
+def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
+    held = (state.producer_id, state.producer_epoch)
+    return state.state == "Ongoing" and held == (branch.producer_id, branch.producer_epoch)
+
+
+def _story(branch: KafkaBranch, state: TransactionState | None) -> str:
+    """What the coordinator's state says about the end of a branch, for people."""
+    if state is None:
+        return "the brokers do not know its transactional id any more"
+    now = (
+        f"{state.state} with producer id {state.producer_id}, epoch {state.producer_epoch}; ours "
+        f"were {branch.producer_id}, {branch.producer_epoch}"
+    )
+    age_s = time.time() - branch.began_at
+    if state.producer_id != branch.producer_id or state.state in {"Empty", "Ongoing"}:
+        return f"another producer has taken its transactional id ({now})"
+    if state.state in {"PrepareAbort", "CompleteAbort", "PrepareEpochFence"}:
+        if age_s > branch.timeout_ms / 1000:
+            return (
+                f"it timed out: the broker aborts it after {branch.timeout_ms / 1000:g} s, and it "
+                f"began {age_s:.0f} s ago ({now})"
+            )
+        return f"somebody aborted it ({now})"
+    return f"the brokers say {now}"
+
+
+def _text(error: errors.KafkaError) -> str:
+    name = getattr(error, "message", None) or type(error).__name__
+    said = " ".join(str(arg) for arg in error.args)
+    return f"{name}: {said}" if said else str(name)

@@ -1,0 +1,340 @@
+"""The executor's half: one Kafka transaction per task, flushed, marked and left open.
+
+    open ─► write* ─► flush ─► gate ─► marker ─► producer id ─► drop the producer, keep the
+                                                                 transaction
+
+1. Exactly one transaction per `Producer`. Two would share producer id and epoch, and a late commit
+   of the first would commit the second (I2).
+2. The gate: `flush` returns 0 also when a message failed for good, and EndTxn from outside would
+   then commit the rest. So every failed delivery is counted, and sending the marker, the last
+   request, fails when librdkafka holds the transaction for broken.
+3. The marker is an offset committed inside the transaction, in a group of its own: whoever reads it
+   later knows whether this transaction committed, long after the coordinator forgot it.
+4. `Producer.close` and `with` abort the transaction; dropping the last reference does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from sparkonce.errors import PrepareRejectedError, ProtocolError
+from sparkonce.model import BranchId
+from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.rows import ROW_BY_ROW, Message, RowError, messages_by_topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CONNECT_TIMEOUT_S: Final = 30.0
+INIT_TIMEOUT_S: Final = 60.0
+ABORT_TIMEOUT_S: Final = 5.0
+
+STATISTICS_INTERVAL_MS: Final = 20
+"""How often librdkafka says its producer id: half of it is the mean wait of a prepare."""
+
+_QUEUE_FULL_WAIT_S: Final = 0.01
+_POLL_S: Final = 0.25
+
+_CLIENT_ERRORS: Final = (KafkaException, SystemError)
+"""After a fatal error confluent-kafka raises SystemError out of `flush` and `poll`."""
+
+Send: TypeAlias = "Callable[[str, list[Message]], None]"
+
+
+class _Reports:
+    """What librdkafka tells from its callbacks. Holds no producer, so that no cycle keeps one."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.first_failure: str | None = None
+        self.last_error: str | None = None
+        self.statistics: str | None = None
+
+    def on_delivery(self, error: KafkaError | None, message: Any) -> None:
+        if error is None:
+            return
+        self.failed += 1
+        if self.first_failure is None:
+            self.first_failure = (
+                f"topic {message.topic()!r}, partition {message.partition()}: "
+                f"{error.str()}{_advice(error)}"
+            )
+
+    def on_statistics(self, statistics: str) -> None:
+        self.statistics = statistics
+
+    def on_error(self, error: KafkaError) -> None:
+        self.last_error = error.str()
+
+    def identity(self) -> tuple[int, int] | None:
+        """Producer id and epoch from the newest statistics, once they are an open transaction's."""
+        text, self.statistics = self.statistics, None
+        if text is None:
+            return None
+        eos = json.loads(text).get("eos", {})
+        if (eos.get("idemp_state"), eos.get("txn_state")) != ("Assigned", "InTransaction"):
+            return None
+        identity = int(eos["producer_id"]), int(eos["producer_epoch"])
+        return identity if identity[0] >= 0 else None
+
+
+class OpenTransaction:
+    """One open Kafka transaction, from its beginning until it is prepared or given up.
+
+    Args:
+        branch_id: names the transaction.
+        config: librdkafka's settings, without callbacks.
+        topic: for rows that name none; also the marker's topic.
+        cluster_id: the cluster that the driver saw; None when nobody has looked.
+
+    Raises:
+        PrepareRejectedError: the brokers cannot be reached, or refuse a transaction.
+    """
+
+    def __init__(
+        self,
+        branch_id: BranchId,
+        config: dict[str, object],
+        *,
+        topic: str | None,
+        cluster_id: str | None,
+    ) -> None:
+        self.branch_id = branch_id
+        self._topic = topic
+        self._marker_topic: str | None = topic
+        self._reports = _Reports()
+        self._servers = config["bootstrap.servers"]
+        self._timeout_ms = int(str(config["transaction.timeout.ms"]))
+        self._began_at = time.time()
+        self._deadline = time.monotonic() + self._timeout_ms / 1000
+        producer: Producer | None = None
+        try:
+            producer = Producer(
+                {
+                    **config,
+                    "statistics.interval.ms": STATISTICS_INTERVAL_MS,
+                    "stats_cb": self._reports.on_statistics,
+                    "error_cb": self._reports.on_error,
+                }
+            )
+            self._cluster_id = self._connect(producer, cluster_id)
+            producer.init_transactions(self._at_most(INIT_TIMEOUT_S))
+            producer.begin_transaction()
+        except _CLIENT_ERRORS as error:
+            raise self._rejected("the transaction cannot begin", error) from error
+        self._producer: Producer | None = producer
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Queue the rows; wait while the queue is full.
+
+        Raises:
+            PrepareRejectedError: naming the topic and the reason.
+        """
+        send = self._row_by_row if ROW_BY_ROW.intersection(batch.schema.names) else self._many
+        try:
+            for topic, messages in messages_by_topic(batch, self._topic):
+                self._marker_topic = self._marker_topic or topic
+                send(topic, messages)
+            self._live.poll(0)
+        except RowError as error:
+            raise PrepareRejectedError(
+                f"Kafka cannot hold a row: {error}", self.branch_id
+            ) from error
+        except _CLIENT_ERRORS as error:
+            raise self._rejected("rows cannot be written", error) from error
+        self._gate()
+
+    def prepare(self) -> KafkaBranch:
+        """Flush, check, mark; leave the transaction open and free the producer.
+
+        Raises:
+            PrepareRejectedError: a row was not delivered, or the transaction is broken. The
+                producer is kept, for `abandon`.
+        """
+        identity = (-1, -1)
+        try:
+            self._flush()
+            self._gate()
+            if self._marker_topic is not None:
+                self._mark(self._marker_topic)
+                identity = self._identity()
+        except _CLIENT_ERRORS as error:
+            raise self._rejected("the transaction cannot be prepared", error) from error
+        self._gate()
+        self._producer = None
+        return KafkaBranch(
+            transactional_id=self.branch_id.name,
+            producer_id=identity[0],
+            producer_epoch=identity[1],
+            cluster_id=self._cluster_id,
+            marker_topic=self._marker_topic,
+            began_at=self._began_at,
+            timeout_ms=self._timeout_ms,
+        )
+
+    def abandon(self) -> None:
+        """Abort the transaction as well as it can be done soon; never raises."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(*_CLIENT_ERRORS):
+                producer.abort_transaction(ABORT_TIMEOUT_S)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    @property
+    def _live(self) -> Producer:
+        if self._producer is None:
+            raise ProtocolError(f"{self.branch_id}: the transaction was prepared or discarded")
+        return self._producer
+
+    def _connect(self, producer: Producer, expected: str | None) -> str:
+        # Without this init_transactions waits for a timer tick of up to a second. Naming the topic
+        # keeps the answer small; without a topic librdkafka asks for all of them.
+        seen = producer.list_topics(self._topic, timeout=self._at_most(CONNECT_TIMEOUT_S))
+        cluster_id = str(seen.cluster_id)
+        if expected is not None and cluster_id != expected:
+            raise PrepareRejectedError(
+                f"bootstrap_servers={self._servers!r} is the Kafka cluster {expected} on the "
+                f"driver and {cluster_id} on this executor; give an address that means the same "
+                "cluster everywhere",
+                self.branch_id,
+            )
+        return cluster_id
+
+    def _many(self, topic: str, messages: list[Message]) -> None:
+        on_delivery = self._reports.on_delivery
+        while messages:
+            sent = self._live.produce_batch(topic, messages, on_delivery=on_delivery)
+            if sent == len(messages):
+                return
+            # Accepted is a prefix, unless a message is refused for what it is; then all is over.
+            refused = [m for m in messages if "_error" in m]
+            for message in refused:
+                error = message.pop("_error")
+                if error.code() != KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's name
+                    raise KafkaException(error)
+            if refused != messages[sent:]:
+                raise PrepareRejectedError(
+                    f"topic {topic!r}: librdkafka took messages out of their order", self.branch_id
+                )
+            messages = refused
+            self._wait_for_room()
+
+    def _row_by_row(self, topic: str, messages: list[Message]) -> None:
+        produce, on_delivery = self._live.produce, self._reports.on_delivery
+        for message in messages:
+            while True:
+                try:
+                    produce(topic, **message, on_delivery=on_delivery)
+                    break
+                except BufferError:
+                    self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        self._live.poll(_QUEUE_FULL_WAIT_S)
+        self._gate()
+        self._in_time("wait for room in the queue")
+
+    def _flush(self) -> None:
+        while self._live.flush(_POLL_S) > 0:
+            self._gate()
+            self._in_time("flush")
+
+    def _gate(self) -> None:
+        if self._reports.failed:
+            raise PrepareRejectedError(
+                f"{self._reports.failed} record(s) were not delivered; the first: "
+                f"{self._reports.first_failure}",
+                self.branch_id,
+            )
+
+    def _mark(self, topic: str) -> None:
+        # The group needs no brokers: the consumer only writes down how librdkafka names one.
+        consumer = Consumer({"group.id": self.branch_id.name, "log_level": 0})
+        try:
+            group = consumer.consumer_group_metadata()
+        finally:
+            consumer.close()
+        offset = -1 if self.branch_id.batch_id is None else self.branch_id.batch_id
+        marker = TopicPartition(topic, 0, offset, str(self.branch_id))
+        while True:
+            try:
+                self._live.send_offsets_to_transaction([marker], group, self._at_most(60))
+            except KafkaException as error:
+                if not error.args[0].retriable():
+                    raise
+                self._in_time("send the marker")
+            else:
+                return
+
+    def _identity(self) -> tuple[int, int]:
+        """Producer id and epoch, by statistics that were made after the marker was sent."""
+        self._live.poll(0)
+        self._reports.statistics = None
+        while True:
+            self._live.poll(_POLL_S)
+            identity = self._reports.identity()
+            if identity is not None:
+                return identity
+            self._gate()
+            self._in_time("learn the producer id")
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _at_most(self, seconds: float) -> float:
+        return max(0.1, min(seconds, self._deadline - time.monotonic()))
+
+    def _in_time(self, doing: str) -> None:
+        if time.monotonic() > self._deadline:
+            last = f"; the last error was: {self._reports.last_error}" * bool(
+                self._reports.last_error
+            )
+            raise PrepareRejectedError(
+                f"{self._where}: could not {doing} within the transaction timeout of "
+                f"{self._timeout_ms} ms{last}. Make the batches smaller, or the broker's "
+                "transaction.max.timeout.ms longer",
+                self.branch_id,
+            )
+
+    @property
+    def _where(self) -> str:
+        topic = self._topic or self._marker_topic
+        return f"Kafka at {self._servers}" + (f", topic {topic!r}" if topic else "")
+
+    def _rejected(self, what: str, error: Exception) -> PrepareRejectedError:
+        reason, advice = str(error), ""
+        if isinstance(error, KafkaException):
+            reason, advice = error.args[0].str(), _advice(error.args[0])
+        if self._reports.first_failure is not None:
+            reason = self._reports.first_failure
+        elif isinstance(error, SystemError) and self._reports.last_error is not None:
+            reason = self._reports.last_error
+        return PrepareRejectedError(f"{self._where}: {what}: {reason}{advice}", self.branch_id)
+
+
+_ADVICE: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE: (
+        ". Raise max.message.bytes of the topic and config={'message.max.bytes': …} of the sink"
+    ),
+    KafkaError.UNKNOWN_TOPIC_OR_PART: ". Create the topic",
+    KafkaError._UNKNOWN_TOPIC: ". Create the topic",  # noqa: SLF001 - librdkafka's name
+    KafkaError._UNKNOWN_PARTITION: ". The topic has fewer partitions",  # noqa: SLF001
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: (
+        ". Set transaction_timeout_ms= to the broker's transaction.max.timeout.ms or less"
+    ),
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
+        ". Allow Write and Describe on transactional ids that start with 'sparkonce.'"
+    ),
+    KafkaError.GROUP_AUTHORIZATION_FAILED: ". Allow Read on groups that start with 'sparkonce.'",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: ". Allow Write, Read and Describe on the topic",
+}
+
+
+def _advice(error: KafkaError) -> str:
+    return _ADVICE.get(error.code(), "")

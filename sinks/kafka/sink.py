@@ -1,0 +1,256 @@
+"""`KafkaSink`: every Spark task is one Kafka transaction, and the driver ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from confluent_kafka import KafkaException, Producer
+from kafka import errors
+from kafka.admin import ACLOperation
+
+from sparkonce.errors import ConfigurationError, SinkError
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.finisher import Finisher, Patience
+from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome
+from sparkonce.sinks.kafka.producer import OpenTransaction
+from sparkonce.sinks.kafka.rows import check_schema
+from sparkonce.sinks.kafka.settings import KafkaSettings, check_topic_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_TIMEOUT_MS: Final = 900_000
+"""Kafka's default of transaction.max.timeout.ms, for where the broker does not say."""
+
+MIN_TIMEOUT_MS: Final = 1_000
+
+_MAX_TIMEOUT: Final = "transaction.max.timeout.ms"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the driver learned of the cluster; it travels to the executors with the sink."""
+
+    cluster_id: str | None
+    timeout_ms: int
+    max_message_bytes: int | None
+
+
+class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
+    """Writes rows to Kafka topics; visible to consumers with ``isolation.level=read_committed``.
+
+    The rows have the columns that Spark's own Kafka sink knows: `value`, and optionally `key`,
+    `topic`, `partition`, `headers` and `timestamp`. Keys land in the same partition as with Java.
+
+    A prepared transaction lives as long as its timeout allows: the broker's
+    ``transaction.max.timeout.ms``, 15 minutes by default. A driver that is down for longer finds
+    the branch gone, and it is written again from Spark's replay.
+
+    Needs Kafka 3.0; from Kafka 4.0 on the broker itself keeps a zombie executor out. With ACLs:
+    Read, Write and Describe on the topics, Write and Describe on transactional ids and Read on
+    groups that start with ``sparkonce.``, and best also DescribeConfigs on the cluster and topic.
+
+    Args:
+        topic: for rows that name none in a column `topic`.
+        bootstrap_servers: ``host:port,host:port``.
+        config: further librdkafka settings, for security among others. What also concerns the
+            client on the driver is given to it: PLAINTEXT, SSL, SASL with PLAIN or SCRAM.
+        transaction_timeout_ms: after which the broker aborts what nobody commits; default: the
+            longest that it allows.
+        name: see `TwoPhaseCommitSink`.
+        transform: see `TwoPhaseCommitSink`.
+
+    Raises:
+        ConfigurationError: a setting is wrong, breaks exactly-once, or cannot reach the client
+            that commits.
+    """
+
+    kind: ClassVar[str] = "kafka"
+
+    def __init__(
+        self,
+        topic: str | None = None,
+        *,
+        bootstrap_servers: str,
+        config: Mapping[str, object] = MappingProxyType({}),
+        transaction_timeout_ms: int | None = None,
+        name: str | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        super().__init__(name=name, transform=transform)
+        if topic is not None:
+            check_topic_name(topic)
+        if transaction_timeout_ms is not None and transaction_timeout_ms < MIN_TIMEOUT_MS:
+            raise ConfigurationError(
+                f"transaction_timeout_ms={transaction_timeout_ms}: give {MIN_TIMEOUT_MS} or more"
+            )
+        self._topic = topic
+        self._settings = KafkaSettings(bootstrap_servers, dict(config))
+        self._timeout_ms = transaction_timeout_ms
+        self._patience_s = PATIENCE_S
+        self._seen: _Seen | None = None
+        self._finisher = Finisher(self._settings)
+
+    # -- on the executors --------------------------------------------------------------------------
+
+    def beginTransaction(self, branch_id: BranchId) -> OpenTransaction:
+        seen = self._seen or _Seen(None, self._timeout_ms or DEFAULT_TIMEOUT_MS, None)
+        config = self._settings.for_producer(
+            branch_id.name, seen.timeout_ms, seen.max_message_bytes
+        )
+        return OpenTransaction(branch_id, config, topic=self._topic, cluster_id=seen.cluster_id)
+
+    def write(self, handle: OpenTransaction, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            handle.write(batch)
+
+    def preCommit(self, handle: OpenTransaction) -> Committable:
+        return handle.prepare().committable(handle.branch_id)
+
+    def discard(self, handle: OpenTransaction) -> None:
+        handle.abandon()
+
+    # -- in any process ----------------------------------------------------------------------------
+
+    def commit(self, committable: Committable) -> None:
+        self._outcome.commit(committable)
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        self._outcome.abort(branch)
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        """List the owner's open transactions; those that are already ending are left out."""
+        try:
+            found = Patience(self._patience_s)(lambda: self._ongoing(owner))
+        except errors.KafkaError as error:
+            self._finisher.close()
+            raise SinkError(
+                f"{self.target}: open transactions cannot be listed: {error}"
+            ) from error
+        return found
+
+    def _ongoing(self, owner: Owner) -> list[Committable]:
+        branches = {}
+        for transactional_id in self._finisher.ongoing(owner.prefix):
+            branch_id = BranchId.from_name(transactional_id)
+            if branch_id is not None and branch_id.owner == owner:
+                branches[transactional_id] = branch_id
+        if not branches:
+            return []
+        cluster_id = self._finisher.cluster_id()
+        return [
+            KafkaBranch(
+                transactional_id=transactional_id,
+                producer_id=state.producer_id,
+                producer_epoch=state.producer_epoch,
+                cluster_id=cluster_id,
+                marker_topic=None,
+                began_at=state.started_at,
+                timeout_ms=state.timeout_ms,
+            ).committable(branches[transactional_id])
+            for transactional_id, state in self._finisher.describe(branches).items()
+            if state.state == "Ongoing"
+        ]
+
+    # -- on the driver -----------------------------------------------------------------------------
+
+    def validate(self, schema: pa.Schema) -> None:
+        check_schema(schema, self._topic)
+        try:
+            self._seen = Patience(self._patience_s)(self._look)
+        except errors.KafkaError as error:
+            self._finisher.close()
+            raise ConfigurationError(
+                f"bootstrap_servers={self._settings.bootstrap_servers!r}: no answer within "
+                f"{self._patience_s:.0f} s ({type(error).__name__}: {error}). Is the address "
+                "right, are the brokers up, and do the security settings in config= fit them?"
+            ) from error
+        self._check_producer_config(self._seen)
+
+    def _look(self) -> _Seen:
+        unsupported = self._finisher.unsupported()
+        if unsupported is not None:
+            raise ConfigurationError(
+                f"{self.target}: the brokers do not know {unsupported}; Kafka 3.0 is needed"
+            )
+        if self._topic is not None:
+            self._check_topic(self._topic)
+        return _Seen(
+            self._finisher.cluster_id(), self._resolve_timeout(), self._max_message_bytes()
+        )
+
+    def _check_topic(self, topic: str) -> None:
+        found = self._finisher.topic(topic)
+        if found.error == errors.UnknownTopicOrPartitionError.errno:
+            raise ConfigurationError(
+                f"{self.target}: there is no topic {topic!r}. Create it: kafka-topics.sh "
+                f"--bootstrap-server {self._settings.bootstrap_servers} --create --topic {topic} "
+                "--partitions 6"
+            )
+        if found.error == errors.TopicAuthorizationFailedError.errno:
+            raise ConfigurationError(f"{self.target}: no right to see the topic; allow Describe")
+        if found.error:
+            raise errors.for_code(found.error)
+        needed = ACLOperation.READ, ACLOperation.WRITE, ACLOperation.DESCRIBE
+        allowed = frozenset(needed) if found.operations is None else found.operations
+        missing = [operation.name.title() for operation in needed if operation not in allowed]
+        if missing:
+            raise ConfigurationError(
+                f"{self.target}: {' and '.join(missing)} on the topic is not allowed; it is "
+                "needed (Read for the marker that proves a commit)"
+            )
+
+    def _resolve_timeout(self) -> int:
+        allowed = self._finisher.broker_config([_MAX_TIMEOUT]).get(_MAX_TIMEOUT)
+        if self._timeout_ms is None:
+            return DEFAULT_TIMEOUT_MS if allowed is None else int(allowed)
+        if allowed is not None and self._timeout_ms > int(allowed):
+            raise ConfigurationError(
+                f"transaction_timeout_ms={self._timeout_ms} is longer than the brokers allow "
+                f"({_MAX_TIMEOUT}={allowed}); make it shorter, or theirs longer"
+            )
+        return self._timeout_ms
+
+    def _max_message_bytes(self) -> int | None:
+        if self._topic is None:
+            return None
+        limit = self._finisher.topic_config(self._topic, ["max.message.bytes"])
+        return int(limit["max.message.bytes"]) if limit else None
+
+    def _check_producer_config(self, seen: _Seen) -> None:
+        config = self._settings.for_producer("sparkonce.", seen.timeout_ms, seen.max_message_bytes)
+        try:
+            Producer({**config, "log_level": 0})
+        except (KafkaException, TypeError, ValueError) as error:
+            said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+            raise ConfigurationError(
+                f"config: librdkafka refuses it: {self._settings.without_secrets(said)}"
+            ) from None  # the cause could show a secret
+
+    def close(self) -> None:
+        self._finisher.close()
+
+    @property
+    def target(self) -> str:
+        topic = "topics of its rows" if self._topic is None else f"topic {self._topic}"
+        return f"kafka {topic} at {self._settings.bootstrap_servers}"
+
+    @property
+    def _outcome(self) -> Outcome:
+        return Outcome(self._finisher, self.target, self._patience_s)
+
+    # Connections and locks stay in their process; settings and what `validate` saw travel.
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        del state["_finisher"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._finisher = Finisher(self._settings)
