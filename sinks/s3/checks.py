@@ -1,0 +1,166 @@
+"""What is checked before any data moves: the schema, the server, the bucket, the rights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.types as pat
+from botocore.exceptions import NoCredentialsError, PartialCredentialsError
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.s3.client import (
+    S3_ERRORS,
+    Connection,
+    Purpose,
+    code_of,
+    describe,
+    status_of,
+)
+from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.s3.writer import FileFormat
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger("sparkonce")
+
+SAFE_DAYS = 7
+"""A lifecycle rule that aborts uploads earlier than this may hit a prepared branch."""
+
+ResultT = TypeVar("ResultT")
+
+_FOLDER_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
+    pat.is_string,
+    pat.is_large_string,
+    pat.is_boolean,
+    pat.is_integer,
+    pat.is_decimal,
+    pat.is_date,
+    pat.is_timestamp,
+)
+
+
+def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
+    """Refuse columns that cannot become folders, or files."""
+    partition_by = file_format.partition_by
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"S3Sink: the rows have the columns {twice} more than once: rename them (transform=)"
+        )
+    missing = [name for name in partition_by if name not in schema.names]
+    if missing:
+        raise ConfigurationError(
+            f"S3Sink: partition_by names {missing}, and the rows have {schema.names}: "
+            "name columns of the rows, or add these (transform=)"
+        )
+    for name in partition_by:
+        kind = schema.field(name).type
+        if not any(fits(kind) for fits in _FOLDER_TYPES):
+            raise ConfigurationError(
+                f"S3Sink: partition_by column {name!r} is {kind}, which makes no folder names: "
+                "use a string, integer, decimal, boolean, date or timestamp column"
+            )
+    rest = [field for field in schema if field.name not in partition_by]
+    if not rest:
+        raise ConfigurationError(
+            f"S3Sink: partition_by={list(partition_by)} takes every column, so that none is left "
+            "for the files"
+        )
+    try:
+        rest_schema = pa.schema(rest)
+        with file_format.writer(pa.BufferOutputStream(), rest_schema) as writer:
+            writer.write_table(rest_schema.empty_table())
+    except pa.ArrowException as error:
+        raise ConfigurationError(
+            f"S3Sink: Parquet cannot hold these columns ({error}): change them (transform=)"
+        ) from error
+
+
+def check_server(connection: Connection, place: Place) -> None:
+    """Refuse a server, bucket or account that cannot work; nothing is written.
+
+    Takes a bounded time also when nothing answers.
+    """
+    client = _asking(lambda: connection.client(Purpose.ASK), connection, place)
+    _asking(
+        lambda: client.list_multipart_uploads(
+            Bucket=place.bucket, Prefix=place.prefix, MaxUploads=1
+        ),
+        connection,
+        place,
+    )
+    # The proof of a commit is a HEAD that tells "absent" (404) from "not allowed" (403), which
+    # takes the right to list the bucket.
+    try:
+        client.head_object(Bucket=place.bucket, Key=f"{place.prefix}sparkonce.probe")
+    except S3_ERRORS as error:
+        if status_of(error) != 404:  # noqa: PLR2004
+            raise ConfigurationError(
+                f"S3Sink: {place}: cannot tell whether an object is there ({describe(error)}): "
+                "grant s3:GetObject and s3:ListBucket"
+            ) from error
+    _warn_of_lifecycle(client, place)
+
+
+def _asking(action: Callable[[], ResultT], connection: Connection, place: Place) -> ResultT:
+    """Run the action; turn what goes wrong into the setting at fault."""
+    where = connection.endpoint_url or "the AWS endpoint"
+    try:
+        return action()
+    except (NoCredentialsError, PartialCredentialsError) as error:
+        raise ConfigurationError(
+            "S3Sink: no credentials: give access_key= and secret_key=, or set them where boto3 "
+            f"looks (environment, profile, instance role): {error}"
+        ) from error
+    except (*S3_ERRORS, ValueError) as error:  # boto3 says ValueError to a broken endpoint_url
+        code, status = code_of(error), status_of(error)
+        if code == "NoSuchBucket":
+            fix = f"the bucket {place.bucket!r} does not exist at {where}: make it, or correct url="
+        elif code in {"InvalidAccessKeyId", "SignatureDoesNotMatch", "XAdminUserNotFound"}:
+            fix = f"{where} refuses the credentials: correct access_key= and secret_key="
+        elif status in {401, 403}:
+            fix = (
+                f"{where} refuses access to {place}: grant s3:ListBucketMultipartUploads, "
+                "s3:ListBucket, s3:GetObject, s3:PutObject, s3:ListMultipartUploadParts and "
+                "s3:AbortMultipartUpload"
+            )
+        elif status in {301, 400} and code in {
+            "PermanentRedirect",
+            "AuthorizationHeaderMalformed",
+            "IllegalLocationConstraintException",
+        }:
+            fix = f"the bucket {place.bucket!r} is in another region: correct region="
+        elif status is None:
+            fix = f"{where} cannot be reached: correct endpoint_url= and region=, or start it"
+        else:
+            fix = f"{where} does not serve {place}"
+        raise ConfigurationError(f"S3Sink: {fix} ({describe(error)})") from error
+
+
+def _warn_of_lifecycle(client: S3Client, place: Place) -> None:
+    try:
+        rules: Sequence[Any] = client.get_bucket_lifecycle_configuration(Bucket=place.bucket)[
+            "Rules"
+        ]
+    except S3_ERRORS:
+        return  # no rules, no such feature, or no right to see them
+    for rule in rules:
+        days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
+        condition = rule.get("Filter", {})
+        prefix = condition.get("Prefix") or condition.get("And", {}).get("Prefix")
+        prefix = prefix or rule.get("Prefix") or ""
+        concerns = prefix.startswith(place.prefix) or place.prefix.startswith(prefix)
+        if rule.get("Status") == "Enabled" and concerns and days is not None and days < SAFE_DAYS:
+            logger.warning(
+                "%s: the bucket's lifecycle rule %r aborts uploads after %d days. A batch that is "
+                "decided and not committed by then, because the query is down, is lost: let it "
+                "wait %d days or more.",
+                place,
+                rule.get("ID", ""),
+                days,
+                SAFE_DAYS,
+            )

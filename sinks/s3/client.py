@@ -1,0 +1,129 @@
+"""Connections to S3: the settings, one client per process and purpose, and what errors mean.
+
+Clients are made at their first use in a process and shared by all its sinks with equal settings;
+a client never travels to another process, and a forked process makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError  # noqa: A004
+from botocore.parsers import ResponseParserError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+S3_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
+"""All that a call of a client raises."""
+
+_CONNECT_TIMEOUT_S = 5
+_CONNECTIONS = 32
+_THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"})
+
+
+class Purpose(Enum):
+    """How patient a client is: (attempts at a call, seconds of silence that end an attempt)."""
+
+    UPLOAD = (6, 30)
+    """Parts: sending one again is harmless, and its loss costs the whole task."""
+    ASK = (3, 20)
+    """Calls that change nothing, or that may be repeated."""
+    ONCE = (1, 20)
+    """Calls whose second answer differs from the first: create and complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the server. Without keys, boto3's own credential chain is asked."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    path_style: bool = False
+
+    def client(self, purpose: Purpose) -> S3Client:
+        """The client of this process; making the first one takes about 0.1 s."""
+        key = (os.getpid(), self, purpose)
+        client = _clients.get(key)
+        if client is None:
+            with _lock:
+                client = _clients.get(key)
+                if client is None:
+                    client = _clients[key] = self._make(purpose)
+        return client
+
+    def close(self) -> None:
+        """Close idle connections. Sinks that use the same ones connect again when they need to."""
+        for purpose in Purpose:
+            client = _clients.pop((os.getpid(), self, purpose), None)
+            if client is not None:
+                client.close()
+
+    def _make(self, purpose: Purpose) -> S3Client:
+        attempts, read_timeout_s = purpose.value
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name=self.region,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=Config(
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                read_timeout=read_timeout_s,
+                retries={"mode": "standard", "total_max_attempts": attempts},
+                max_pool_connections=_CONNECTIONS,
+                tcp_keepalive=True,
+                s3={"addressing_style": "path" if self.path_style else "auto"},
+                # Every part carries its MD5; other servers than Amazon's trip over the checksums
+                # that boto3 would add of its own accord.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+
+_clients: dict[tuple[int, Connection, Purpose], S3Client] = {}
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603  # a fork may copy it while another thread holds it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def code_of(error: Exception | None) -> str:
+    """The server's error code (of a HEAD: the HTTP status); empty when it gave no answer."""
+    return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status of the server's answer; None when it gave none."""
+    if isinstance(error, ClientError):
+        return error.response["ResponseMetadata"].get("HTTPStatusCode")
+    return None
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same call may work a little later."""
+    if isinstance(error, ClientError):
+        return (status_of(error) or 500) >= 500 or code_of(error) in _THROTTLED  # noqa: PLR2004
+    return isinstance(error, (ConnectionError, HTTPClientError, ResponseParserError))
+
+
+def describe(error: Exception) -> str:
+    """One line for messages; without the request, which is signed."""
+    if isinstance(error, ClientError):
+        said = error.response["Error"]
+        return f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,38 @@
+"""The open uploads of one owner, as the server lists them."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from sparkonce.model import BranchId, Owner
+from sparkonce.sinks.s3.client import Connection, Purpose
+from sparkonce.sinks.s3.layout import Place, branch_of
+from sparkonce.sinks.s3.upload import StagedFile
+
+
+def open_uploads(
+    connection: Connection, place: Place, owner: Owner
+) -> dict[BranchId, list[StagedFile]]:
+    """Uploads under the place whose file names carry the owner's digest, by branch.
+
+    Pages go on from the last key alone: versitygw refuses a marker of key and upload id, and our
+    keys are never used twice, so none of ours is skipped.
+    """
+    client = connection.client(Purpose.ASK)
+    found: dict[BranchId, list[StagedFile]] = {}
+    marker = ""
+    while True:
+        # Other applications' keys may hold characters that XML cannot; not every server encodes.
+        page = client.list_multipart_uploads(
+            Bucket=place.bucket, Prefix=place.prefix, KeyMarker=marker, EncodingType="url"
+        )
+        encoded = page.get("EncodingType") == "url"
+        last = marker
+        for upload in page.get("Uploads", ()):
+            last = unquote(upload["Key"]) if encoded else upload["Key"]
+            branch_id = branch_of(last, owner)
+            if branch_id is not None and last.startswith(place.prefix):
+                found.setdefault(branch_id, []).append(StagedFile(last, upload["UploadId"]))
+        if not page.get("IsTruncated") or last <= marker:
+            return found
+        marker = last

@@ -1,0 +1,187 @@
+"""How the commit of one file ends: by what stands at its key, never by what a call answered.
+
+    complete ─► HEAD ─┬─ ours ─────────────────────────────────────────────► committed
+                      ├─ absent, and complete answered "no such upload"
+                      │      ─► ListParts ─ no such upload ─► HEAD ─ absent ─► LOST
+                      └─ anything else ────────────────────────────────────► unresolved
+
+S3 may answer 200 with an error in the body, and its answer may be lost; some servers answer 200 to
+the completion of an upload that is gone, others deny an upload that they have completed. What
+proves the commit is the object: our branch id in its metadata, and the ETag that its parts give
+(or its size, where the server's ETags are no MD5s: with KMS keys, and on servers with a scheme of
+their own).
+
+"Lost" takes a terminal answer first and a fresh, absent proof after it, in that order: a commit
+that happened in between is seen by the last HEAD. A crashed versitygw 1.8.0 answers 200 to the
+completion, and denies upload and object until it is repaired: that is unresolved.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from botocore.exceptions import ClientError
+
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
+from sparkonce.model import BranchId
+from sparkonce.sinks.s3.client import (
+    S3_ERRORS,
+    Connection,
+    Purpose,
+    code_of,
+    describe,
+    status_of,
+)
+from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile
+
+_MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-[0-9]+")
+_GONE = frozenset({"NoSuchUpload", "InvalidPart"})
+"""What servers answer to the completion of an upload that they do not have (any more)."""
+
+
+class Seen(Enum):
+    """What stands at a file's key."""
+
+    OURS = auto()
+    FOREIGN = auto()
+    ABSENT = auto()
+    DELETED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """Settles the files of one branch.
+
+    Attributes:
+        connection: to the server that is configured now.
+        bucket: the one that the branch was prepared in.
+        branch_id: the branch.
+        same_server: whether the branch was prepared at this endpoint. At another one, absence
+            proves nothing.
+    """
+
+    connection: Connection
+    bucket: str
+    branch_id: BranchId
+    same_server: bool = True
+
+    def commit(self, file: StagedFile) -> None:
+        """Complete the upload and prove it. Idempotent.
+
+        Raises:
+            CommitUnresolvedError: call it again.
+            PreparedBranchLostError: proven: the upload is gone and there is no object.
+        """
+        refusal = self._complete(file)
+        seen = self._look(file)
+        if seen is Seen.OURS:
+            return
+        if seen is Seen.ABSENT and code_of(refusal) in _GONE and self._is_upload_gone(file):
+            seen = self._look(file)
+            if seen is Seen.OURS:
+                return
+            if seen is Seen.ABSENT and self.same_server:
+                raise PreparedBranchLostError(
+                    f"S3: batch {self.branch_id.batch_id} is decided, and {self._name(file)} is "
+                    f"lost: its upload {file.upload_id} is gone and there is no object. Somebody "
+                    "aborted it, or a lifecycle rule with AbortIncompleteMultipartUpload did. "
+                    f"Write its {file.rows} rows again from the sources",
+                    self.branch_id,
+                )
+        raise self._unresolved(file, seen, refusal)
+
+    def abort(self, file: StagedFile) -> None:
+        """Abort the upload, unless it is completed. Idempotent.
+
+        The object is looked for first: S3Mock deletes what stands at the key of an upload that is
+        aborted, and nothing is left to abort when it is ours.
+        """
+        if self._look(StagedFile(file.key, file.upload_id)) is Seen.OURS:
+            return
+        try:
+            self.connection.client(Purpose.ASK).abort_multipart_upload(
+                Bucket=self.bucket, Key=file.key, UploadId=file.upload_id
+            )
+        except S3_ERRORS as error:
+            if code_of(error) not in {"NoSuchUpload", "NoSuchBucket"}:
+                raise
+
+    def _complete(self, file: StagedFile) -> Exception | None:
+        try:
+            self.connection.client(Purpose.ONCE).complete_multipart_upload(
+                Bucket=self.bucket,
+                Key=file.key,
+                UploadId=file.upload_id,
+                MultipartUpload={
+                    "Parts": [
+                        {"PartNumber": number, "ETag": f'"{etag}"'}
+                        for number, etag in enumerate(file.parts, start=1)
+                    ]
+                },
+            )
+        except S3_ERRORS as error:
+            return error
+        return None
+
+    def _look(self, file: StagedFile) -> Seen:
+        try:
+            head = self.connection.client(Purpose.ASK).head_object(Bucket=self.bucket, Key=file.key)
+        except S3_ERRORS as error:
+            if status_of(error) != 404:  # noqa: PLR2004
+                raise CommitUnresolvedError(
+                    f"S3: cannot look at {self._name(file)} ({describe(error)})", self.branch_id
+                ) from error
+            return Seen.DELETED if _has_delete_marker(error) else Seen.ABSENT
+        if head["Metadata"].get(BRANCH_METADATA) != str(self.branch_id):
+            return Seen.FOREIGN
+        etag = head["ETag"].strip('"')
+        is_md5 = _MD5_OF_PARTS.fullmatch(etag) is not None and not head.get(
+            "ServerSideEncryption", ""
+        ).startswith("aws:kms")
+        if not file.parts:  # found by its name: nothing more is known
+            return Seen.OURS
+        if file.etag is not None and is_md5:
+            return Seen.OURS if etag == file.etag else Seen.FOREIGN
+        return Seen.OURS if head["ContentLength"] == file.bytes else Seen.FOREIGN
+
+    def _is_upload_gone(self, file: StagedFile) -> bool:
+        try:
+            self.connection.client(Purpose.ASK).list_parts(
+                Bucket=self.bucket, Key=file.key, UploadId=file.upload_id, MaxParts=1
+            )
+        except S3_ERRORS as error:
+            return code_of(error) == "NoSuchUpload"
+        return False
+
+    def _unresolved(
+        self, file: StagedFile, seen: Seen, refusal: Exception | None
+    ) -> CommitUnresolvedError:
+        answered = "200" if refusal is None else describe(refusal)
+        stands = {
+            Seen.FOREIGN: "an object that is not this branch's stands there: move it away, and "
+            "restore ours if it was replaced",
+            Seen.DELETED: "a delete marker stands there, so the object may have been visible and "
+            "deleted: an operator has to say",
+        }.get(seen, "there is no object")
+        elsewhere = (
+            ""
+            if self.same_server
+            else f"; it was prepared at another endpoint than {self.connection.endpoint_url}"
+        )
+        return CommitUnresolvedError(
+            f"S3: {self._name(file)} of batch {self.branch_id.batch_id} is not proven to be "
+            f"committed: the completion answered {answered}, and {stands}{elsewhere}",
+            self.branch_id,
+        )
+
+    def _name(self, file: StagedFile) -> str:
+        return f"s3://{self.bucket}/{file.key}"
+
+
+def _has_delete_marker(error: Exception) -> bool:
+    if not isinstance(error, ClientError):
+        return False
+    headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
+    return headers.get("x-amz-delete-marker") == "true"

@@ -1,0 +1,253 @@
+"""`S3Sink`: a branch is a set of multipart uploads, and its commit completes them.
+
+write       rows ─► Parquet ─► parts        nothing to see at the keys
+preCommit   every part is stored            uploads are open, as long as it takes
+commit      complete each, prove by HEAD    each object appears, whole, at once
+abort       abort each                      nothing was ever to be seen
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, get_args
+
+import pyarrow as pa
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+    ProtocolError,
+)
+from sparkonce.model import BranchId, Committable, JsonValue, Owner
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.s3.checks import check_schema, check_server
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
+from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.s3.listing import open_uploads
+from sparkonce.sinks.s3.outcome import FileOutcome
+from sparkonce.sinks.s3.upload import MIN_PART_BYTES, StagedFile
+from sparkonce.sinks.s3.writer import BranchWriter, Compression, FileFormat
+
+_MAX_PART_BYTES = 64 << 20
+_PARALLEL_FILES = 8
+
+
+class S3Sink(TwoPhaseCommitSink[BranchWriter]):
+    """Writes Parquet files into an S3 bucket: one for each Spark task and folder of a batch.
+
+    Works with every server that has S3's multipart uploads. Rows are streamed, so a task needs
+    less than 256 MiB of memory whatever the size of its file. A task that writes more than about
+    70 GiB into one folder starts another file there.
+
+    Args:
+        url: ``s3://BUCKET/PREFIX``. The bucket must exist.
+        format: "parquet".
+        partition_by: columns that become folders (``day=2026-01-01/``) and are not in the files.
+        compression: one of zstd, snappy, lz4, gzip, brotli, none.
+        endpoint_url: of another server than Amazon's.
+        region: default: boto3's own settings.
+        access_key: with `secret_key`; default: boto3's credential chain, on every executor.
+        secret_key: with `access_key`.
+        path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
+        part_size: bytes of one part, 5 to 64 MiB. Files of many folders have smaller parts, so
+            that all their buffers fit into memory.
+        max_open_files: how many folders one task may write; each takes 5 MiB of memory.
+        name: see `TwoPhaseCommitSink`.
+        transform: see `TwoPhaseCommitSink`.
+
+    Raises:
+        ConfigurationError: a setting cannot work.
+    """
+
+    kind: ClassVar[str] = "s3"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        format: str = "parquet",  # noqa: A002  # Spark's own name for it
+        partition_by: Sequence[str] = (),
+        compression: Compression = "zstd",
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        path_style: bool | None = None,
+        part_size: int = 8 << 20,
+        max_open_files: int = 32,
+        name: str | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        super().__init__(name=name, transform=transform)
+        self._place = Place.from_url(url)
+        if format != "parquet":
+            raise ConfigurationError(f"S3Sink: format={format!r}: only 'parquet' can be written")
+        if compression not in get_args(Compression):
+            raise ConfigurationError(
+                f"S3Sink: compression={compression!r}: give one of "
+                f"{', '.join(get_args(Compression))}"
+            )
+        if isinstance(partition_by, str) or len(set(partition_by)) != len(partition_by):
+            raise ConfigurationError(
+                f"S3Sink: partition_by={partition_by!r}: give a list of columns, each once"
+            )
+        if not MIN_PART_BYTES <= part_size <= _MAX_PART_BYTES:
+            raise ConfigurationError(
+                f"S3Sink: part_size={part_size}: give {MIN_PART_BYTES} (the least that S3 takes) "
+                f"to {_MAX_PART_BYTES} bytes"
+            )
+        if max_open_files < 1:
+            raise ConfigurationError(f"S3Sink: max_open_files={max_open_files}: give 1 or more")
+        if (access_key is None) != (secret_key is None):
+            raise ConfigurationError("S3Sink: give access_key= and secret_key= both, or neither")
+        if endpoint_url is not None and ("@" in endpoint_url or "://" not in endpoint_url):
+            raise ConfigurationError(
+                "S3Sink: endpoint_url= is like http://HOST:PORT; credentials go into access_key= "
+                "and secret_key="
+            )
+        self._format = FileFormat(tuple(partition_by), compression, part_size, max_open_files)
+        self._connection = Connection(
+            endpoint_url=endpoint_url,
+            region=region,
+            access_key=access_key,
+            secret_key=secret_key,
+            path_style=endpoint_url is not None if path_style is None else path_style,
+        )
+
+    @property
+    def target(self) -> str:
+        return str(self._place)
+
+    # -- on the executors ----------------------------------------------------------------------
+
+    def beginTransaction(self, branch_id: BranchId) -> BranchWriter:
+        if branch_id.batch_id is None:
+            raise ProtocolError("S3Sink writes branches of a known batch only")
+        return BranchWriter(self._connection, self._place, self._format, branch_id)
+
+    def write(self, handle: BranchWriter, batch: pa.RecordBatch) -> None:
+        with self._rejecting(handle.branch_id):
+            handle.write(batch)
+
+    def preCommit(self, handle: BranchWriter) -> Committable:
+        with self._rejecting(handle.branch_id):
+            files = handle.finish()
+        return self._committable(handle.branch_id, files)
+
+    def discard(self, handle: BranchWriter) -> None:
+        handle.discard()
+
+    # -- on the driver, or in any process --------------------------------------------------------
+
+    def validate(self, schema: pa.Schema) -> None:
+        check_schema(schema, self._format)
+        check_server(self._connection, self._place)
+
+    def commit(self, committable: Committable) -> None:
+        branch_id = committable.branch_id
+        outcome, files = self._files_of(committable)
+        if not all(file.parts for file in files):
+            raise ProtocolError(f"{branch_id} was found by its uploads: it can be aborted only")
+        errors = _for_each(outcome.commit, files)
+        lost = [error for error in errors if isinstance(error, PreparedBranchLostError)]
+        others = [error for error in errors if not isinstance(error, PreparedBranchLostError)]
+        if others:
+            raise others[0]
+        if lost and len(lost) < len(files):
+            # Writing the branch again would show the rows of the other files twice (I4).
+            raise CommitRejectedError(
+                f"{len(lost)} of the {len(files)} files of a branch are lost while the others are "
+                f"visible, so the branch cannot simply be written again. The first: {lost[0]}",
+                branch_id,
+            )
+        if lost:
+            raise lost[0]
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        """End the branch's uploads; objects that it has committed stay.
+
+        Raises:
+            CommitUnresolvedError: the server did not answer; call it again.
+        """
+        if isinstance(branch, BranchId):
+            found = self._uploads_of(branch.owner).get(branch, ())
+            outcome, files = self._outcome(branch, self._place.bucket), tuple(found)
+        else:
+            outcome, files = self._files_of(branch)
+        for error in _for_each(outcome.abort, files):
+            if isinstance(error, S3_ERRORS):
+                raise CommitUnresolvedError(
+                    f"S3: an upload of {outcome.branch_id} is not aborted ({describe(error)})",
+                    outcome.branch_id,
+                ) from error
+            raise error
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        for branch_id, files in self._uploads_of(owner).items():
+            yield self._committable(branch_id, files)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # -- helpers that hold no choices --------------------------------------------------------------
+
+    def _uploads_of(self, owner: Owner) -> dict[BranchId, list[StagedFile]]:
+        try:
+            return open_uploads(self._connection, self._place, owner)
+        except S3_ERRORS as error:
+            raise CommitUnresolvedError(
+                f"S3: the open uploads of {self._place} cannot be listed ({describe(error)})"
+            ) from error
+
+    def _committable(self, branch_id: BranchId, files: Iterable[StagedFile]) -> Committable:
+        payload: dict[str, JsonValue] = {
+            "bucket": self._place.bucket,
+            "endpoint": self._connection.endpoint_url,
+            "files": [file.to_json() for file in files],
+        }
+        return Committable(branch_id, payload)
+
+    def _files_of(self, committable: Committable) -> tuple[FileOutcome, tuple[StagedFile, ...]]:
+        payload: Any = committable.payload
+        files = tuple(StagedFile.from_json(value) for value in payload["files"])
+        same_server = payload["endpoint"] == self._connection.endpoint_url
+        return self._outcome(committable.branch_id, payload["bucket"], same_server), files
+
+    def _outcome(self, branch_id: BranchId, bucket: str, same_server: bool = True) -> FileOutcome:
+        return FileOutcome(self._connection, bucket, branch_id, same_server)
+
+    @contextlib.contextmanager
+    def _rejecting(self, branch_id: BranchId) -> Iterator[None]:
+        try:
+            yield
+        except S3_ERRORS as error:
+            raise PrepareRejectedError(
+                f"S3: the upload into {self._place} failed ({describe(error)})", branch_id
+            ) from error
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise PrepareRejectedError(
+                f"S3: rows for {self._place} do not fit into Parquet files ({error})", branch_id
+            ) from error
+
+
+def _for_each(action: Callable[[StagedFile], None], files: Sequence[StagedFile]) -> list[Exception]:
+    """Run the action on every file, some at once; the errors."""
+
+    def run(file: StagedFile) -> Exception | None:
+        try:
+            action(file)
+        except Exception as error:  # noqa: BLE001  # the caller raises it
+            return error
+        return None
+
+    if len(files) <= 1:
+        results = list(map(run, files))
+    else:
+        with ThreadPoolExecutor(min(_PARALLEL_FILES, len(files))) as pool:
+            results = list(pool.map(run, files))
+    return [error for error in results if error is not None]

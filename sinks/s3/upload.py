@@ -1,0 +1,249 @@
+"""One file of a branch on its way to S3, part by part, while it is being written.
+
+    write(bytes) ─► buffer ─(full)─► pool: [create once] ─► upload part ─► etag
+    end()        ─► the rest
+    staged()     ─► wait for all ─► StagedFile: all that completes it from anywhere
+
+Memory is bounded whatever the size of the file: the buffer, and the parts in flight, of which a
+branch has at most two over all its files. All parts but the last have one size, as some servers
+demand.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, TypeVar
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from sparkonce.model import BranchId, JsonValue
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, is_passing
+
+BRANCH_METADATA = "sparkonce-branch"
+"""The object metadata that holds the full branch id."""
+
+MIN_PART_BYTES = 5 << 20
+MAX_PARTS = 10_000
+PARTS_IN_FLIGHT = 2
+_CREATE_ATTEMPTS = 4
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """An upload of which every part is stored, in a committable.
+
+    Attributes:
+        key: of the object to be.
+        upload_id: the server's name for the upload.
+        parts: the parts' ETags in order, without quotes.
+        etag: what the object's ETag will be; None where the server's part ETags are not MD5
+            (encryption with KMS keys), so that it cannot be known.
+        bytes: size of the object.
+        rows: in the file.
+    """
+
+    key: str
+    upload_id: str
+    parts: tuple[str, ...] = ()
+    etag: str | None = None
+    bytes: int = 0
+    rows: int = 0
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {**asdict(self), "parts": list(self.parts)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
+        return cls(**{**known, "parts": tuple(value.get("parts", ()))})
+
+
+def etag_of_parts(etags: list[str]) -> str:
+    """The ETag that S3 gives an object made of parts with these MD5s."""
+    digest = hashlib.md5(b"".join(map(bytes.fromhex, etags)), usedforsecurity=False)
+    return f"{digest.hexdigest()}-{len(etags)}"
+
+
+class Transfers:
+    """The threads of one branch that send parts; a part waits while two are on their way."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="sparkonce-s3")
+        self._slots = threading.Semaphore(PARTS_IN_FLIGHT)
+        self._failed: BaseException | None = None
+
+    def submit(self, job: Callable[[], ResultT]) -> Future[ResultT]:
+        """Run `job` when a slot is free; raise instead if an earlier one has failed."""
+        self._slots.acquire()
+        if self._failed is not None:
+            self._slots.release()
+            raise self._failed
+        future = self._pool.submit(job)
+        future.add_done_callback(self._done)
+        return future
+
+    def close(self) -> None:
+        """Return when all threads have ended; what has not begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _done(self, future: Future[Any]) -> None:
+        if not future.cancelled():
+            self._failed = self._failed or future.exception()
+        self._slots.release()
+
+
+class PartStream:
+    """A file for `pyarrow.parquet.ParquetWriter` that is stored in parts as it grows.
+
+    The upload is created with the first part. A create whose answer is lost may have happened, so
+    it is repeated under the next key: an upload that we do not know of then never stands beside
+    the one that is completed.
+
+    Args:
+        connection: to the server.
+        bucket: the object's bucket.
+        branch_id: goes into the object's metadata.
+        next_key: gives a key that was never used before.
+        part_bytes: size of all parts but the last.
+        transfers: the branch's threads.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        bucket: str,
+        branch_id: BranchId,
+        next_key: Callable[[], str],
+        *,
+        part_bytes: int,
+        transfers: Transfers,
+    ) -> None:
+        self._connection = connection
+        self._bucket = bucket
+        self._branch_id = branch_id
+        self._next_key = next_key
+        self._part_bytes = part_bytes
+        self._transfers = transfers
+        self._buffer = bytearray()
+        self._position = 0
+        self._parts: list[Future[tuple[str, bool]]] = []
+        self._creating = threading.Lock()
+        self._created: tuple[str, str] | None = None
+        self._discarded = False
+        self.closed = False
+
+    @property
+    def part_count(self) -> int:
+        return len(self._parts)
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        size = len(view)
+        self._position += size
+        while len(view) > 0 and not self._discarded:
+            room = self._part_bytes - len(self._buffer)
+            self._buffer += view[:room]
+            view = view[room:]
+            if len(self._buffer) == self._part_bytes:
+                self._ship()
+        return size
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        """Parts leave when they are full."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def end(self) -> None:
+        """Send the rest; nothing may be written after it."""
+        if self._buffer or not self._parts:
+            self._ship()
+
+    def staged(self, rows: int) -> StagedFile:
+        """Wait until the server has every part."""
+        answers = [part.result() for part in self._parts]
+        etags = [etag for etag, _ in answers]
+        key, upload_id = self._upload()
+        return StagedFile(
+            key=key,
+            upload_id=upload_id,
+            parts=tuple(etags),
+            etag=etag_of_parts(etags) if all(is_md5 for _, is_md5 in answers) else None,
+            bytes=self._position,
+            rows=rows,
+        )
+
+    def discard(self) -> None:
+        """Swallow what is still written; a Parquet writer ends with a footer in any case."""
+        self._discarded = True
+        self._buffer.clear()
+
+    def abort(self) -> None:
+        """Abort the upload, if there is one. Call it when the transfers are closed."""
+        if self._created is not None:
+            key, upload_id = self._created
+            self._connection.client(Purpose.ASK).abort_multipart_upload(
+                Bucket=self._bucket, Key=key, UploadId=upload_id
+            )
+
+    def _ship(self) -> None:
+        body, self._buffer = self._buffer, bytearray()
+        number = len(self._parts) + 1
+        self._parts.append(self._transfers.submit(lambda: self._send(number, body)))
+
+    def _send(self, number: int, body: bytearray) -> tuple[str, bool]:
+        key, upload_id = self._upload()
+        md5 = hashlib.md5(body, usedforsecurity=False)
+        answer = self._connection.client(Purpose.UPLOAD).upload_part(
+            Bucket=self._bucket,
+            Key=key,
+            UploadId=upload_id,
+            PartNumber=number,
+            Body=body,  # type: ignore[arg-type]  # sent as it is, without a copy
+            ContentMD5=base64.b64encode(md5.digest()).decode(),
+        )
+        etag = answer["ETag"].strip('"')
+        return etag, etag == md5.hexdigest()
+
+    def _upload(self) -> tuple[str, str]:
+        with self._creating:
+            if self._created is None:
+                retrying = Retrying(
+                    retry=retry_if_exception(
+                        lambda error: isinstance(error, S3_ERRORS) and is_passing(error)
+                    ),
+                    stop=stop_after_attempt(_CREATE_ATTEMPTS),
+                    wait=wait_random_exponential(multiplier=0.2, max=5),
+                    reraise=True,
+                )
+                self._created = retrying(self._create)
+            return self._created
+
+    def _create(self) -> tuple[str, str]:
+        key = self._next_key()
+        answer = self._connection.client(Purpose.ONCE).create_multipart_upload(
+            Bucket=self._bucket, Key=key, Metadata={BRANCH_METADATA: str(self._branch_id)}
+        )
+        return key, answer["UploadId"]
+
+
+def numbers() -> Callable[[], int]:
+    """A counter that several threads may draw from."""
+    counter, lock = itertools.count(), threading.Lock()
+
+    def draw() -> int:
+        with lock:
+            return next(counter)
+
+    return draw

@@ -1,0 +1,229 @@
+"""The rows of one branch, from Arrow record batches to Parquet files in S3.
+
+    batch ─► by folder ─► rows that wait (bounded) ─► row group ─► PartStream
+
+There is one open file per folder. What waits is bounded over all of them: rows as Arrow memory
+until a row group is worth writing, and one part buffer for each open file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparkonce.errors import PrepareRejectedError
+from sparkonce.model import BranchId
+from sparkonce.sinks.s3.client import Connection
+from sparkonce.sinks.s3.layout import MAX_KEY_BYTES, Place, file_key, folder_name
+from sparkonce.sinks.s3.upload import (
+    MAX_PARTS,
+    MIN_PART_BYTES,
+    PartStream,
+    StagedFile,
+    Transfers,
+    numbers,
+)
+
+Compression: TypeAlias = Literal["zstd", "snappy", "lz4", "gzip", "brotli", "none"]
+
+logger = logging.getLogger("sparkonce")
+
+BUFFER_BYTES = 160 << 20
+"""For the part buffers of all open files."""
+
+_WAITING_BYTES = 64 << 20
+_WAITING_BYTES_PARTITIONED = 32 << 20
+_ROWS_PER_GROUP = 1 << 20
+# A file this long is followed by another one; the rest of the 10,000 is for what its last row
+# group and its footer may need.
+_ROLL_AT_PARTS = MAX_PARTS - 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """How rows become files.
+
+    Attributes:
+        partition_by: columns that become folders.
+        compression: as Parquet names it.
+        part_bytes: wanted size of a part.
+        max_open_files: bound on the folders of one task.
+    """
+
+    partition_by: tuple[str, ...]
+    compression: Compression
+    part_bytes: int
+    max_open_files: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The size of a part such that the buffers of all open files fit into memory."""
+        if not self.partition_by:
+            return self.part_bytes
+        return max(MIN_PART_BYTES, min(self.part_bytes, BUFFER_BYTES // self.max_open_files))
+
+    def writer(self, where: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+        return pq.ParquetWriter(where, schema, compression=self.compression)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    stream: PartStream
+    writer: pq.ParquetWriter
+    rows: int = 0
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_rows: int = 0
+    waiting_bytes: int = 0
+
+
+class BranchWriter:
+    """The open files of one branch; used by one thread.
+
+    Args:
+        connection: to the server.
+        place: where the sink writes.
+        file_format: how rows become files.
+        branch_id: in the files' names and metadata.
+    """
+
+    def __init__(
+        self, connection: Connection, place: Place, file_format: FileFormat, branch_id: BranchId
+    ) -> None:
+        self.branch_id = branch_id
+        self._connection = connection
+        self._place = place
+        self._format = file_format
+        self._transfers = Transfers()
+        self._next_number = numbers()
+        self._open: dict[str, _OpenFile] = {}
+        self._streams: list[PartStream] = []
+        self._ended: list[tuple[PartStream, int]] = []
+        self._waiting_bytes = 0
+        self._max_waiting_bytes = (
+            _WAITING_BYTES_PARTITIONED if file_format.partition_by else _WAITING_BYTES
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows; returns when no more than the bounded amount waits in memory."""
+        for folder, rows in split(batch, self._format.partition_by):
+            file = self._open.get(folder) or self._open_file(folder, rows.schema)
+            file.waiting.append(rows)
+            file.waiting_rows += rows.num_rows
+            file.waiting_bytes += rows.nbytes
+            self._waiting_bytes += rows.nbytes
+            if file.waiting_rows >= _ROWS_PER_GROUP:
+                self._write_group(file)
+            while self._waiting_bytes > self._max_waiting_bytes:
+                self._write_group(max(self._open.values(), key=lambda f: f.waiting_bytes))
+            if file.stream.part_count >= _ROLL_AT_PARTS:
+                self._end(folder)
+
+    def finish(self) -> tuple[StagedFile, ...]:
+        """Write what waits, and return when the server holds every part of every file."""
+        for folder in list(self._open):
+            self._end(folder)
+        staged = tuple(stream.staged(rows) for stream, rows in self._ended)
+        self._transfers.close()
+        return staged
+
+    def discard(self) -> None:
+        """End the threads and abort the uploads; what fails here is left to the sweep."""
+        for stream in self._streams:
+            stream.discard()
+        for file in self._open.values():
+            with contextlib.suppress(Exception):
+                file.writer.close()
+        self._open.clear()
+        self._transfers.close()
+        for stream in self._streams:
+            try:
+                stream.abort()
+            except Exception as error:  # noqa: BLE001  # best effort: the next one may work
+                logger.warning("an upload of %s is left to the sweep: %s", self.branch_id, error)
+
+    def _open_file(self, folder: str, schema: pa.Schema) -> _OpenFile:
+        limit = self._format.max_open_files
+        if len(self._open) >= limit:
+            raise PrepareRejectedError(
+                f"a task has rows for more than {limit} folders of {self._place} "
+                f"(partition_by={list(self._format.partition_by)}), each of which is an open file. "
+                "Repartition the batch by these columns, S3Sink(transform=lambda df: "
+                f"df.repartition({', '.join(map(repr, self._format.partition_by))})), partition by "
+                "columns with fewer values, or give max_open_files= and the memory for it",
+                self.branch_id,
+            )
+        # The longest number that is tried, so that a key never turns out to be too long later.
+        longest = file_key(self._place, folder, self.branch_id, 10**6)
+        if len(longest.encode()) > MAX_KEY_BYTES:
+            raise PrepareRejectedError(
+                f"the folder {folder[:80]!r}... makes a key longer than S3's {MAX_KEY_BYTES} "
+                f"bytes (partition_by={list(self._format.partition_by)}): shorten the values",
+                self.branch_id,
+            )
+        stream = PartStream(
+            self._connection,
+            self._place.bucket,
+            self.branch_id,
+            lambda: file_key(self._place, folder, self.branch_id, self._next_number()),
+            part_bytes=self._format.buffer_bytes,
+            transfers=self._transfers,
+        )
+        self._streams.append(stream)
+        sink = pa.PythonFile(stream, mode="w")  # type: ignore[arg-type]  # has what it calls
+        file = _OpenFile(stream, self._format.writer(sink, schema))
+        self._open[folder] = file
+        return file
+
+    def _write_group(self, file: _OpenFile) -> None:
+        rows = pa.Table.from_batches(file.waiting)
+        file.waiting.clear()
+        file.writer.write_table(rows, row_group_size=_ROWS_PER_GROUP)
+        file.rows += rows.num_rows
+        self._waiting_bytes -= file.waiting_bytes
+        file.waiting_rows = file.waiting_bytes = 0
+
+    def _end(self, folder: str) -> None:
+        file = self._open[folder]
+        if file.waiting:
+            self._write_group(file)
+        file.writer.close()
+        file.stream.end()
+        self._ended.append((file.stream, file.rows))
+        del self._open[folder]  # only now: a writer that failed is closed by `discard`
+
+
+def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each folder, without the columns that its name holds."""
+    if batch.num_rows == 0:
+        return
+    if not columns:
+        yield "", batch
+        return
+    rest = batch.drop_columns(list(columns))
+    encoded = [
+        cast(
+            "pa.DictionaryArray[Any, Any]",
+            pc.dictionary_encode(batch[name], null_encoding="encode"),
+        )
+        for name in columns
+    ]
+    groups = np.zeros(batch.num_rows, dtype=np.int64)
+    for column in encoded:
+        # Numbered anew for each column, so that the product cannot overflow.
+        codes = groups * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
+        _, groups = np.unique(codes, return_inverse=True)
+    # Each group gets a copy of its rows: a slice would keep the whole batch in memory as long as
+    # its folder waits.
+    for group in range(int(groups.max()) + 1):
+        at = np.flatnonzero(groups == group)
+        values = [c.dictionary[c.indices[int(at[0])].as_py()].as_py() for c in encoded]
+        whole = len(at) == batch.num_rows
+        yield folder_name(columns, values), rest if whole else rest.take(at)
