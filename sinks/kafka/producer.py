@@ -194,9 +194,11 @@ class OpenTransaction:
         return self._producer
 
     def _connect(self, producer: Producer, expected: str | None) -> str:
-        # Without this init_transactions waits for a timer tick of up to a second. Naming the topic
-        # keeps the answer small; without a topic librdkafka asks for all of them.
-        seen = producer.list_topics(self._topic, timeout=self._at_most(CONNECT_TIMEOUT_S))
+        # Without a known coordinator's address init_transactions loses a timer tick of half a
+        # second. The first answer comes from the bootstrap connection, the second from a broker.
+        # Naming the topic keeps them small; without one librdkafka asks for every topic.
+        for _ in range(2):
+            seen = producer.list_topics(self._topic, timeout=self._at_most(CONNECT_TIMEOUT_S))
         cluster_id = str(seen.cluster_id)
         if expected is not None and cluster_id != expected:
             raise PrepareRejectedError(
@@ -270,6 +272,7 @@ class OpenTransaction:
                 if not error.args[0].retriable():
                     raise
                 self._in_time("send the marker")
+                self._live.poll(_QUEUE_FULL_WAIT_S)
             else:
                 return
 

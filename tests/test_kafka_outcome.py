@@ -1,0 +1,299 @@
+"""How the Kafka sink proves an outcome: every combination of answers, from a finisher of paper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from kafka import errors
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    ProtocolError,
+    SinkError,
+)
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.finisher import TransactionState
+from sparkonce.sinks.kafka.outcome import Outcome
+
+BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
+OURS = (7, str(BRANCH))
+REFUSALS = [
+    errors.InvalidTxnStateError,
+    errors.ProducerFencedError,
+    errors.InvalidProducerEpochError,
+    errors.InvalidProducerIdMappingError,
+]
+
+
+@dataclass
+class PaperFinisher:
+    """Gives written answers; an exception class among them is raised. Keeps a list of questions."""
+
+    ends: list[object] = field(default_factory=lambda: [True])
+    state: TransactionState | None = None
+    markers: list[object] = field(default_factory=lambda: [None])
+    cluster: str = "cluster"
+    fences: bool = True
+    config: dict[str, str] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def _next(answers: list[object]) -> object:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, type):
+            raise answer
+        return answer
+
+    def end_fences(self) -> bool:
+        return self.fences
+
+    def end(self, *identity: object, commit: bool) -> object:
+        self.asked.append(f"end {identity[1]}/{identity[2]} {'commit' if commit else 'abort'}")
+        return self._next(self.ends)
+
+    def describe(self, names: list[str]) -> dict[str, TransactionState]:
+        self.asked.append("describe")
+        return {} if self.state is None else {names[0]: self.state}
+
+    def marker(self, group: str, topic: str) -> object:
+        assert (group, topic) == (BRANCH.name, "orders")
+        self.asked.append("marker")
+        return self._next(self.markers)
+
+    def cluster_id(self) -> str:
+        return self.cluster
+
+    def broker_config(self, names: list[str]) -> dict[str, str]:
+        return {name: self.config[name] for name in names if name in self.config}
+
+    def fence(self, name: str, timeout_ms: int) -> None:
+        assert (name, timeout_ms) == (BRANCH.name, 900_000)
+        self.asked.append("fence")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+def committable(age_s: float = 10.0, **changes: object) -> Committable:
+    prepared = KafkaBranch(BRANCH.name, 5, 0, "cluster", "orders", time.time() - age_s, 900_000)
+    return replace(prepared, **changes).committable(BRANCH)  # type: ignore[arg-type]
+
+
+def outcome(finisher: PaperFinisher, patience_s: float = 0.05) -> Outcome:
+    return Outcome(finisher, "kafka topic orders at here", patience_s)  # type: ignore[arg-type]
+
+
+def state(name: str, producer_id: int = 5, epoch: int = 1) -> TransactionState:
+    return TransactionState(name, producer_id, epoch, 900_000, -1.0)
+
+
+# -- commit ----------------------------------------------------------------------------------------
+
+
+def test_plain_commit() -> None:
+    """The coordinator's yes is the proof; nothing else is asked."""
+    finisher = PaperFinisher()
+    outcome(finisher).commit(committable())
+    assert finisher.asked == ["end 5/0 commit"]
+
+
+@pytest.mark.parametrize(
+    "transient",
+    [
+        errors.ConcurrentTransactionsError,
+        errors.NotCoordinatorError,
+        errors.CoordinatorNotAvailableError,
+        errors.CoordinatorLoadInProgressError,
+        errors.KafkaConnectionError,
+        errors.RequestTimedOutError,
+        errors.NodeNotReadyError,
+    ],
+)
+def test_commit_while_the_coordinator_moves(transient: type[errors.KafkaError]) -> None:
+    """The same question is asked again, within one call."""
+    finisher = PaperFinisher(ends=[transient, True])
+    outcome(finisher, 5).commit(committable())
+    assert finisher.asked == ["end 5/0 commit"] * 2
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> None:
+    """An earlier commit landed and its answer was lost: `commit` returns."""
+    finisher = PaperFinisher(ends=[refusal], markers=[OURS], state=state("CompleteCommit"))
+    outcome(finisher).commit(committable())
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize(
+    ("found", "story"),
+    [
+        (None, "do not know"),
+        (state("CompleteAbort"), "somebody aborted"),
+        (state("Empty", epoch=2), "another producer"),
+        (state("Ongoing", epoch=2), "another producer"),
+        (state("CompleteAbort", producer_id=9, epoch=0), "another producer"),
+    ],
+)
+def test_refused_and_no_marker(
+    refusal: type[errors.KafkaError], found: TransactionState | None, story: str
+) -> None:
+    """Proven lost: the refusal comes first, the absent proof after it; the error tells both."""
+    finisher = PaperFinisher(ends=[refusal], state=found)
+    with pytest.raises(PreparedBranchLostError) as lost:
+        outcome(finisher).commit(committable())
+    assert finisher.asked == ["end 5/0 commit", "describe", "marker"]
+    for word in ("batch 7", "'kafka'", BRANCH.name, story, "replay"):
+        assert word in str(lost.value)
+    assert lost.value.branch_id == BRANCH
+
+
+def test_timed_out() -> None:
+    """The error says that it was the timeout, and how long that is."""
+    finisher = PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"))
+    with pytest.raises(PreparedBranchLostError, match="timed out.* after 900 s"):
+        outcome(finisher).commit(committable(age_s=1000))
+
+
+def test_older_marker_under_the_same_name() -> None:
+    """A marker of an earlier batch proves nothing for this one: lost."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidTxnStateError], markers=[(3, "another branch")], state=None
+    )
+    with pytest.raises(PreparedBranchLostError):
+        outcome(finisher).commit(committable())
+
+
+def test_marker_not_stable_yet() -> None:
+    """An end was decided and its markers are on their way: the read is repeated until it counts."""
+    finisher = PaperFinisher(
+        ends=[errors.ProducerFencedError],
+        state=state("PrepareCommit"),
+        markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
+    )
+    outcome(finisher, 5).commit(committable())
+
+
+@pytest.mark.parametrize(
+    ("finisher", "words"),
+    [
+        (PaperFinisher(ends=[errors.KafkaConnectionError]), "asked for 0.05 s"),
+        (
+            PaperFinisher(ends=[errors.TransactionalIdAuthorizationFailedError]),
+            "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+        ),
+        (
+            PaperFinisher(
+                ends=[errors.ProducerFencedError], markers=[errors.UnstableOffsetCommitError]
+            ),
+            "UNSTABLE_OFFSET_COMMIT",
+        ),
+        (
+            PaperFinisher(ends=[errors.InvalidProducerIdMappingError], cluster="another"),
+            "another.*prepared on cluster",
+        ),
+        (
+            PaperFinisher(ends=[errors.ProducerFencedError], markers=[(8, "a later branch")]),
+            "batch 8 has used its transactional id",
+        ),
+        (
+            PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteCommit")),
+            "yet.*CompleteCommit",
+        ),
+        (
+            PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("Ongoing", epoch=0)),
+            "yet.*Ongoing",
+        ),
+        (
+            PaperFinisher(
+                ends=[errors.InvalidTxnStateError], config={"offsets.retention.minutes": "0"}
+            ),
+            "keeps the proof for 0 h",
+        ),
+    ],
+)
+def test_not_proven(finisher: PaperFinisher, words: str) -> None:
+    """Neither committed nor lost can be shown: unresolved, with what was waited for or seen."""
+    with pytest.raises(CommitUnresolvedError, match=words) as unresolved:
+        outcome(finisher).commit(committable())
+    assert unresolved.value.branch_id == BRANCH
+
+
+def test_proof_is_older_than_kafka_keeps_it() -> None:
+    """After 7 days an absent marker means nothing: an operator's, never lost."""
+    finisher = PaperFinisher(ends=[errors.InvalidProducerIdMappingError])
+    with pytest.raises(CommitUnresolvedError, match="operator|settle"):
+        outcome(finisher).commit(committable(age_s=6.9 * 86400))
+
+
+def test_nothing_was_written() -> None:
+    """A branch without rows and without a topic of its own has nothing to commit or abort."""
+    finisher = PaperFinisher()
+    empty = committable(marker_topic=None, producer_id=-1, producer_epoch=-1)
+    outcome(finisher).commit(empty)
+    outcome(finisher).abort(empty)
+    assert finisher.asked == []
+
+
+def test_commit_of_what_was_only_found() -> None:
+    """A branch out of `find_branches` is no decision."""
+    with pytest.raises(ProtocolError):
+        outcome(PaperFinisher()).commit(
+            Committable(replace(BRANCH, batch_id=None), committable().payload)
+        )
+
+
+# -- brokers before Kafka 4.0 ----------------------------------------------------------------------
+
+
+def test_old_broker_first_commit() -> None:
+    """EndTxn does not fence there, so the id is initialised again after it."""
+    finisher = PaperFinisher(ends=[False], fences=False, markers=[errors.UnstableOffsetCommitError])
+    outcome(finisher).commit(committable())
+    assert finisher.asked == ["marker", "end 5/0 commit", "fence"]
+
+
+def test_old_broker_second_commit() -> None:
+    """EndTxn could commit a zombie's transaction: it is not sent when the marker is ours."""
+    finisher = PaperFinisher(fences=False, markers=[OURS])
+    outcome(finisher).commit(committable())
+    assert finisher.asked == ["marker", "fence"]
+
+
+# -- abort -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [True, *REFUSALS])
+def test_abort_by_identity(answer: object) -> None:
+    """It uses the producer id and epoch that it holds; a refusal means that nothing is open."""
+    finisher = PaperFinisher(ends=[answer])
+    outcome(finisher).abort(committable())
+    assert finisher.asked == ["end 5/0 abort"]
+
+
+@pytest.mark.parametrize(
+    ("found", "asked"),
+    [
+        (None, ["describe"]),
+        (state("CompleteCommit"), ["describe"]),
+        (state("PrepareCommit"), ["describe"]),
+        (state("Ongoing", 9, 4), ["describe", "end 9/4 abort"]),
+    ],
+)
+def test_abort_by_name(found: TransactionState | None, asked: list[str]) -> None:
+    """Only an open transaction is aborted, with the identity that was seen."""
+    finisher = PaperFinisher(state=found)
+    outcome(finisher).abort(BRANCH)
+    assert finisher.asked == asked
+
+
+@pytest.mark.parametrize("branch", [committable, lambda: BRANCH])
+def test_abort_without_an_answer(branch: Callable[[], BranchId | Committable]) -> None:
+    """It says so; the next sweep tries again."""
+    finisher = PaperFinisher(ends=[errors.KafkaConnectionError], state=state("Ongoing", 5, 0))
+    with pytest.raises(SinkError, match="cannot be aborted"):
+        outcome(finisher).abort(branch())

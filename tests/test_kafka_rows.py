@@ -1,0 +1,292 @@
+"""Rows to messages, settings to clients: the parts of the Kafka sink that need no broker."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.rows import RowError, check_schema, messages_by_topic
+from sparkonce.sinks.kafka.settings import KafkaSettings
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIME = pa.timestamp("us", tz="UTC")
+SASL = {
+    "security.protocol": "sasl_ssl",
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.username": "writer",
+    "sasl.password": "hunter2",
+    "ssl.ca.location": "/ca.pem",
+    "ssl.key.password": "letmein",
+}
+
+
+def batch(**columns: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def messages(rows: pa.RecordBatch, topic: str | None = "orders") -> dict[str, list[dict]]:
+    return dict(messages_by_topic(rows, topic))
+
+
+# -- schema ----------------------------------------------------------------------------------------
+
+
+def test_every_column_of_sparks_convention() -> None:
+    """Spark's own column types for Kafka are taken, large variants too."""
+    check_schema(
+        pa.schema(
+            [
+                ("value", pa.large_string()),
+                ("key", pa.binary()),
+                ("topic", pa.string()),
+                ("partition", pa.int32()),
+                ("headers", HEADERS),
+                ("timestamp", TIME),
+            ]
+        ),
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"id": pa.int64(), "value": pa.string()}, ["'id'", "to_json", "transform="]),
+        ({"key": pa.string()}, ["'value'", "missing"]),
+        ({"value": pa.struct([("a", pa.int32())])}, ["'value'", "struct", "to_json"]),
+        ({"value": pa.int64()}, ["'value'", "int64", "cast"]),
+        ({"value": pa.string(), "key": pa.int32()}, ["'key'", "int32"]),
+        ({"value": pa.string(), "topic": pa.binary()}, ["'topic'", "string"]),
+        ({"value": pa.string(), "partition": pa.int64()}, ["'partition'", "int64"]),
+        ({"value": pa.string(), "partition": pa.string()}, ["'partition'"]),
+        ({"value": pa.string(), "headers": pa.list_(pa.string())}, ["'headers'", "array<struct"]),
+        ({"value": pa.string(), "timestamp": pa.timestamp("us")}, ["'timestamp'", "time zone"]),
+    ],
+)
+def test_column_that_kafka_has_no_place_for(
+    schema: dict[str, pa.DataType], words: list[str]
+) -> None:
+    """It is refused before any data moves; the message names the column and what to do."""
+    with pytest.raises(ConfigurationError) as refused:
+        check_schema(pa.schema(list(schema.items())), "orders")
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_no_topic_anywhere() -> None:
+    """Neither the sink nor the rows name a topic: refused."""
+    with pytest.raises(ConfigurationError, match="no topic"):
+        check_schema(pa.schema([("value", pa.string())]), None)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data_type", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+)
+def test_values_and_keys_with_nulls(data_type: pa.DataType) -> None:
+    """Null stays null (a tombstone), empty stays empty, text is UTF-8; also in a slice."""
+    values = pa.array([None, "a", "", "grüße €", None], pa.string()).cast(data_type)
+    rows = batch(value=values, key=values)
+    encoded = [None, b"a", b"", "grüße €".encode(), None]
+    expected = [{"value": item, "key": item} for item in encoded]
+    assert messages(rows) == {"orders": expected}
+    assert messages(rows.slice(1, 3)) == {"orders": expected[1:4]}
+
+
+def test_only_values() -> None:
+    """Without a key column messages carry no key."""
+    assert messages(batch(value=pa.array(["a"]))) == {"orders": [{"value": b"a"}]}
+
+
+def test_topic_by_row() -> None:
+    """Each topic gets its rows in their order; null takes the sink's own topic."""
+    rows = batch(value=pa.array(["1", "2", "3", "4"]), topic=pa.array(["b", None, "b", "a"]))
+    assert messages(rows, "own") == {
+        "b": [{"value": b"1"}, {"value": b"3"}],
+        "own": [{"value": b"2"}],
+        "a": [{"value": b"4"}],
+    }
+
+
+@pytest.mark.parametrize("missing", [None, ""])
+def test_row_without_a_topic(missing: str | None) -> None:
+    """No topic in the row and none in the sink: the row is refused, naming the column."""
+    rows = batch(value=pa.array(["1"]), topic=pa.array([missing], pa.string()))
+    with pytest.raises(RowError, match="'topic'"):
+        messages(rows, None)
+
+
+def test_partition_headers_and_timestamp() -> None:
+    """They reach the message; null leaves them out, so that the producer chooses."""
+    rows = batch(
+        value=pa.array(["1", "2"]),
+        partition=pa.array([3, None], pa.int32()),
+        headers=pa.array(
+            [[{"key": "h", "value": b"x"}, {"key": "n", "value": None}], None], HEADERS
+        ),
+        timestamp=pa.array([dt.datetime(2026, 1, 2, tzinfo=dt.UTC), None], TIME),
+    )
+    assert messages(rows)["orders"] == [
+        {
+            "value": b"1",
+            "partition": 3,
+            "headers": [("h", b"x"), ("n", None)],
+            "timestamp": 1767312000000,
+        },
+        {"value": b"2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("partition", pa.array([-1], pa.int32())),
+        ("headers", pa.array([[{"key": None, "value": b"x"}]], HEADERS)),
+        ("headers", pa.array([[None]], HEADERS)),
+        ("timestamp", pa.array([0], TIME)),
+    ],
+)
+def test_row_that_kafka_cannot_hold(column: str, values: pa.Array) -> None:
+    """Refused, naming the column: librdkafka would take each for something else."""
+    with pytest.raises(RowError, match=column):
+        messages(batch(value=pa.array(["1"]), **{column: values}))
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transactional.id", "mine"),
+        ("transaction.timeout.ms", 1000),
+        ("bootstrap.servers", "elsewhere:9092"),
+        ("metadata.broker.list", "elsewhere:9092"),
+        ("enable.idempotence", False),
+        ("enable.idempotence", "false"),
+        ("acks", 1),
+        ("request.required.acks", "0"),
+        ("statistics.interval.ms", 1),
+        ("delivery.report.only.error", False),
+        ("error_cb", print),
+        ("security.protocol", "TLS"),
+        ("ssl.ca.pem", "-----BEGIN"),
+        ("enable.ssl.certificate.verification", False),
+        ("sasl.oauthbearer.config", "x"),
+        ("sasl.kerberos.keytab", "x"),
+    ],
+)
+def test_setting_that_is_not_the_users(name: str, value: object) -> None:
+    """Owned by the sink, against exactly-once, or unknown to the driver's client: named."""
+    with pytest.raises(ConfigurationError) as refused:
+        KafkaSink("orders", bootstrap_servers="localhost:9092", config={name: value})
+    canonical = {"metadata.broker.list": "bootstrap.servers", "request.required.acks": "acks"}
+    assert canonical.get(name, name) in str(refused.value)
+
+
+@pytest.mark.parametrize("mechanism", [None, "GSSAPI", "OAUTHBEARER"])
+def test_sasl_mechanism_that_the_driver_cannot_speak(mechanism: str | None) -> None:
+    """Refused, naming those that it speaks; librdkafka's default is one of the refused."""
+    config = {"security.protocol": "SASL_PLAINTEXT"}
+    if mechanism is not None:
+        config["sasl.mechanisms"] = mechanism
+    with pytest.raises(ConfigurationError, match="SCRAM-SHA-256"):
+        KafkaSettings("localhost:9092", config)
+
+
+def test_both_clients_get_the_same_security() -> None:
+    """librdkafka's names are mapped to kafka-python's, which never shows the passwords."""
+    settings = KafkaSettings("a:1,b:2", {**SASL, "ssl.endpoint.identification.algorithm": "none"})
+    admin = settings.for_admin()
+    assert admin == {
+        "bootstrap_servers": ["a:1", "b:2"],
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "writer",
+        "sasl_plain_password": "hunter2",
+        "ssl_cafile": "/ca.pem",
+        "ssl_password": "letmein",
+        "ssl_check_hostname": False,
+    }
+    assert "hunter2" not in repr(admin)
+    assert "letmein" not in repr(admin)
+    producer = settings.for_producer("id", 900_000, None)
+    assert producer["sasl.password"] == "hunter2"
+    assert producer["sasl.mechanisms"] == "SCRAM-SHA-512"
+
+
+def test_defaults_can_be_overridden_by_either_name() -> None:
+    """A tuned default gives way to the user's, also under librdkafka's other name for it."""
+    config = {"queue.buffering.max.ms": 5, "compression.codec": "zstd", "acks": "all"}
+    producer = KafkaSettings("a:1", config).for_producer("id", 900_000, None)
+    assert (producer["linger.ms"], producer["compression.type"]) == (5, "zstd")
+    assert "compression.codec" not in producer
+    with pytest.raises(ConfigurationError, match="twice"):
+        KafkaSettings("a:1", {"linger.ms": 5, "queue.buffering.max.ms": 6})
+
+
+def test_batches_stay_below_the_topics_limit() -> None:
+    """librdkafka does not split a batch that the broker refuses as too large."""
+    assert KafkaSettings("a:1").for_producer("id", 1000, 1000)["batch.size"] == 900
+    assert KafkaSettings("a:1").for_producer("id", 1000, 10**8)["batch.size"] == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"bootstrap_servers": " "}, "bootstrap_servers"),
+        ({"topic": "two words"}, "two words"),
+        ({"topic": ".."}, "topic"),
+        ({"transaction_timeout_ms": 10}, "transaction_timeout_ms=10"),
+        ({"name": "a b"}, "name="),
+    ],
+)
+def test_argument_that_cannot_work(arguments: dict[str, object], word: str) -> None:
+    """Refused in the constructor, naming it."""
+    with pytest.raises(ConfigurationError, match=word):
+        KafkaSink(**{"bootstrap_servers": "localhost:9092", **arguments})  # type: ignore[arg-type]
+
+
+# -- the sink as a value ---------------------------------------------------------------------------
+
+
+def test_pickled_sink_keeps_settings_and_shows_no_secret() -> None:
+    """It travels with all it needs; `repr`, target and its settings' `repr` hold no password."""
+    sink = pickle.loads(  # noqa: S301 - our own bytes
+        pickle.dumps(KafkaSink("orders", bootstrap_servers="localhost:9092", config=SASL))
+    )
+    assert sink._settings.for_producer("id", 1, None)["sasl.password"] == "hunter2"
+    shown = f"{sink!r} {sink.target} {sink._settings!r} {vars(sink)!r}"
+    assert "hunter2" not in shown
+    assert "letmein" not in shown
+    assert sink.target == "kafka topic orders at localhost:9092"
+    assert sink._settings.without_secrets("bad hunter2") == "bad ***"
+
+
+BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
+PREPARED = KafkaBranch(BRANCH.name, 5, 0, "cluster", "orders", 1000.0, 100_000)
+
+
+def test_committable_holds_all_that_a_commit_needs() -> None:
+    """It survives JSON, and its promise ends a margin before the broker's timeout."""
+    committable = Committable.from_json(PREPARED.committable(BRANCH).to_json())
+    assert KafkaBranch.of(committable) == PREPARED
+    assert committable.safe_until == 1000.0 + 100 - 10
+    long = KafkaBranch(BRANCH.name, 5, 0, "cluster", "orders", 1000.0, 900_000)
+    assert long.committable(BRANCH).safe_until == 1000.0 + 900 - 60
+
+
+def test_committable_of_somebody_else() -> None:
+    """A newer version asks for the newer library; a foreign payload is a mistake in the code."""
+    with pytest.raises(ConfigurationError, match="newer"):
+        KafkaBranch.of(Committable(BRANCH, {}, version=2))
+    with pytest.raises(ProtocolError, match="not a committable"):
+        KafkaBranch.of(Committable(BRANCH, {"path": "x"}))
