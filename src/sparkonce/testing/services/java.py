@@ -24,6 +24,7 @@ JAR_SETS: Mapping[str, str] = {
     "connector": "downloading Spark's Kafka connector",
     "s3mock": "downloading S3Mock",
     "s3a": "downloading Hadoop's S3A",
+    "jdbc": "downloading Postgres' JDBC driver",
 }
 JVM_FLAGS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 QUICK_START = "-XX:TieredStopAtLevel=1"

@@ -205,3 +205,8 @@ def spark_kafka_jars() -> list[Path]:
 def s3a_jars() -> list[Path]:
     """The jars of Hadoop's S3A, for `spark.jars`."""
     return sorted(jar_dir("s3a").glob("*.jar"))
+
+
+def spark_jdbc_jars() -> list[Path]:
+    """The jar of Postgres' JDBC driver, for `spark.jars`."""
+    return sorted(jar_dir("jdbc").glob("*.jar"))
