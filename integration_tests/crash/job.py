@@ -1,0 +1,57 @@
+"""The driver program that the crash tests kill: a folder of JSON files into any sinks.
+
+    python -m integration_tests.crash.job CONFIG.json
+
+CONFIG holds `source`, `checkpoint`, `log`, `jars` and `sinks`, each with the `kind` of the sink,
+its positional `target` and its `settings`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sparkonce import ExactlyOnce, sinks
+
+
+def main(config: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(Path(config["checkpoint"]).parent / "warehouse"))
+        .getOrCreate()
+    )
+    pipeline = ExactlyOnce(
+        "crash",
+        sinks=[
+            getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
+            for sink in config["sinks"]
+        ],
+        log=config["log"],
+    )
+    query = (
+        spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")
+        .option("maxFilesPerTrigger", 2)
+        .json(config["source"])
+        .writeStream.foreachBatch(pipeline)
+        .option("checkpointLocation", config["checkpoint"])
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))

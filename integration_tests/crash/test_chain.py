@@ -1,0 +1,102 @@
+"""One driver after the other is killed, each at the next point of the protocol."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from integration_tests.crash.scenario import Scenario, Target
+from sparkonce.failpoints import POINTS
+
+UNDECIDED = [
+    "write.first",
+    "write.batch",
+    "precommit.before",
+    "precommit.after",
+    "prepare_batch.before",
+    "prepare_batch.after",
+    "decide.before",
+]
+DECIDED = ["decide.after", "commit.before", "commit.after"]
+COMPLETE = ["complete.before", "complete.after", "return.before"]
+AT_START = ["begin.before", "begin.after", "recover.before_finish", "recover.before_sweep"]
+
+
+def file_target(folder: Path, name: str) -> Target:
+    folder.mkdir()
+
+    def visible() -> Counter[int]:
+        return Counter(
+            n for path in folder.glob("*.parquet") for n in pq.read_table(path)["id"].to_pylist()
+        )
+
+    def leaks() -> list[str]:
+        hidden = folder / "_sparkonce"
+        return [path.name for path in hidden.iterdir()] if hidden.exists() else []
+
+    return Target("FileSink", [str(folder)], {"name": name}, visible, leaks)
+
+
+def kill_at_every_point(scenario: Scenario) -> None:
+    """Batch 0 meets the first point, batch 1 the second, and so on; then check everything."""
+    batch = 0
+    first, *_, last = [target.name for target in scenario.targets]
+    for point in UNDECIDED:
+        scenario.start(scenario.failpoints.arm(point, batch=batch))
+        seen = scenario.visible_of(batch)
+        scenario.kill()
+        note(scenario, point, batch, seen)
+        assert set(seen.values()) == {"none"}
+        batch += 1
+    for point in DECIDED:
+        arms = [scenario.failpoints.arm(point, batch=batch, sink=first)]
+        if point == "decide.after":
+            arms = [scenario.failpoints.arm(point, batch=batch)]
+        if point == "commit.after":  # the others must not go on meanwhile
+            arms += [
+                scenario.failpoints.arm("commit.before", batch=batch, sink=target.name)
+                for target in scenario.targets[1:]
+            ]
+        scenario.start(*arms)
+        seen = scenario.visible_of(batch)
+        scenario.kill()
+        note(scenario, point, batch, seen)
+        if point == "commit.after":
+            assert seen[first] != "none"
+            assert seen[last] == "none"
+        if point == "decide.after":
+            assert set(seen.values()) == {"none"}
+            # Recovery finds it unfinished: kill the recovery too, then the next one.
+            for recovery in AT_START:
+                scenario.start(scenario.failpoints.arm(recovery))
+                scenario.kill()
+                note(scenario, recovery, batch, seen)
+        batch += 1
+    for point in COMPLETE:
+        scenario.start(scenario.failpoints.arm(point, batch=batch))
+        seen = scenario.visible_of(batch)
+        scenario.kill()
+        note(scenario, point, batch, seen)
+        assert set(seen.values()) == {"all"}
+        batch += 1
+    scenario.finish()
+    fired = {hit.point for hit in scenario.failpoints.hits()}
+    assert fired == set(POINTS)
+    print(*scenario.table, sep="\n")
+
+
+def note(scenario: Scenario, point: str, batch: int, seen: dict[str, str]) -> None:
+    shown = ", ".join(f"{name} {what}" for name, what in seen.items())
+    scenario.table.append(f"batch {batch:2} killed at {point:24} visible then: {shown}")
+
+
+BATCHES = len(UNDECIDED) + len(DECIDED) + len(COMPLETE) + 2
+
+
+def test_driver_killed_at_every_point_with_folders_as_sinks(tmp_path: Path) -> None:
+    """Every row is visible once in both folders, whatever driver was killed where."""
+    targets = [file_target(tmp_path / name, name) for name in ("left", "right")]
+    with Scenario(tmp_path, targets, BATCHES) as scenario:
+        kill_at_every_point(scenario)
