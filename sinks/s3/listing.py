@@ -9,6 +9,9 @@ from sparkonce.sinks.s3.client import Connection, Purpose
 from sparkonce.sinks.s3.layout import Place, branch_of
 from sparkonce.sinks.s3.upload import StagedFile
 
+PAGE_UPLOADS = 1000
+"""As many as S3 gives at once."""
+
 
 def open_uploads(
     connection: Connection, place: Place, owner: Owner
@@ -24,7 +27,11 @@ def open_uploads(
     while True:
         # Other applications' keys may hold characters that XML cannot; not every server encodes.
         page = client.list_multipart_uploads(
-            Bucket=place.bucket, Prefix=place.prefix, KeyMarker=marker, EncodingType="url"
+            Bucket=place.bucket,
+            Prefix=place.prefix,
+            KeyMarker=marker,
+            MaxUploads=PAGE_UPLOADS,
+            EncodingType="url",
         )
         encoded = page.get("EncodingType") == "url"
         last = marker

@@ -42,6 +42,9 @@ BUFFER_BYTES = 160 << 20
 _WAITING_BYTES = 64 << 20
 _WAITING_BYTES_PARTITIONED = 32 << 20
 _ROWS_PER_GROUP = 1 << 20
+# Between row groups a writer holds the last column's dictionary, with a hash table of up to six
+# times its size: little enough for one file, too much for 32.
+_DICTIONARY_BYTES = {False: 1 << 20, True: 1 << 17}
 # A file this long is followed by another one; the rest of the 10,000 is for what its last row
 # group and its footer may need.
 _ROLL_AT_PARTS = MAX_PARTS - 1000
@@ -71,7 +74,12 @@ class FileFormat:
         return max(MIN_PART_BYTES, min(self.part_bytes, BUFFER_BYTES // self.max_open_files))
 
     def writer(self, where: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-        return pq.ParquetWriter(where, schema, compression=self.compression)
+        return pq.ParquetWriter(
+            where,
+            schema,
+            compression=self.compression,
+            dictionary_pagesize_limit=_DICTIONARY_BYTES[bool(self.partition_by)],
+        )
 
 
 @dataclass(slots=True)

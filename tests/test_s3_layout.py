@@ -1,0 +1,246 @@
+"""Names, folders and settings of the S3 sink; no server is asked."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.model import BranchId, Owner
+from sparkonce.sinks import S3Sink
+from sparkonce.sinks.s3.checks import check_schema
+from sparkonce.sinks.s3.layout import (
+    Place,
+    branch_of,
+    branch_stem,
+    file_key,
+    folder_name,
+    value_text,
+)
+from sparkonce.sinks.s3.upload import MIN_PART_BYTES, StagedFile, etag_of_parts
+from sparkonce.sinks.s3.writer import BUFFER_BYTES, FileFormat, split
+
+OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
+LABELS = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
+COUNTS = st.integers(0, 2**40)
+BRANCHES = st.builds(
+    BranchId,
+    owner=st.just(OWNER),
+    batch_id=COUNTS,
+    token=COUNTS,
+    sink=LABELS,
+    write_pass=COUNTS,
+    attempt=COUNTS,
+)
+
+
+def branch(**changes: Any) -> BranchId:
+    values = {"batch_id": 1, "token": 1, "sink": "s3", "write_pass": 0, "attempt": 1}
+    return BranchId(owner=OWNER, **{**values, **changes})
+
+
+@given(BRANCHES, st.integers(0, 10**6), st.sampled_from(["", "lake/orders/"]))
+def test_key_tells_its_branch(branch_id: BranchId, number: int, prefix: str) -> None:
+    """What is written into a file's key is read back from it."""
+    key = file_key(Place("lake", prefix), "day=2026-01-01/", branch_id, number)
+    assert branch_of(key, OWNER) == branch_id
+
+
+@given(BRANCHES, BRANCHES)
+def test_no_stem_is_the_prefix_of_another_branch(one: BranchId, other: BranchId) -> None:
+    """Batch 1 never finds the files of batch 12."""
+    assert branch_stem(one).startswith(branch_stem(other)) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "orders/part-00000.parquet",
+        "orders/sparkonce.ffffffffffff.s3.t1.b1.p0.a1.n0.parquet",
+        f"orders/sparkonce.{OWNER.digest}.s3.t1.b1.p0.a1.parquet",
+        f"orders/sparkonce.{OWNER.digest}.s3.t1.b1.p0.a1.n0.parquet.bak",
+        f"orders/x-sparkonce.{OWNER.digest}.s3.t1.b1.p0.a1.n0.parquet",
+        f"orders/sparkonce.{OWNER.digest}.s3.t1.b1.p0.a1.n0.parquet/other",
+        f"orders/sparkonce.{OWNER.digest}.s.3.t1.b1.p0.a1.n0.parquet",
+        f"orders/sparkonce.{OWNER.digest}.s3.t\u0661.b1.p0.a1.n0.parquet",
+    ],
+)
+def test_foreign_key_is_nobodys_branch(key: str) -> None:
+    """Only a whole file name of this very owner counts."""
+    assert branch_of(key, OWNER) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix"),
+    [
+        ("s3://lake", "lake", ""),
+        ("s3://lake/", "lake", ""),
+        ("s3://lake/orders", "lake", "orders/"),
+        ("s3a://lake/a/b/", "lake", "a/b/"),
+        ("s3://lake/what?/is#this", "lake", "what?/is#this/"),
+    ],
+)
+def test_url(url: str, bucket: str, prefix: str) -> None:
+    """A prefix ends with a slash, so that `orders` is not a prefix of `orders-eu`."""
+    assert Place.from_url(url) == Place(bucket, prefix)
+
+
+@pytest.mark.parametrize(
+    "url", ["lake/orders", "http://lake/x", "s3://", "s3:///x", "s3://lake/a//b", "s3://lake/../x"]
+)
+def test_broken_url(url: str) -> None:
+    """A url that is none is refused with its text."""
+    with pytest.raises(ConfigurationError, match="give s3://BUCKET/PREFIX"):
+        S3Sink(url)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (True, "true"),
+        (7, "7"),
+        (Decimal("1E-7"), "0.0000001"),
+        (Decimal("1.50"), "1.50"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "2026-01-02 03:04:05"),
+        (datetime(2026, 1, 2, 3, 4, 5, 120000, tzinfo=UTC), "2026-01-02 03:04:05.12"),
+        ("a b", "a b"),
+    ],
+)
+def test_value_as_spark_writes_it(value: object, text: str) -> None:
+    """Folder names are Spark's casts to string (the integration tests ask Spark itself)."""
+    assert value_text(value) == text
+
+
+def test_folder_escapes_as_spark_does() -> None:
+    """What a path or a glob could misread is written in percent."""
+    folder = folder_name(["a=b", "n", "e"], ["x/y%z:\n[é]^ ~", None, ""])
+    assert folder == (
+        "a%3Db=x%2Fy%25z%3A%0A%5Bé%5D%5E ~"
+        "/n=__HIVE_DEFAULT_PARTITION__/e=__HIVE_DEFAULT_PARTITION__/"
+    )
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "", None]), st.sampled_from([1, 2, None]))))
+def test_split_keeps_every_row_once(rows: list[tuple[str | None, int | None]]) -> None:
+    """Each row is in the folder of its values, and in no other one."""
+    schema = pa.schema([("s", pa.string()), ("id", pa.int64()), ("n", pa.int32())])
+    columns = [[s for s, _ in rows], list(range(len(rows))), [n for _, n in rows]]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+    parts = list(split(pa.RecordBatch.from_arrays(arrays, schema=schema), ["n", "s"]))
+    assert all(part.schema.names == ["id"] for _, part in parts)
+    assert {index: folder for folder, part in parts for index in part["id"].to_pylist()} == {
+        index: folder_name(["n", "s"], [n, s]) for index, (s, n) in enumerate(rows)
+    }
+    assert sum(part.num_rows for _, part in parts) == len(rows)
+
+
+def test_split_of_many_columns_does_not_overflow() -> None:
+    """The product of the columns' values may be larger than any integer."""
+    count = 10_000
+    names = [f"c{i}" for i in range(6)]
+    batch = pa.RecordBatch.from_pydict({name: range(count) for name in [*names, "id"]})
+    assert sum(1 for _ in split(batch, names)) == count
+
+
+@given(st.integers(MIN_PART_BYTES, 64 << 20), st.integers(1, 32))
+def test_buffers_of_all_open_files_are_bounded(part_bytes: int, files: int) -> None:
+    """However large a part is to be, the default number of open files fits into memory."""
+    size = FileFormat(("day",), "zstd", part_bytes, files).buffer_bytes
+    assert MIN_PART_BYTES <= size <= part_bytes
+    assert size * files <= BUFFER_BYTES
+
+
+def test_etag_of_parts() -> None:
+    """The MD5 of the parts' binary MD5s, and their number (figure from md5sum)."""
+    etags = ["5d41402abc4b2a76b9719d911017c592", "7d793037a0760186574b0282f2f435e7"]
+    assert etag_of_parts(etags) == "065947336a2f2a95ba8899f3675c3be6-2"
+
+
+def test_staged_file_survives_json() -> None:
+    """Keys that a newer library adds are passed over."""
+    file = StagedFile("k", "u", ("a", "b"), None, 10, 2)
+    assert StagedFile.from_json({**file.to_json(), "later": 1}) == file
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"format": "csv"}, "format='csv'"),
+        ({"compression": "zip"}, "compression='zip'"),
+        ({"partition_by": "day"}, "partition_by='day'"),
+        ({"partition_by": ["day", "day"]}, "each once"),
+        ({"part_size": 1 << 20}, "part_size=1048576"),
+        ({"part_size": 1 << 30}, "part_size=1073741824"),
+        ({"max_open_files": 0}, "max_open_files=0"),
+        ({"access_key": "a"}, "secret_key"),
+        ({"secret_key": "hunter2"}, "access_key"),
+        ({"endpoint_url": "http://me:hunter2@host"}, "endpoint_url"),
+        ({"endpoint_url": "host:9000"}, "endpoint_url"),
+        ({"name": "a.b"}, "name='a.b'"),
+    ],
+)
+def test_setting_that_cannot_work(settings: dict[str, Any], message: str) -> None:
+    """It is refused when the sink is made; the message names it and repeats no secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        S3Sink("s3://lake/orders", **settings)
+    assert message in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_url_with_credentials_is_not_repeated() -> None:
+    """Somebody's secret in the url does not reach a log."""
+    with pytest.raises(ConfigurationError) as caught:
+        S3Sink("s3://key:hunter2@lake/orders")
+    assert "hunter2" not in str(caught.value)
+
+
+FIELDS = [
+    pa.field("id", pa.int64()),
+    pa.field("day", pa.date32()),
+    pa.field("price", pa.float64()),
+    pa.field("tags", pa.list_(pa.string())),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "partition_by", "message"),
+    [
+        (FIELDS, ["region"], "region"),
+        (FIELDS, ["price"], "'price' is double"),
+        (FIELDS, ["tags"], "'tags' is list"),
+        (FIELDS[:2], ["id", "day"], "takes every column"),
+        ([*FIELDS, FIELDS[0]], [], "more than once"),
+        ([pa.field("i", pa.month_day_nano_interval())], [], "Parquet cannot hold"),
+    ],
+)
+def test_schema_that_cannot_work(
+    fields: list[pa.Field[Any]], partition_by: list[str], message: str
+) -> None:
+    """It is refused before any data moves."""
+    with pytest.raises(ConfigurationError, match=message):
+        check_schema(pa.schema(fields), FileFormat(tuple(partition_by), "zstd", 8 << 20, 32))
+
+
+def test_schema_that_works() -> None:
+    """Folders from a date; nested columns in the files."""
+    check_schema(pa.schema(FIELDS), FileFormat(("day",), "zstd", 8 << 20, 32))
+
+
+def test_sink_travels_and_keeps_its_secrets() -> None:
+    """It pickles to the executors; what is shown of it has no keys."""
+    sink = S3Sink("s3://lake/orders/", access_key="AKIDEXAMPLE", secret_key="hunter2")
+    copy = pickle.loads(pickle.dumps(sink))  # noqa: S301
+    assert repr(copy) == "<S3Sink 's3' -> s3://lake/orders>"
+    shown = f"{copy!r} {copy.target} {vars(copy)!r}"
+    assert "hunter2" not in shown
+    assert "AKIDEXAMPLE" not in shown
+    assert copy._connection == sink._connection
