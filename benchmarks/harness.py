@@ -1,0 +1,187 @@
+"""What the benchmarks share: servers, a session, a source, runs in turn, a table, a JSON line.
+
+Contenders run in turn within one process (A B A B …), so that a machine whose speed drifts treats
+both alike. Each run is a fresh query over the same files. Figures are medians over the runs; the
+last line of output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from sparkonce.testing.services import Services, s3a_jars, spark_jdbc_jars, spark_kafka_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = "id long, name string, amount double, at timestamp"
+Writer = "Callable[[DataFrame, int], None]"
+
+
+def spark_session(services: Services) -> SparkSession:
+    """A local session of two cores, with the connectors that Spark's own sinks need."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    (s3,) = services.s3.values()
+    jars = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars()]
+    settings = {
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "4g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+        "spark.hadoop.fs.s3a.endpoint": s3.endpoint_url,
+        "spark.hadoop.fs.s3a.endpoint.region": s3.region,
+        "spark.hadoop.fs.s3a.access.key": s3.access_key,
+        "spark.hadoop.fs.s3a.secret.key": s3.secret_key,
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+    }
+    builder = SparkSession.builder.master("local[2]").appName("sparkonce-bench")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def make_source(spark: SparkSession, folder: Path, *, rows: int, batches: int) -> Path:
+    """Parquet files of `SCHEMA`, two for each batch (one a task), in the order of their batches."""
+    path = folder / f"source-{rows}-{batches}"
+    (
+        spark.range(0, rows, 1, 2 * batches)
+        .selectExpr(
+            "id",
+            "concat('customer ', id % 9973) AS name",
+            "id * 0.25D AS amount",
+            "timestamp_seconds(1767225600 + id) AS at",
+        )
+        .write.parquet(str(path))
+    )
+    for number, file in enumerate(sorted(path.glob("part-*.parquet"))):
+        os.utime(file, (number, number))  # Spark takes the oldest first
+    return path
+
+
+@dataclass
+class Run:
+    """One query over a source.
+
+    Attributes:
+        batch_s: seconds in addBatch, by batch.
+        batch_rows: rows, by batch.
+        worker_mib: peak resident memory of a Python worker, in MiB.
+    """
+
+    batch_s: list[float] = field(default_factory=list)
+    batch_rows: list[int] = field(default_factory=list)
+    worker_mib: float = 0.0
+
+    def rows_per_s(self, *, warm: bool) -> float:
+        """Over all batches, or over all but the first."""
+        skip = 1 if warm else 0
+        return sum(self.batch_rows[skip:]) / sum(self.batch_s[skip:])
+
+    @property
+    def small_ms(self) -> float:
+        """Median of addBatch after the first three batches, in milliseconds."""
+        return 1000 * statistics.median(self.batch_s[3:])
+
+
+def run_query(spark: SparkSession, source: Path, writer: Any, checkpoints: Path) -> Run:
+    """Process all files of `source` through `writer` (a foreachBatch function)."""
+    with _peak_worker_memory() as peak:
+        query = (
+            spark.readStream.schema(SCHEMA)
+            .option("maxFilesPerTrigger", 2)
+            .parquet(str(source))
+            .writeStream.foreachBatch(writer)
+            .option("checkpointLocation", str(checkpoints / uuid.uuid4().hex))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    run = Run(worker_mib=peak[0])
+    for progress in query.recentProgress:
+        if progress.numInputRows:
+            run.batch_s.append(progress.durationMs["addBatch"] / 1000)
+            run.batch_rows.append(progress.numInputRows)
+    return run
+
+
+@contextmanager
+def _peak_worker_memory() -> Iterator[list[float]]:
+    peak, done = [0.0], threading.Event()
+
+    def sample() -> None:
+        while not done.wait(0.2):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    if process.name().startswith("python"):
+                        peak[0] = max(peak[0], process.memory_info().rss / 2**20)
+                except psutil.NoSuchProcess:
+                    continue
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def in_turn(
+    contenders: Mapping[str, Callable[[], Any]],
+    run: Callable[[Any], Run],
+    *,
+    rounds: int,
+) -> dict[str, list[Run]]:
+    """Run each contender `rounds` times, A B A B; each run gets a fresh writer."""
+    runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    for number in range(rounds):
+        for name, make in contenders.items():
+            print(f"round {number + 1} of {rounds}: {name} …", file=sys.stderr, flush=True)
+            runs[name].append(run(make()))
+    return runs
+
+
+def report(title: str, figures: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """Print a table: contender by figure, each as min, median and max."""
+    table = Table(title=title)
+    columns = list(next(iter(figures.values())))
+    table.add_column("")
+    for column in columns:
+        table.add_column(f"{column}\nmin / median / max", justify="right")
+    for name, values in figures.items():
+        cells = [
+            f"{min(v):,.0f} / {statistics.median(v):,.0f} / {max(v):,.0f}" for v in values.values()
+        ]
+        table.add_row(name, *cells)
+    Console(width=120).print(table)
+
+
+def finish(**figures: float) -> None:
+    """Print the last line: one JSON object."""
+    print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sparkonce-bench-") as folder:
+        yield Path(folder)
