@@ -78,7 +78,7 @@ def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Servi
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one session of the test run, with Spark's Kafka connector."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # only tests that ask for it need Java
+    from pyspark.sql import SparkSession  # only tests that ask for it need Java
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = (

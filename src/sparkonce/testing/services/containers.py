@@ -78,10 +78,12 @@ def engine_answers() -> bool:
             client = DockerClient(timeout=ENGINE_TIMEOUT_S).client
             client.ping()
         except Exception:  # noqa: BLE001  # whatever it is, no engine answers
-            gc.collect()
-            return False
-    client.close()
-    return True
+            answers = False
+        else:
+            answers = True
+            client.close()
+        gc.collect()
+    return answers
 
 
 @dataclass(frozen=True)
