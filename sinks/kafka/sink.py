@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -63,6 +63,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         transaction_timeout_ms: after which the broker aborts what nobody commits; default: the
             longest that it allows.
         name: see `TwoPhaseCommitSink`.
+        select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
 
     Raises:
@@ -80,9 +81,10 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         config: Mapping[str, object] = MappingProxyType({}),
         transaction_timeout_ms: int | None = None,
         name: str | None = None,
+        select: Sequence[str] | None = None,
         transform: Transform | None = None,
     ) -> None:
-        super().__init__(name=name, transform=transform)
+        super().__init__(name=name, select=select, transform=transform)
         if topic is not None:
             check_topic_name(topic)
         if transaction_timeout_ms is not None and transaction_timeout_ms < MIN_TIMEOUT_MS:

@@ -58,6 +58,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             that all their buffers fit into memory.
         max_open_files: how many folders one task may write; each takes 5 MiB of memory.
         name: see `TwoPhaseCommitSink`.
+        select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
 
     Raises:
@@ -81,9 +82,10 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         part_size: int = 8 << 20,
         max_open_files: int = 32,
         name: str | None = None,
+        select: Sequence[str] | None = None,
         transform: Transform | None = None,
     ) -> None:
-        super().__init__(name=name, transform=transform)
+        super().__init__(name=name, select=select, transform=transform)
         self._place = Place.from_url(url)
         if format != "parquet":
             raise ConfigurationError(f"S3Sink: format={format!r}: only 'parquet' can be written")
