@@ -127,6 +127,13 @@ def test_start_that_would_lose_or_repeat_rows_is_refused_with_the_way_out(name: 
         admit(claimed, what_is_known, now=5.0)
 
 
+def test_adopt_that_is_left_in_the_settings_changes_nothing() -> None:
+    """Once the checkpoint is adopted the log answers for its batches from the first one on."""
+    adopted = replace(HEAD, first_batch=5)
+    assert admit(claim(9, adopt=True), known(8, head=adopted), now=5.0).first_batch == 5
+    assert admit(claim(12, adopt=True), known(8, head=adopted), now=5.0).first_batch == 12
+
+
 def test_sink_without_branches_may_go() -> None:
     """An unfinished record in which the removed sink wrote nothing does not hold it back."""
     admit(

@@ -85,11 +85,14 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
         _check_new_query(claim, known)
     else:
         _check_batch_continues(claim, known, head)
-    first_batch = claim.batch_id if head is None or claim.adopt else head.first_batch
-    retired = () if head is None else head.retired
-    if head is not None and head.query_id != claim.query_id:
-        first_batch = claim.batch_id
-        retired = (*retired, head.query_id)
+    first_batch = claim.batch_id
+    retired: tuple[str, ...] = ()
+    if head is not None and head.query_id == claim.query_id:
+        expected = _expected_batch(known, head)
+        first_batch = claim.batch_id if claim.batch_id > expected else head.first_batch
+        retired = head.retired
+    elif head is not None:
+        retired = (*head.retired, head.query_id)
     fresh = Head(
         claim.pipeline, claim.query_id, 0, claim.run_id, claim.driver, now, first_batch=first_batch
     )
@@ -166,9 +169,13 @@ def _check_new_query(claim: Claim, known: Known) -> None:
         )
 
 
+def _expected_batch(known: Known, head: Head) -> int:
+    """The batch that comes after all that the log knows of the query."""
+    return head.first_batch if known.newest is None else known.newest.id.batch_id + 1
+
+
 def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
-    newest = known.newest
-    expected = head.first_batch if newest is None else newest.id.batch_id + 1
+    expected = _expected_batch(known, head)
     if claim.batch_id > expected and not claim.adopt:
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the next batch "
