@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 from kafka import errors
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kafka.net.compat import KafkaNetClient
+from kafka.net.inet import KafkaNetSocket
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
@@ -360,6 +361,22 @@ class Finisher:
             self._lock.release()
 
 
+class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc] # kafka-python has no types for it
+    """Closes what cannot connect; kafka-python leaves it to the garbage collector.
+
+    A driver that waits for its brokers tries several times a second.
+    """
+
+    SCHEMES = ("sparkonce-direct",)
+
+    async def sock_connect(self, net: Any, sock: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().sock_connect(net, sock, *args, **kwargs)
+        except BaseException:
+            sock.close()
+            raise
+
+
 def _connect(settings: KafkaSettings, timeout_ms: int) -> Any:
     """A new client. One that cannot connect is closed, which kafka-python leaves undone."""
     made: list[Any] = []
@@ -377,6 +394,7 @@ def _connect(settings: KafkaSettings, timeout_ms: int) -> Any:
             reconnect_backoff_ms=20,
             reconnect_backoff_max_ms=500,
             kafka_client=net_client,
+            proxy_url=f"{_ClosingSocket.SCHEMES[0]}://",
         )
     except BaseException:
         for client in made:

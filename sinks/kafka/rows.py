@@ -20,10 +20,10 @@ import pyarrow as pa
 from sparkonce.errors import ConfigurationError
 
 Message: TypeAlias = dict[str, Any]
-"""Arguments of one `Producer.produce`, as `produce_batch` takes them too."""
+"""Arguments of one `Producer.produce`."""
 
-ROW_BY_ROW: Final = frozenset({"headers", "timestamp"})
-"""Columns that confluent-kafka's `produce_batch` does not take."""
+ROW_BY_ROW: Final = frozenset({"partition", "headers", "timestamp"})
+"""Columns that confluent-kafka's `produce_batch` does not take. It silently ignores a partition."""
 
 MAX_PARTITION: Final = 2**31 - 1
 
@@ -145,7 +145,7 @@ def _messages(batch: pa.RecordBatch) -> list[Message]:
     names = batch.schema.names
     values = binary_values(batch.column("value"))
     # The two shapes of nearly every job, without a loop over columns for each row.
-    if not ROW_BY_ROW.union({"partition"}).intersection(names):
+    if not ROW_BY_ROW.intersection(names):
         if "key" not in names:
             return [{"value": value} for value in values]
         keys = binary_values(batch.column("key"))

@@ -1,0 +1,865 @@
+"""The Kafka sink on a real broker. After each verb the world is looked at from outside:
+
+a consumer that reads committed records only, and the coordinator's own description.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import errors
+from kafka.admin import KafkaAdminClient
+from kafka.partitioner.default import murmur2
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+    SinkError,
+)
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.kafka.finisher import Finisher
+from sparkonce.sinks.kafka.producer import OpenTransaction
+from sparkonce.testing.services import KafkaServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEADLINE_S = 60.0
+ROWS = pa.RecordBatch.from_pydict({"key": ["a", "b", "c"], "value": ["1", "2", "3"]})
+VALUE = pa.schema([("value", pa.string())])
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def eventually(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    """Wait for a state of the world, not for a time."""
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, (
+            f"never came true: {what if isinstance(what, str) else what()}"
+        )
+        time.sleep(0.02)
+
+
+class World:
+    """The topic and the coordinator, seen by clients that share nothing with the sink."""
+
+    def __init__(self, server: KafkaServer, topic: str) -> None:
+        self.server = server
+        self.topic = topic
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": server.bootstrap_servers,
+                "group.id": "world",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 10,
+                "log_level": 0,
+            }
+        )
+
+    def messages(self, topic: str | None = None) -> list[Message]:
+        """What a consumer of committed records can read now."""
+        metadata = self._consumer.list_topics(topic or self.topic, timeout=30)
+        partitions = metadata.topics[topic or self.topic].partitions
+        self._consumer.assign(
+            [TopicPartition(topic or self.topic, p, OFFSET_BEGINNING) for p in partitions]
+        )
+        found, ends = [], 0
+        until = time.monotonic() + DEADLINE_S
+        while ends < len(partitions):
+            assert time.monotonic() < until, "the topic cannot be read to its end"
+            message = self._consumer.poll(1)
+            if message is None:
+                continue
+            if message.error() is None:
+                found.append(message)
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                ends += 1
+        self._consumer.unassign()
+        return found
+
+    def values(self, topic: str | None = None) -> list[bytes | None]:
+        return sorted((m.value() for m in self.messages(topic)), key=lambda v: v or b"")
+
+    def sees(self, *values: str) -> None:
+        """Wait until exactly these values are visible: control records travel a moment."""
+        wanted = sorted(value.encode() for value in values)
+        seen: list[list[bytes | None]] = [[]]
+
+        def all_visible() -> bool:
+            seen[0] = self.values()
+            return seen[0] == wanted
+
+        eventually(all_visible, lambda: f"{wanted} visible, saw {seen[0]}")
+
+    def state(self, branch: BranchId) -> str:
+        with KafkaAdminClient(bootstrap_servers=self.server.bootstrap_servers) as admin:
+            try:
+                return str(admin.describe_transactions([branch.name])[branch.name].state.value)
+            except errors.TransactionalIdNotFoundError:
+                return "unknown"
+
+    def becomes(self, branch: BranchId, state: str) -> None:
+        eventually(lambda: self.state(branch) == state, f"{branch} is {state}")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@pytest.fixture
+def topic(fresh_topic: Callable[..., str]) -> str:
+    return fresh_topic(1)
+
+
+@pytest.fixture
+def world(kafka: KafkaServer, topic: str) -> Iterator[World]:
+    world = World(kafka, topic)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def make_sink(kafka: KafkaServer) -> Iterator[Callable[..., KafkaSink]]:
+    """`make_sink(topic, …)`, closed at the end of the test."""
+    made: list[KafkaSink] = []
+
+    def make(topic: str | None, **settings: Any) -> KafkaSink:
+        settings.setdefault("bootstrap_servers", kafka.bootstrap_servers)
+        made.append(KafkaSink(topic, **settings))
+        return made[-1]
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+@pytest.fixture
+def sink(make_sink: Callable[..., KafkaSink], topic: str) -> KafkaSink:
+    sink = make_sink(topic)
+    sink.validate(ROWS.schema)
+    return sink
+
+
+@pytest.fixture
+def owner(fresh_name: Callable[[], str]) -> Owner:
+    """A log and query of the test's own."""
+    return Owner(fresh_name()[1:], "5e1f-00")
+
+
+@pytest.fixture
+def branch(owner: Owner) -> BranchId:
+    return BranchId(owner, 7, 1, "kafka", 0, 0)
+
+
+def write_and_prepare(
+    sink: KafkaSink, handle: OpenTransaction, rows: pa.RecordBatch
+) -> Committable:
+    sink.write(handle, rows)
+    return sink.preCommit(handle)
+
+
+def prepare(sink: KafkaSink, branch: BranchId, rows: pa.RecordBatch = ROWS) -> Committable:
+    return write_and_prepare(sink, sink.beginTransaction(branch), rows)
+
+
+# -- verbs and their visibility --------------------------------------------------------------------
+
+
+def test_each_verb_and_what_a_reader_sees(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """Nothing is visible before `commit`, everything once after it, however often it is called."""
+    handle = sink.beginTransaction(branch)
+    assert world.state(branch) == "Empty"
+    sink.write(handle, ROWS)
+    sink.write(handle, ROWS.slice(0, 0))
+    committable = sink.preCommit(handle)
+    assert (world.state(branch), world.values()) == ("Ongoing", [])
+    for _ in range(3):
+        sink.commit(committable)
+        world.sees("1", "2", "3")
+    world.becomes(branch, "CompleteCommit")
+
+
+def test_committable_tells_the_truth(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """Producer id and epoch are the coordinator's; the promise ends before its timeout."""
+    before = time.time()
+    committable = prepare(sink, branch)
+    admin = KafkaAdminClient(bootstrap_servers=world.server.bootstrap_servers)
+    described = admin.describe_transactions([branch.name])[branch.name]
+    cluster_id = admin.describe_cluster()["cluster_id"]
+    admin.close()
+    payload = committable.payload
+    assert (payload["producer_id"], payload["producer_epoch"]) == (
+        described.producer_id,
+        described.producer_epoch,
+    )
+    assert (payload["transactional_id"], payload["cluster_id"], payload["marker_topic"]) == (
+        branch.name,
+        cluster_id,
+        world.topic,
+    )
+    assert described.transaction_timeout_ms == 900_000
+    assert committable.safe_until is not None
+    assert before + 840 <= committable.safe_until <= described.transaction_start_time_ms / 1e3 + 840
+    assert Committable.from_json(json.loads(json.dumps(committable.to_json()))) == committable
+    sink.abort(committable)
+
+
+def test_abort_at_each_stage(sink: KafkaSink, owner: Owner, world: World) -> None:
+    """Begun, written or prepared: nothing becomes visible and no transaction stays open."""
+    begun, written, prepared, named = (BranchId(owner, 7, 1, "kafka", 0, i) for i in range(4))
+    sink.discard(sink.beginTransaction(begun))
+    handle = sink.beginTransaction(written)
+    sink.write(handle, ROWS)
+    sink.discard(handle)
+    sink.discard(handle)
+    committable = prepare(sink, prepared)
+    sink.abort(committable)
+    prepare(sink, named)
+    sink.abort(named)
+    for each in (begun, written, named, committable, committable):
+        sink.abort(each)
+    for each in (prepared, named):
+        world.becomes(each, "CompleteAbort")
+    assert list(sink.find_branches(owner)) == []
+    assert world.values() == []
+
+
+def test_abort_after_commit(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """It changes nothing, by committable and by name."""
+    committable = prepare(sink, branch)
+    sink.commit(committable)
+    sink.abort(committable)
+    sink.abort(branch)
+    world.sees("1", "2", "3")
+    world.becomes(branch, "CompleteCommit")
+    sink.abort(committable)
+    sink.abort(branch)
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
+def test_abort_of_a_younger_holder_of_the_name(
+    sink: KafkaSink, branch: BranchId, world: World
+) -> None:
+    """An old committable aborts its own transaction only, never what holds the name now."""
+    old = prepare(sink, branch)
+    sink.abort(old)
+    world.becomes(branch, "CompleteAbort")
+    young = prepare(sink, branch)
+    sink.abort(old)
+    assert world.state(branch) == "Ongoing"
+    sink.commit(young)
+    world.sees("1", "2", "3")
+
+
+def test_branch_without_rows(
+    sink: KafkaSink, make_sink: Callable[..., KafkaSink], owner: Owner, world: World
+) -> None:
+    """It prepares and commits like any other, also where no topic was ever named."""
+    for attempt, each in enumerate((sink, make_sink(None))):
+        committable = each.preCommit(
+            each.beginTransaction(BranchId(owner, 1, 1, "kafka", 0, attempt))
+        )
+        each.commit(committable)
+        each.commit(committable)
+        each.abort(committable)
+    assert world.values() == []
+
+
+def test_many_branches_from_many_threads(sink: KafkaSink, owner: Owner, world: World) -> None:
+    """One sink commits from several threads at once, twice each."""
+    committables = [prepare(sink, BranchId(owner, 7, 1, "kafka", 0, i)) for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(sink.commit, committables * 2))
+    world.sees(*["1", "2", "3"] * 8)
+
+
+# -- crashes ---------------------------------------------------------------------------------------
+
+WRITER = """
+import json, pickle, sys
+sink, branch, rows = pickle.load(sys.stdin.buffer)
+handle = sink.beginTransaction(branch)
+sink.write(handle, rows)
+print(json.dumps(sink.preCommit(handle).to_json()), flush=True)
+sys.stdin.buffer.read()
+"""
+
+
+def test_writer_killed_after_it_prepared(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """The branch of a process that got SIGKILL is committed by this one."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER + "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(pickle.dumps((sink, branch, ROWS)))
+        process.stdin.flush()
+        committable = Committable.from_json(json.loads(process.stdout.readline()))
+        process.kill()
+    assert (world.state(branch), world.values()) == ("Ongoing", [])
+    sink.commit(committable)
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
+def test_broker_killed_between_prepare_and_commit(
+    sink: KafkaSink, branch: BranchId, world: World
+) -> None:
+    """While it is down the commit is unresolved; once it is back, the same commit lands once."""
+    committable = prepare(sink, branch)
+    sink._patience_s = 0.5
+    world.server.kill()
+    try:
+        with pytest.raises(CommitUnresolvedError, match="asked for 0.5 s") as unresolved:
+            sink.commit(committable)
+        assert unresolved.value.branch_id == branch
+        with pytest.raises(SinkError, match="cannot be aborted"):
+            sink.abort(committable)
+        with pytest.raises(SinkError, match="cannot be listed"):
+            list(sink.find_branches(branch.owner))
+    finally:
+        world.server.start()
+    sink._patience_s = DEADLINE_S
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
+def test_broker_killed_after_commit(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """A commit that was answered is still there after SIGKILL, and so is its repetition."""
+    committable = prepare(sink, branch)
+    sink.commit(committable)
+    world.server.kill()
+    world.server.start()
+    sink._patience_s = DEADLINE_S
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
+def test_threads_waiting_for_a_broker_that_is_down(sink: KafkaSink, owner: Owner) -> None:
+    """Each thread gets its answer in its own time; they do not queue up for the connection."""
+    server_down = KafkaSink("t", bootstrap_servers="127.0.0.1:1")
+    server_down._patience_s = 0.3
+    committable = prepare(sink, BranchId(owner, 1, 1, "kafka", 0, 0))
+    raised: list[BaseException] = []
+
+    def commit() -> None:
+        with pytest.raises(CommitUnresolvedError) as unresolved:
+            server_down.commit(committable)
+        raised.append(unresolved.value)
+
+    threads = [threading.Thread(target=commit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert len(raised) == 4
+    sink.abort(committable)
+
+
+# -- lost answers, lost branches, zombies ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("end_version", [4, 5])
+def test_answer_of_the_commit_lost(
+    sink: KafkaSink,
+    branch: BranchId,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    end_version: int,
+) -> None:
+    """The broker committed and its answer never came: asked again, the branch is committed once."""
+    sink.close()
+    sink._finisher = Finisher(sink._settings, end_version)
+    real, calls = Finisher.end, []
+
+    def lose_the_first_answer(self: Finisher, *args: Any, **kwargs: Any) -> bool:
+        answer = real(self, *args, **kwargs)
+        calls.append(args)
+        if len(calls) == 1:
+            raise errors.KafkaConnectionError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(Finisher, "end", lose_the_first_answer)
+    committable = prepare(sink, branch)
+    sink.commit(committable)
+    assert len(calls) == 2
+    world.sees("1", "2", "3")
+
+
+@pytest.mark.parametrize("reinitialised", [False, True])
+def test_committed_by_somebody_else_meanwhile(
+    sink: KafkaSink, branch: BranchId, world: World, reinitialised: bool
+) -> None:
+    """Coordinator's epoch moved on, or it forgot: the marker alone still proves the commit."""
+    committable = prepare(sink, branch)
+    payload = committable.payload
+    finisher = Finisher(sink._settings)
+    finisher.end(branch.name, payload["producer_id"], payload["producer_epoch"], commit=True)
+    world.becomes(branch, "CompleteCommit")
+    if reinitialised:
+        finisher.fence(branch.name, 60_000)
+        world.becomes(branch, "Empty")
+    finisher.close()
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
+def test_transaction_that_timed_out(
+    make_sink: Callable[..., KafkaSink], branch: BranchId, world: World
+) -> None:
+    """It is proven lost; the error names batch, sink, transaction, the timeout and what to do."""
+    sink = make_sink(world.topic, transaction_timeout_ms=1000)
+    sink.validate(ROWS.schema)
+    committable = prepare(sink, branch)
+    world.becomes(branch, "CompleteAbort")
+    with pytest.raises(PreparedBranchLostError) as lost:
+        sink.commit(committable)
+    for words in ("batch 7", "'kafka'", branch.name, "timed out", "after 1 s", "replay"):
+        assert words in str(lost.value)
+    assert pickle.loads(pickle.dumps(lost.value)).branch_id == branch  # noqa: S301
+    assert world.values() == []
+
+
+@pytest.mark.parametrize("by", ["abort", "fence"])
+def test_transaction_ended_from_outside(
+    sink: KafkaSink, branch: BranchId, world: World, by: str
+) -> None:
+    """Aborted by somebody, or its name initialised again: proven lost, not assumed committed."""
+    committable = prepare(sink, branch)
+    if by == "abort":
+        sink.abort(branch)
+    else:
+        finisher = Finisher(sink._settings)
+        eventually(lambda: fenced(finisher, branch), "initialised again")
+        finisher.close()
+    with pytest.raises(PreparedBranchLostError):
+        sink.commit(committable)
+    assert world.values() == []
+
+
+def fenced(finisher: Finisher, branch: BranchId) -> bool:
+    """Whether the transactional id could be initialised; the abort that it causes takes time."""
+    try:
+        finisher.fence(branch.name, 60_000)
+    except errors.ConcurrentTransactionsError:
+        return False
+    return True
+
+
+def test_another_cluster_at_the_same_address(sink: KafkaSink, branch: BranchId) -> None:
+    """It knows nothing of the branch, and that proves nothing: unresolved, naming both clusters."""
+    committable = prepare(sink, branch)
+    sink.abort(committable)
+    elsewhere = Committable(
+        branch,
+        {**committable.payload, "cluster_id": "elsewhere", "transactional_id": "unheard-of"},
+    )
+    with pytest.raises(CommitUnresolvedError, match="prepared on elsewhere"):
+        sink.commit(elsewhere)
+
+
+@pytest.mark.parametrize("end_version", [4, 5])
+def test_zombie_that_writes_on_after_the_commit(
+    sink: KafkaSink,
+    branch: BranchId,
+    world: World,
+    fresh_topic: Callable[..., str],
+    end_version: int,
+) -> None:
+    """An executor that was thought dead can add nothing, and a second commit publishes nothing."""
+    sink.close()
+    sink._finisher = Finisher(sink._settings, end_version)
+    handle = sink.beginTransaction(branch)
+    sink.write(handle, ROWS)
+    zombie = handle._producer
+    committable = sink.preCommit(handle)
+    sink.commit(committable)
+    world.becomes(branch, "CompleteCommit" if end_version == 5 else "Empty")
+    other = fresh_topic(1)
+    assert zombie is not None
+    zombie.produce(world.topic, b"zombie")
+    zombie.produce(other, b"zombie")
+    with pytest.raises((KafkaException, SystemError)):  # noqa: PT012 - whichever notices first
+        zombie.flush(30)
+        zombie.commit_transaction(30)
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+    assert world.values(other) == []
+    assert list(sink.find_branches(branch.owner)) == []
+
+
+# -- delivery errors -------------------------------------------------------------------------------
+
+
+def big_rows(size: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": ["small", "x" * size, "small"]})
+
+
+@pytest.mark.parametrize("extra", [{}, {"timestamp": dt.datetime(2026, 1, 1, tzinfo=dt.UTC)}])
+@pytest.mark.parametrize("by", ["broker", "producer"])
+def test_record_too_large(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    by: str,
+    extra: dict[str, Any],
+) -> None:
+    """Rejected by whoever finds it; the rows beside it never become visible either."""
+    topic = f"{world.topic}-small"
+    admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
+    limit = "1000" if by == "broker" else "10000000"
+    admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": limit})])[topic].result(
+        timeout=30
+    )
+    sink = make_sink(topic, config={"compression.type": "none"})
+    rows = big_rows(5_000 if by == "broker" else 2_000_000)
+    for name, value in extra.items():
+        rows = rows.append_column(name, pa.array([value] * 3, pa.timestamp("us", tz="UTC")))
+    sink.validate(rows.schema)
+    handle = sink.beginTransaction(branch)
+    with pytest.raises(PrepareRejectedError, match=f"(?s){topic}.*max.message.bytes") as rejected:
+        write_and_prepare(sink, handle, rows)
+    assert rejected.value.branch_id == branch
+    sink.discard(handle)
+    eventually(lambda: list(sink.find_branches(branch.owner)) == [], "nothing is left open")
+    assert world.values(topic) == []
+
+
+def test_small_batches_for_a_topic_with_a_small_limit(
+    make_sink: Callable[..., KafkaSink], branch: BranchId, world: World
+) -> None:
+    """Rows that fit one by one arrive, though a full batch of them would be too large."""
+    topic = f"{world.topic}-small"
+    admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "2000"})])[
+        topic
+    ].result(timeout=30)
+    sink = make_sink(topic, config={"compression.type": "none"})
+    rows = pa.RecordBatch.from_pydict({"value": ["x" * 500] * 200})
+    sink.validate(rows.schema)
+    sink.commit(prepare(sink, branch, rows))
+    eventually(lambda: len(world.values(topic)) == 200, "all rows visible")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"partition": pa.array([99], pa.int32())}, "fewer partitions"),
+        ({"partition": pa.array([-2], pa.int32())}, "'partition' holds -2"),
+        ({"topic": pa.array([None], pa.string())}, "'topic' is null"),
+    ],
+)
+def test_row_that_has_no_place(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    columns: dict[str, pa.Array],
+    words: str,
+) -> None:
+    """Rejected, naming the column or the topic."""
+    sink = make_sink(None if "topic" in columns else world.topic)
+    handle = sink.beginTransaction(branch)
+    rows = pa.RecordBatch.from_pydict({"value": ["1"], **columns})
+    with pytest.raises(PrepareRejectedError, match=words):
+        write_and_prepare(sink, handle, rows)
+    sink.discard(handle)
+
+
+def test_more_rows_than_the_queue_holds(
+    make_sink: Callable[..., KafkaSink], branch: BranchId, world: World
+) -> None:
+    """Writing waits for room; every row arrives once and in order."""
+    sink = make_sink(world.topic, config={"queue.buffering.max.messages": 1000})
+    for attempt, column in enumerate(({}, {"timestamp": dt.datetime(2026, 1, 1, tzinfo=dt.UTC)})):
+        texts = [f"{attempt}-{i:05}" for i in range(20_000)]
+        rows = pa.RecordBatch.from_pydict({"value": texts})
+        for name, value in column.items():
+            times = pa.array([value] * len(texts), pa.timestamp("us", tz="UTC"))
+            rows = rows.append_column(name, times)
+        committable = prepare(sink, BranchId(branch.owner, 7, 1, "kafka", 0, attempt), rows)
+        sink.commit(committable)
+    expected = [f"{attempt}-{i:05}".encode() for attempt in range(2) for i in range(20_000)]
+    eventually(lambda: len(world.messages()) == len(expected), "all rows visible")
+    assert [m.value() for m in world.messages()] == expected
+
+
+# -- orphans ---------------------------------------------------------------------------------------
+
+
+def test_orphans_of_one_owner(sink: KafkaSink, owner: Owner, world: World) -> None:
+    """Found by owner only, aborted by identity; readers that they had blocked are freed."""
+    longer = Owner(owner.log_id, owner.query_id + "0")
+    other_log = Owner("f" * 16, owner.query_id)
+    mine = [BranchId(owner, 7, 1, name, 0, i) for i, name in enumerate(["orders", "orders-eu"])]
+    theirs = [BranchId(each, 7, 1, "orders", 0, 0) for each in (longer, other_log)]
+    for each in (*mine, *theirs):
+        prepare(sink, each)
+    stranger = Producer(
+        {
+            "bootstrap.servers": world.server.bootstrap_servers,
+            "transactional.id": f"app-{owner.prefix}",
+        }
+    )
+    stranger.init_transactions(30)
+    stranger.begin_transaction()
+    stranger.produce(world.topic, b"stranger")
+    stranger.flush(30)
+    found = {each.branch_id.name: each for each in sink.find_branches(owner)}
+    assert set(found) == {each.name for each in mine}
+    assert all(each.branch_id.batch_id is None for each in found.values())
+    for orphan in found.values():
+        sink.abort(orphan)
+    for each in mine:
+        world.becomes(each, "CompleteAbort")
+    assert list(sink.find_branches(owner)) == []
+    assert [world.state(each) for each in theirs] == ["Ongoing", "Ongoing"]
+    stranger.commit_transaction(30)
+    assert world.values() == []
+    for each in theirs:
+        sink.abort(each)
+    world.sees("stranger")
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_every_kind_of_row(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    fresh_topic: Callable[..., str],
+) -> None:
+    """Nulls, headers, timestamps, unicode, partitions and topics arrive as they were."""
+    other = fresh_topic(3)
+    when = dt.datetime(2026, 2, 3, 4, 5, 6, 789_000, tzinfo=dt.UTC)
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array(["grüße €", None, ""], pa.string()),
+            "key": pa.array([None, "ключ", ""], pa.string()),
+            "topic": pa.array([None, other, other], pa.string()),
+            "partition": pa.array([None, 2, 1], pa.int32()),
+            "headers": pa.array(
+                [[{"key": "é", "value": b"\x00\xff"}, {"key": "n", "value": None}], None, []],
+                HEADERS,
+            ),
+            "timestamp": pa.array([when, when, None], pa.timestamp("us", tz="UTC")),
+        }
+    )
+    sink = make_sink(world.topic)
+    sink.validate(rows.schema)
+    before_ms = time.time() * 1000
+    sink.commit(prepare(sink, branch, rows))
+    eventually(lambda: len(world.messages(other)) == 2, "both rows of the other topic")
+    (first,) = world.messages()
+    assert (first.key(), first.value()) == (None, "grüße €".encode())
+    assert first.headers() == [("é", b"\x00\xff"), ("n", None)]
+    assert first.timestamp()[1] == round(when.timestamp() * 1000)
+    by_partition = {m.partition(): m for m in world.messages(other)}
+    assert (by_partition[2].key(), by_partition[2].value()) == ("ключ".encode(), None)
+    assert by_partition[2].headers() is None
+    assert (by_partition[1].key(), by_partition[1].value()) == (b"", b"")
+    assert before_ms - 60_000 < by_partition[1].timestamp()[1] < before_ms + 60_000
+
+
+def test_topics_come_from_the_rows_alone(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    fresh_topic: Callable[..., str],
+) -> None:
+    """Without a topic of its own the sink leaves its marker in the first topic written."""
+    topics = [fresh_topic(2), fresh_topic(1)]
+    rows = pa.RecordBatch.from_pydict({"value": ["1", "2"], "topic": topics})
+    sink = make_sink(None)
+    sink.validate(rows.schema)
+    committable = prepare(sink, branch, rows)
+    assert committable.payload["marker_topic"] == topics[0]
+    sink.commit(committable)
+    for topic, value in zip(topics, [b"1", b"2"], strict=True):
+        eventually(lambda t=topic, v=value: world.values(t) == [v], f"{topic} visible")
+
+
+JAVA_MURMUR2 = {
+    b"kafka": 0xD067CF64,
+    b"giberish123456789": 0x8F552B0C,
+    b"1234": 0x9FC97B14,
+    b"234": 0xE7C009CA,
+    b"34": 0x873930DA,
+    b"4": 0x5A4B5CA1,
+}
+"""Hashes that Kafka's Java client gives."""
+
+
+def test_keys_land_where_java_puts_them(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    fresh_topic: Callable[..., str],
+) -> None:
+    """The partition is Java's murmur2 of the key, by known hashes and for many more keys."""
+    assert {key: murmur2(key) & 0xFFFFFFFF for key in JAVA_MURMUR2} == JAVA_MURMUR2
+    topic = fresh_topic(7)
+    keys = [*JAVA_MURMUR2, *(f"ключ-{i}".encode() for i in range(200))]
+    rows = pa.RecordBatch.from_pydict({"key": pa.array(keys), "value": pa.array(keys)})
+    sink = make_sink(topic)
+    sink.commit(prepare(sink, branch, rows))
+    eventually(lambda: len(world.messages(topic)) == len(keys), "all rows visible")
+    assert {m.key(): m.partition() for m in world.messages(topic)} == {
+        key: (murmur2(key) & 0x7FFFFFFF) % 7 for key in keys
+    }
+
+
+def test_from_spark_executors(
+    spark: SparkSession,
+    make_sink: Callable[..., KafkaSink],
+    owner: Owner,
+    world: World,
+    fresh_topic: Callable[..., str],
+) -> None:
+    """Arrow batches of real Spark columns, and the same placement as Spark's own Kafka sink."""
+    ours, native = fresh_topic(5), fresh_topic(5)
+    frame = spark.range(300).selectExpr(
+        "cast(id % 40 as string) as key",
+        "to_json(struct(id)) as value",
+        "array(named_struct('key', 'id', 'value', cast(cast(id as string) as binary))) as headers",
+    )
+    options = {"kafka.bootstrap.servers": world.server.bootstrap_servers, "topic": native}
+    frame.write.format("kafka").options(**options).option("includeHeaders", "true").save()
+    sink = make_sink(ours)
+    with_time = frame.selectExpr("*", "timestamp'2026-01-02 03:04:05Z' as timestamp")
+    sink.validate(pa.schema(with_time.limit(1).toArrow().schema))
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        handle = sink.beginTransaction(
+            BranchId(owner, 0, 1, "kafka", 0, context.taskAttemptId() % 65536)
+        )
+        for batch in batches:
+            sink.write(handle, batch)
+        summary = json.dumps(sink.preCommit(handle).to_json())
+        yield pa.RecordBatch.from_pydict({"committable": [summary]})
+
+    rows = with_time.mapInArrow(write, "committable string").collect()
+    assert world.values(ours) == []
+    for row in rows:
+        sink.commit(Committable.from_json(json.loads(row["committable"])))
+    eventually(lambda: len(world.messages(ours)) == 300, "all rows visible")
+
+    def content(topic: str) -> list[tuple[Any, ...]]:
+        found = world.messages(topic)
+        return sorted((m.partition(), m.key(), m.value(), str(m.headers())) for m in found)
+
+    assert content(ours) == content(native)
+    assert {m.timestamp()[1] for m in world.messages(ours)} == {1767323045000}
+
+
+# -- validate --------------------------------------------------------------------------------------
+
+
+def test_unknown_topic(make_sink: Callable[..., KafkaSink], fresh_name: Callable[[], str]) -> None:
+    """Refused by name with the command that makes it, and not made on the way."""
+    name = fresh_name()
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=f"(?s){name}.*kafka-topics.sh.*--create"):
+            make_sink(name).validate(VALUE)
+
+
+def test_brokers_that_do_not_answer(make_sink: Callable[..., KafkaSink]) -> None:
+    """Refused in bounded time, naming the setting and the next step."""
+    sink = make_sink("orders", bootstrap_servers="127.0.0.1:1")
+    sink._patience_s = 0.3
+    with pytest.raises(ConfigurationError, match=r"(?s)127\.0\.0\.1:1.*brokers up"):
+        sink.validate(VALUE)
+    assert not [t for t in threading.enumerate() if t.name.startswith("kafka-io-sparkonce")]
+
+
+def test_timeout_longer_than_the_broker_allows(
+    make_sink: Callable[..., KafkaSink], topic: str
+) -> None:
+    """Refused with both numbers; without one the broker's longest is taken."""
+    with pytest.raises(ConfigurationError, match=r"(?s)900001.*transaction\.max.*=900000"):
+        make_sink(topic, transaction_timeout_ms=900_001).validate(VALUE)
+    sink = make_sink(topic)
+    sink.validate(VALUE)
+    assert sink._seen is not None
+    assert sink._seen.timeout_ms == 900_000
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({"no.such.setting": 1}, "no.such.setting"),
+        ({"batch.num.messages": "many"}, "batch.num.messages"),
+        ({"max.in.flight": 100}, "max.in.flight"),
+        ({"linger.ms": object()}, "librdkafka"),
+    ],
+)
+def test_setting_that_librdkafka_refuses(
+    make_sink: Callable[..., KafkaSink], topic: str, config: dict[str, object], word: str
+) -> None:
+    """Found on the driver, before any task runs."""
+    with pytest.raises(ConfigurationError, match=word):
+        make_sink(topic, config=config).validate(VALUE)
+
+
+def test_executor_that_reaches_another_cluster(
+    sink: KafkaSink, branch: BranchId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same address means something else there: rejected, naming both clusters."""
+    assert sink._seen is not None
+    real = sink._seen.cluster_id
+    monkeypatch.setattr(sink, "_seen", type(sink._seen)("elsewhere", 60_000, None))
+    with pytest.raises(PrepareRejectedError, match=f"elsewhere on the driver and {real}"):
+        sink.beginTransaction(branch)
+
+
+def test_executor_whose_brokers_do_not_answer(
+    branch: BranchId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rejected, naming the address."""
+    monkeypatch.setattr("sparkonce.sinks.kafka.producer.CONNECT_TIMEOUT_S", 0.2)
+    with pytest.raises(PrepareRejectedError, match=r"127\.0\.0\.1:1"):
+        KafkaSink("t", bootstrap_servers="127.0.0.1:1").beginTransaction(branch)
+
+
+def test_sink_used_after_close_and_after_pickling(
+    sink: KafkaSink, branch: BranchId, world: World
+) -> None:
+    """Both connect again on their own; what `validate` saw travels."""
+    committable = prepare(pickle.loads(pickle.dumps(sink)), branch)  # noqa: S301 - our own bytes
+    sink.close()
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+    sink.close()
+    sink.close()
