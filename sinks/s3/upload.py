@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
+import mmap
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -132,7 +133,10 @@ class PartStream:
         self._next_key = next_key
         self._part_bytes = part_bytes
         self._transfers = transfers
-        self._buffer = bytearray()
+        # Takes memory as it fills, is never moved and goes back to the system at once: with many
+        # open files a bytearray each takes half as much again.
+        self._buffer = mmap.mmap(-1, part_bytes)
+        self._filled = 0
         self._position = 0
         self._parts: list[Future[tuple[str, bool]]] = []
         self._creating = threading.Lock()
@@ -149,10 +153,11 @@ class PartStream:
         size = len(view)
         self._position += size
         while len(view) > 0 and not self._discarded:
-            room = self._part_bytes - len(self._buffer)
-            self._buffer += view[:room]
-            view = view[room:]
-            if len(self._buffer) == self._part_bytes:
+            piece = view[: self._part_bytes - self._filled]
+            self._buffer[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+            view = view[len(piece) :]
+            if self._filled == self._part_bytes:
                 self._ship()
         return size
 
@@ -167,8 +172,9 @@ class PartStream:
 
     def end(self) -> None:
         """Send the rest; nothing may be written after it."""
-        if self._buffer or not self._parts:
+        if self._filled or not self._parts:
             self._ship()
+        self._buffer.close()
 
     def staged(self, rows: int) -> StagedFile:
         """Wait until the server has every part."""
@@ -187,7 +193,7 @@ class PartStream:
     def discard(self) -> None:
         """Swallow what is still written; a Parquet writer ends with a footer in any case."""
         self._discarded = True
-        self._buffer.clear()
+        self._buffer.close()
 
     def abort(self) -> None:
         """Abort the upload, if there is one. Call it when the transfers are closed."""
@@ -198,11 +204,14 @@ class PartStream:
             )
 
     def _ship(self) -> None:
-        body, self._buffer = self._buffer, bytearray()
+        body = self._buffer[: self._filled]
+        self._buffer.close()
+        self._buffer = mmap.mmap(-1, self._part_bytes)
+        self._filled = 0
         number = len(self._parts) + 1
         self._parts.append(self._transfers.submit(lambda: self._send(number, body)))
 
-    def _send(self, number: int, body: bytearray) -> tuple[str, bool]:
+    def _send(self, number: int, body: bytes) -> tuple[str, bool]:
         key, upload_id = self._upload()
         md5 = hashlib.md5(body, usedforsecurity=False)
         answer = self._connection.client(Purpose.UPLOAD).upload_part(
@@ -210,7 +219,7 @@ class PartStream:
             Key=key,
             UploadId=upload_id,
             PartNumber=number,
-            Body=body,  # type: ignore[arg-type]  # sent as it is, without a copy
+            Body=body,
             ContentMD5=base64.b64encode(md5.digest()).decode(),
         )
         etag = answer["ETag"].strip('"')
