@@ -1,0 +1,310 @@
+"""What the server says of the target table, and whether rows of a schema can go there.
+
+Everything is read in one transaction at the start; the result travels to the executors with the
+pickled sink, so that no task asks the catalog again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.postgres.connections import PgConnection, roll_back
+from sparkonce.sinks.postgres.sql import (
+    MARKER_COLUMNS,
+    MARKER_TABLE,
+    columns_of,
+    create_marker_table,
+    qualified,
+)
+from sparkonce.sinks.postgres.types import (
+    ColumnPlan,
+    PostgresType,
+    UnmappableError,
+    plan,
+    spark_name,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROW: Any = namedtuple_row
+
+_TABLE = """
+    SELECT c.oid::bigint AS oid, n.nspname AS schema, c.relname AS name, c.relkind AS kind,
+        c.relpersistence AS persistence,
+        has_schema_privilege(n.oid, 'CREATE') AS may_create,
+        current_setting('max_prepared_transactions')::int > 0 AS can_prepare,
+        current_database() AS database, current_user AS role,
+        quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS shown
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = to_regclass(%s)
+"""
+
+_SIMILAR = """
+    SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND NOT n.nspname LIKE 'pg\\_%%'
+        AND lower(c.relname) = lower((SELECT n[cardinality(n)] FROM parse_ident(%s, false) AS n))
+    ORDER BY 1 LIMIT 1
+"""
+
+# A domain is followed to the type under it: the merge checks it, the staging table need not.
+_COLUMNS = """
+    WITH RECURSIVE under AS (
+        SELECT a.attnum, a.atttypid AS typid, a.atttypmod AS typmod, a.attnotnull AS not_null,
+            a.atthasdef AS has_default, 0 AS depth
+        FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+      UNION ALL
+        SELECT u.attnum, t.typbasetype, t.typtypmod, u.not_null OR t.typnotnull,
+            u.has_default OR t.typdefault IS NOT NULL, u.depth + 1
+        FROM under u JOIN pg_catalog.pg_type t ON t.oid = u.typid WHERE t.typtype = 'd'
+    )
+    SELECT a.attname AS name, u.not_null, u.has_default, a.attgenerated <> '' AS is_generated,
+        a.attidentity AS identity, format_type(a.atttypid, a.atttypmod) AS declared,
+        format_type(u.typid, u.typmod) AS ddl, u.typmod AS modifier,
+        t.typcategory = 'A' AND t.typelem <> 0 AS is_array, e.typtype = 'e' AS is_enum,
+        CASE e.typnamespace WHEN 'pg_catalog'::regnamespace THEN e.typname ELSE '' END AS type_name,
+        e.typtype = 'c' AS is_composite,
+        has_column_privilege(%(oid)s::oid, a.attnum, 'INSERT') AS may_insert,
+        has_column_privilege(%(oid)s::oid, a.attnum, 'UPDATE') AS may_update,
+        has_column_privilege(%(oid)s::oid, a.attnum, 'SELECT') AS may_select
+    FROM (SELECT DISTINCT ON (attnum) * FROM under ORDER BY attnum, depth DESC) u
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = %(oid)s AND a.attnum = u.attnum
+    JOIN pg_catalog.pg_type t ON t.oid = u.typid
+    JOIN pg_catalog.pg_type e ON e.oid = CASE
+        WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END
+    ORDER BY a.attnum
+"""
+
+# Only such an index can arbitrate ON CONFLICT (columns).
+_UNIQUE_KEYS = """
+    SELECT ARRAY(
+        SELECT a.attname::text FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1])
+    ) AS columns
+    FROM pg_catalog.pg_index i
+    WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
+        AND i.indpred IS NULL AND i.indexprs IS NULL
+"""
+
+_MARKER = """
+    SELECT c.relpersistence = 'p' AS is_lasting,
+        has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AS may_use,
+        ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
+              WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped) AS columns,
+        EXISTS (SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a
+                ON a.attrelid = c.oid AND a.attnum = i.indkey[0] AND a.attname = 'branch'
+                WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate
+                    AND i.indnkeyatts = 1 AND i.indpred IS NULL) AS is_unique
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The table and the columns that a batch fills.
+
+    Attributes:
+        schema: without quotes, as all names here.
+        table: its name.
+        shown: both, quoted as in SQL.
+        columns: those of the batch, in its order.
+        database: the connection's.
+        system: the server's own identifier; empty where the role may not read it.
+        can_prepare: whether the server allows prepared transactions.
+    """
+
+    schema: str
+    table: str
+    shown: str
+    columns: tuple[ColumnPlan, ...]
+    database: str
+    system: str
+    can_prepare: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def is_binary(self) -> bool:
+        return all(column.binary for column in self.columns)
+
+
+def system_identifier(connection: PgConnection) -> str:
+    """The cluster's identity: kept by its replicas, another one on any other server."""
+    try:
+        row = connection.execute(
+            "SELECT system_identifier::text FROM pg_catalog.pg_control_system()"
+        ).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return ""
+    return "" if row is None else str(row[0])
+
+
+def resolve(
+    connection: PgConnection, table: str, key: Sequence[str] | None, schema: pa.Schema
+) -> Target:
+    """Check that rows of `schema` can go into `table`, and see how.
+
+    Raises:
+        ConfigurationError: naming what is at fault, and the fix.
+    """
+
+    def refuse(text: str) -> NoReturn:
+        raise ConfigurationError(f"PostgresSink: table {table}: {text}")
+
+    with connection.cursor(row_factory=_ROW) as cursor:
+        try:
+            found = cursor.execute(_TABLE, (table,)).fetchone()
+        except (psycopg.errors.InvalidName, psycopg.errors.SyntaxError):
+            refuse('this is no name as SQL writes it; quote its parts, as in \'"my schema"."T"\'')
+        except psycopg.errors.FeatureNotSupported:
+            refuse("a name has a schema and a table; the database stands in conninfo=")
+        if found is None:
+            similar = cursor.execute(_SIMILAR, (table,)).fetchone()
+            hint = f" (there is {similar[0]}, to be written like this)" if similar else ""
+            refuse(f"it does not exist{hint}; create it, or correct table=")
+        _check_table(found, refuse)
+        # From here on a type from elsewhere is shown with its schema, for CREATE TABLE.
+        path = cursor.execute("SELECT current_setting('search_path')").fetchone()
+        cursor.execute("SET search_path = pg_catalog")
+        try:
+            columns = cursor.execute(_COLUMNS, {"oid": found.oid}).fetchall()
+        finally:
+            cursor.execute("SELECT set_config('search_path', %s, false)", path)
+        plans = tuple(_plans(columns, schema, refuse))
+        _check_rights(columns, schema.names, key, refuse)
+        if key is not None:
+            unique = [set(row.columns) for row in cursor.execute(_UNIQUE_KEYS, (found.oid,))]
+            _check_key(key, schema.names, unique, found.shown, refuse)
+        _check_marker(cursor, found.schema, refuse)
+    return Target(
+        found.schema,
+        found.name,
+        found.shown,
+        plans,
+        found.database,
+        system_identifier(connection),
+        found.can_prepare,
+    )
+
+
+def _check_table(found: Any, refuse: Callable[[str], NoReturn]) -> None:
+    if found.kind not in {"r", "p"}:
+        refuse("it is no table (rows go into ordinary and partitioned tables only)")
+    if found.persistence != "p":
+        refuse(
+            "it is temporary or UNLOGGED, so a crash of the server would take committed rows; "
+            "ALTER TABLE … SET LOGGED"
+        )
+    if not found.may_create:
+        refuse(
+            f"the role {found.role} may not create staging tables beside it; "
+            f"GRANT CREATE ON SCHEMA {found.schema} TO {found.role}"
+        )
+
+
+def _plans(
+    columns: Sequence[Any], schema: pa.Schema, refuse: Callable[[str], NoReturn]
+) -> Iterator[ColumnPlan]:
+    known = {column.name: column for column in columns}
+    if not schema.names:
+        refuse("the batch has no columns")
+    for field in schema:
+        name = field.name
+        if schema.names.count(name) > 1:
+            refuse(f"the batch has two columns {name!r}; rename one of them with select=")
+        if name not in known:
+            similar = next((other for other in known if other.lower() == name.lower()), None)
+            hint = f" (it has {similar!r}: case counts)" if similar else ""
+            refuse(f"it has no column {name!r}{hint}; leave it out or rename it with select=")
+        column = known[name]
+        if column.is_generated or column.identity == "a":
+            refuse(f"column {name!r} is GENERATED ALWAYS; leave it out with select=")
+        if column.is_composite:
+            refuse(f"column {name!r} has a composite type, which is not supported")
+        try:
+            target = PostgresType(
+                column.ddl,
+                column.type_name,
+                column.modifier,
+                bool(column.is_array),
+                bool(column.is_enum),
+            )
+            yield plan(name, field.type, target)
+        except UnmappableError as error:
+            refuse(
+                f"column {name!r}: Spark's {spark_name(field.type)} (Arrow {field.type}) does not "
+                f"go into Postgres' {column.declared} without loss: {error}"
+            )
+
+
+def _check_rights(
+    columns: Sequence[Any],
+    names: Sequence[str],
+    key: Sequence[str] | None,
+    refuse: Callable[[str], NoReturn],
+) -> None:
+    for column in columns:
+        given = column.name in names
+        is_filled = column.has_default or column.is_generated or column.identity
+        if not given and column.not_null and not is_filled:
+            refuse(
+                f"column {column.name!r} is NOT NULL and has no default, and the batch has no such "
+                "column; add it with select=, or give it a default"
+            )
+        if given and not column.may_insert:
+            refuse(f"the role may not write column {column.name!r}; GRANT INSERT on the table")
+        if key is None or not given:
+            continue
+        if column.name in key and not column.may_select:
+            refuse(f"the role may not read key column {column.name!r}; GRANT SELECT on the table")
+        if column.name not in key and not column.may_update:
+            refuse(f"the role may not update column {column.name!r}; GRANT UPDATE on the table")
+
+
+def _check_key(
+    key: Sequence[str],
+    names: Sequence[str],
+    unique: Sequence[set[str]],
+    shown: str,
+    refuse: Callable[[str], NoReturn],
+) -> None:
+    for name in key:
+        if name not in names:
+            refuse(f"key= names {name!r}, which the batch does not have")
+    if set(key) not in unique:
+        quoted = columns_of(key).as_string()
+        refuse(
+            f"no unique index covers exactly key={list(key)!r} (a partial or deferrable one does "
+            f"not serve); CREATE UNIQUE INDEX ON {shown} ({quoted})"
+        )
+
+
+def _check_marker(
+    cursor: psycopg.Cursor[Any], schema: str, refuse: Callable[[str], NoReturn]
+) -> None:
+    """Make the marker table if need be, and see that it is the one we know."""
+    name = qualified(schema, MARKER_TABLE).as_string()
+    marker = cursor.execute(_MARKER, (schema, MARKER_TABLE)).fetchone()
+    if marker is None:
+        try:
+            cursor.execute(create_marker_table(schema))
+        finally:
+            roll_back(cursor.connection)
+        marker = cursor.execute(_MARKER, (schema, MARKER_TABLE)).fetchone()
+    if marker is None or not marker.is_unique or set(MARKER_COLUMNS) - set(marker.columns):
+        refuse(f"{name} is not the table of this name that sparkonce makes; rename yours")
+    if not marker.is_lasting:
+        refuse(f"{name} is UNLOGGED, so a crash would empty it; ALTER TABLE … SET LOGGED")
+    if not marker.may_use:
+        refuse(f"the role may not use {name}; GRANT SELECT, INSERT on it")

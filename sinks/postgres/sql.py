@@ -1,0 +1,316 @@
+"""Names and statements; nothing here talks to a server.
+
+A staging table, and the session that makes or merges it, is named after its branch:
+
+    sparkonce_<owner: 12 hex>_<sink: 8 hex>_t<token>_b<batch>_p<pass>_a<attempt>_
+
+The digests have a fixed length and every number ends with a terminator, so that no name is the
+beginning of another branch's name. The table's comment holds the full branch id, from which the
+name can be made again: only a table whose name and comment agree is ours.
+
+Names are searched by range in their "C" order, never by pattern: `_` and `%` mean themselves.
+No statement takes bind parameters, since utility statements cannot, and since a `%` in a quoted
+name would be read as a placeholder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from sparkonce.errors import ProtocolError
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Owner
+
+MARKER_TABLE = "sparkonce_commits"
+"""Users may read it: one row per committed batch, in the schema of the target."""
+
+MARKER_COLUMNS: Mapping[str, str] = {
+    "branch": "text PRIMARY KEY",
+    "log_id": "text NOT NULL",
+    "query_id": "text NOT NULL",
+    "sink": "text NOT NULL",
+    "batch_id": "bigint NOT NULL",
+    "token": "bigint NOT NULL",
+    "rows": "bigint NOT NULL",
+    "committed_at": "timestamptz NOT NULL DEFAULT now()",
+}
+
+MAX_NAME_BYTES = 63
+
+OPEN, PREPARED, STAGED = 1, 2, 3
+"""Where something of ours stands: in a session, as a prepared transaction, as a table."""
+
+READ_COMMITTED = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+COMMIT = sql.SQL("COMMIT")
+
+_NUMBERS = re.compile(r"t(?P<token>\d+)_b(?P<batch_id>\d+)_p(?P<write_pass>\d+)_a(?P<attempt>\d+)_")
+_DROPPED_AT_ONCE = 50  # each holds a few locks until the statement ends
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """In seconds; every transaction of ours sets both."""
+
+    lock: float
+    statement: float
+
+
+def staging_name(branch_id: BranchId) -> str:
+    """The name of the branch's staging table and of its session.
+
+    Raises:
+        ProtocolError: the branch id has no batch, or its numbers are beyond all measure.
+    """
+    if branch_id.batch_id is None:
+        raise ProtocolError(f"{branch_id.name}: a branch in Postgres needs its batch id")
+    name = (
+        f"{_of_sink(branch_id.owner, branch_id.sink)}t{branch_id.token}_b{branch_id.batch_id}"
+        f"_p{branch_id.write_pass}_a{branch_id.attempt}_"
+    )
+    if len(name) > MAX_NAME_BYTES:
+        raise ProtocolError(f"{branch_id}: {name} is longer than a name in Postgres can be")
+    return name
+
+
+def branch_of_session(owner: Owner, sink: str, name: str) -> BranchId | None:
+    """The merge that the session of this name makes; None when it is not one of this sink."""
+    found = _NUMBERS.fullmatch(name.removeprefix(_of_sink(owner, sink)))
+    if found is None or int(found["attempt"]) != DRIVER_ATTEMPT:
+        return None
+    numbers = {key: int(value) for key, value in found.groupdict().items()}
+    return BranchId(owner=owner, sink=sink, **numbers)
+
+
+def _of_owner(owner: Owner) -> str:
+    return f"sparkonce_{owner.digest}_"
+
+
+def _of_sink(owner: Owner, sink: str) -> str:
+    return f"{_of_owner(owner)}{hashlib.sha256(sink.encode()).hexdigest()[:8]}_"
+
+
+def qualified(schema: str, name: str) -> sql.Composable:
+    return sql.Identifier(schema, name)
+
+
+def columns_of(names: Sequence[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def script(*statements: sql.Composable) -> sql.Composed:
+    """Several statements that go to the server, and come back, in one message."""
+    return sql.SQL("; ").join(statements)
+
+
+def settings(timeouts: Timeouts, application_name: str | None = None) -> sql.Composed:
+    """Settings of one transaction: set in it, so that they also hold behind a pooler."""
+    values = {
+        "lock_timeout": f"{max(1, round(timeouts.lock * 1000))}ms",
+        "statement_timeout": f"{round(timeouts.statement * 1000)}ms",
+        # A held merge waits for the decision, and that may take as long as it takes.
+        "idle_in_transaction_session_timeout": "0",
+    }
+    if application_name is not None:
+        values["application_name"] = application_name
+    calls = [
+        sql.SQL("set_config({}, {}, true)").format(sql.Literal(key), sql.Literal(value))
+        for key, value in values.items()
+    ]
+    return sql.SQL("SELECT {}, {}, {}").format(sql.SQL(", ").join(calls), _DURABLE, _UNLIMITED)
+
+
+# What a server may leave unflushed, a crash takes back: then nothing was prepared.
+_DURABLE = sql.SQL(
+    "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' "
+    "THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
+)
+
+# Known since Postgres 17; a held merge and a COPY last as long as Spark takes.
+_UNLIMITED = sql.SQL(
+    "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
+    "THEN set_config('transaction_timeout', '0', true) END"
+)
+
+
+# -- staging ---------------------------------------------------------------------------------------
+
+
+def create_staging(
+    schema: str, name: str, types: Mapping[str, str], branch_id: BranchId
+) -> sql.Composed:
+    table = qualified(schema, name)
+    columns = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_sql))
+        for column, type_sql in types.items()  # as the server's own format_type wrote them
+    )
+    return script(
+        # Autovacuum would take a lock that the DROP waits for; the table lives for one batch.
+        sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = false)").format(table, columns),
+        sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(str(branch_id))),
+    )
+
+
+def copy_into(schema: str, name: str, columns: Sequence[str], *, binary: bool) -> sql.Composed:
+    options = sql.SQL("FORMAT binary, FREEZE") if binary else sql.SQL("FREEZE")
+    return sql.SQL("COPY {} ({}) FROM STDIN ({})").format(
+        qualified(schema, name), columns_of(columns), options
+    )
+
+
+def drop_staging(schema: str, names: Sequence[str]) -> list[sql.Composed]:
+    """As few statements as the server's lock table takes well."""
+    return [
+        sql.SQL("DROP TABLE IF EXISTS {}").format(
+            sql.SQL(", ").join(
+                qualified(schema, name) for name in names[at : at + _DROPPED_AT_ONCE]
+            )
+        )
+        for at in range(0, len(names), _DROPPED_AT_ONCE)
+    ]
+
+
+# -- merging ---------------------------------------------------------------------------------------
+
+
+def _staged(schema: str, staging: Sequence[str], columns: Sequence[str]) -> sql.Composed:
+    return sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT {} FROM {}").format(columns_of(columns), qualified(schema, name))
+        for name in sorted(staging)
+    )
+
+
+def merge(
+    schema: str,
+    table: str,
+    columns: Sequence[str],
+    key: Sequence[str] | None,
+    staging: Sequence[str],
+) -> sql.Composed:
+    """One statement for the whole batch, so that Postgres itself finds a key that comes twice."""
+    into = sql.SQL("INSERT INTO {} ({}) ").format(qualified(schema, table), columns_of(columns))
+    rows = _staged(schema, staging, columns)
+    if key is None:
+        return into + rows
+    values = [column for column in columns if column not in key]
+    assignments = sql.SQL(", ").join(
+        sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(column)) for column in values
+    )
+    action = sql.SQL("DO UPDATE SET ") + assignments if values else sql.SQL("DO NOTHING")
+    # Rows are locked in the order of their keys, by everybody alike: no deadlock between pipelines.
+    return into + sql.SQL("SELECT {} FROM ({}) AS staged ORDER BY {} ON CONFLICT ({}) {}").format(
+        columns_of(columns), rows, columns_of(key), columns_of(key), action
+    )
+
+
+def duplicate_key(schema: str, key: Sequence[str], staging: Sequence[str]) -> sql.Composed:
+    """One key that comes twice in the batch, as text."""
+    shown = sql.SQL(", ").join(
+        sql.SQL("left({}::text, 100)").format(sql.Identifier(column)) for column in key
+    )
+    return sql.SQL("SELECT {} FROM ({}) AS staged GROUP BY {} HAVING count(*) > 1 LIMIT 1").format(
+        shown, _staged(schema, staging, key), columns_of(key)
+    )
+
+
+def prepare(gid: str) -> sql.Composed:
+    return sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid))
+
+
+def commit_prepared(gid: str) -> sql.Composed:
+    return sql.SQL("COMMIT PREPARED {}").format(sql.Literal(gid))
+
+
+def rollback_prepared(gid: str) -> sql.Composed:
+    return sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
+
+
+CHECK_CONSTRAINTS_NOW = sql.SQL("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+# -- the marker ------------------------------------------------------------------------------------
+
+
+def create_marker_table(schema: str) -> sql.Composed:
+    columns = ", ".join(f"{name} {type_sql}" for name, type_sql in MARKER_COLUMNS.items())
+    table = qualified(schema, MARKER_TABLE)
+    return script(
+        READ_COMMITTED,
+        # IF NOT EXISTS alone is no protection: two sessions at once, and one gets an error.
+        sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 0))").format(
+            sql.Literal(f"{schema}.{MARKER_TABLE}")
+        ),
+        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
+            table,
+            sql.SQL(columns),  # fixed in this module
+        ),
+        COMMIT,
+    )
+
+
+def insert_marker(schema: str, branch_id: BranchId, rows: int) -> sql.Composed:
+    values = [
+        *(str(branch_id), branch_id.owner.log_id, branch_id.owner.query_id, branch_id.sink),
+        *(branch_id.batch_id, branch_id.token, rows),
+    ]
+    return sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+        qualified(schema, MARKER_TABLE),
+        columns_of([name for name in MARKER_COLUMNS if name != "committed_at"]),
+        sql.SQL(", ").join(map(sql.Literal, values)),
+    )
+
+
+def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
+    return sql.SQL("SELECT FROM {} WHERE branch = {}").format(
+        qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id))
+    )
+
+
+# -- what stands -----------------------------------------------------------------------------------
+
+
+def find_standing(owner: Owner, table: str) -> sql.Composed:
+    """The owner's open merges, prepared transactions and staging tables, in this order.
+
+    Staging tables are looked for in the schema of `table` (written as in SQL).
+    """
+    prefix = _of_owner(owner)
+    return sql.SQL(
+        "SELECT {open} AS place, NULL AS schema, application_name AS name, NULL AS branch "
+        "FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user "
+        "AND state LIKE 'idle in transaction%' AND starts_with(application_name, {prefix}) "
+        "UNION ALL SELECT {prepared}, NULL, gid, gid FROM pg_prepared_xacts "
+        "WHERE database = current_database() AND starts_with(gid, {gids}) "
+        "UNION ALL SELECT {staged}, n.nspname, c.relname, obj_description(c.oid, 'pg_class') "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' "
+        "AND c.relname >= {prefix}::name AND c.relname < {end}::name "
+        "AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass({table})) "
+        "ORDER BY 1, 3"
+    ).format(
+        open=sql.Literal(OPEN),
+        prepared=sql.Literal(PREPARED),
+        staged=sql.Literal(STAGED),
+        prefix=sql.Literal(prefix),
+        end=sql.Literal(prefix[:-1] + chr(ord(prefix[-1]) + 1)),
+        gids=sql.Literal(owner.prefix),
+        table=sql.Literal(table),
+    )
+
+
+def find_schema(table: str) -> sql.Composed:
+    return sql.SQL(
+        "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.oid = to_regclass({})"
+    ).format(sql.Literal(table))
+
+
+def end_holders(application_name: str) -> sql.Composed:
+    """End the sessions that hold exactly this merge open and wait for a client."""
+    return sql.SQL(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND usename = current_user AND pid <> pg_backend_pid() "
+        "AND state LIKE 'idle in transaction%' AND application_name = {}"
+    ).format(sql.Literal(application_name))

@@ -1,0 +1,152 @@
+"""One Spark task's rows on their way into a staging table.
+
+    BEGIN; CREATE TABLE; COMMENT; COPY … rows … ; COMMIT
+    └────────────── nothing of it stands ─────────┘ └─ prepared
+
+Creation and rows are one transaction: a task that is killed leaves nothing at all, and a table that
+stands is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator
+from typing import NoReturn
+
+import psycopg
+import pyarrow as pa
+
+from sparkonce.errors import PrepareRejectedError
+from sparkonce.model import BranchId
+from sparkonce.sinks.postgres.catalog import Target
+from sparkonce.sinks.postgres.connections import Address
+from sparkonce.sinks.postgres.sql import (
+    COMMIT,
+    READ_COMMITTED,
+    Timeouts,
+    copy_into,
+    create_staging,
+    script,
+    settings,
+    staging_name,
+)
+from sparkonce.sinks.postgres.values import (
+    ValueDoesNotFitError,
+    binary_encoder,
+    convert,
+    python_values,
+)
+
+_SLICE_BYTES = 32 * 1024 * 1024
+_CONTEXT_COLUMN = re.compile(
+    r"^COPY .*?, line \d+, column (?P<name>.*?)(?:: (?:\"|null).*)?$", re.DOTALL
+)
+
+
+class StagingWriter:
+    """An open COPY into a table that nobody else sees yet."""
+
+    def __init__(
+        self, address: Address, target: Target, branch_id: BranchId, timeouts: Timeouts
+    ) -> None:
+        self.branch_id = branch_id
+        self.schema = target.schema
+        self.name = staging_name(branch_id)
+        self.rows = 0
+        self._address = address
+        self._target = target
+        self._copying = contextlib.ExitStack()
+        types = {column.name: column.type.ddl for column in target.columns}
+        with self._errors():
+            self._connection = address.connect(self.name)
+        try:
+            with self._errors():
+                self._connection.execute(
+                    script(
+                        READ_COMMITTED,
+                        settings(timeouts),
+                        create_staging(target.schema, self.name, types, branch_id),
+                    )
+                )
+                self._copy = self._copying.enter_context(
+                    self._connection.cursor().copy(
+                        copy_into(target.schema, self.name, target.names, binary=target.is_binary)
+                    )
+                )
+                if target.is_binary:
+                    self._encoder = binary_encoder(target.columns)
+                    self._copy.write(self._encoder.write_header())
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.schema.names != list(self._target.names):
+            raise PrepareRejectedError(
+                f"batch {self.branch_id.batch_id}, table {self._target.shown}: the rows have the "
+                f"columns {batch.schema.names}, and {list(self._target.names)} were checked",
+                self.branch_id,
+            )
+        for part in _slices(batch):
+            try:
+                arrays = [
+                    convert(array, column)
+                    for array, column in zip(part.columns, self._target.columns, strict=True)
+                ]
+            except ValueDoesNotFitError as error:
+                self._reject(str(error), None)
+            with self._errors():
+                if self._target.is_binary:
+                    schema = pa.schema([column.field for column in self._target.columns])
+                    encoded = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                    self._copy.write(self._encoder.write_batch(encoded))
+                else:
+                    values = map(python_values, arrays, self._target.columns)
+                    for row in zip(*values, strict=True):
+                        self._copy.write_row(row)
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        """Commit the staging table with all its rows."""
+        try:
+            with self._errors():
+                if self._target.is_binary:
+                    self._copy.write(self._encoder.finish())
+                self._copying.close()
+                self._connection.execute(COMMIT)
+        except BaseException:
+            self.discard()
+            raise
+        self._connection.close()
+
+    def discard(self) -> None:
+        """Close the connection: the server then forgets the table. Never raises."""
+        self._connection.close()
+        given_up = psycopg.OperationalError("the task failed")
+        with contextlib.suppress(psycopg.Error):
+            self._copying.__exit__(type(given_up), given_up, None)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            self._reject(self._address.said(error), error)
+
+    def _reject(self, text: str, error: psycopg.Error | None) -> NoReturn:
+        found = _CONTEXT_COLUMN.match(error.diag.context or "") if error is not None else None
+        column = f", column {found['name']!r}" if found else ""
+        raise PrepareRejectedError(
+            f"batch {self.branch_id.batch_id}, table {self._target.shown}{column}: {text}",
+            self.branch_id,
+        ) from (None if error is None else self._address.cause(error))
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Parts that are encoded one by one, to bound the memory that they take."""
+    parts = max(1, math.ceil(batch.nbytes / _SLICE_BYTES))
+    size = max(1, math.ceil(batch.num_rows / parts))
+    for start in range(0, batch.num_rows, size):
+        yield batch.slice(start, size)
