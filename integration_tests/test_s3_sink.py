@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ClientError
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -38,6 +39,8 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3 import listing
 from sparkonce.sinks.s3.layout import branch_stem
+from sparkonce.sinks.s3.outcome import FileOutcome
+from sparkonce.sinks.s3.upload import StagedFile
 from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
@@ -408,8 +411,17 @@ def test_server_that_claims_success_without_an_object(
     assert world.counts() == (0, 1)
 
 
+FAILED_WITH_200 = (
+    b"<?xml version='1.0' encoding='UTF-8'?>"
+    b"<Error><Code>InternalError</Code><Message>We encountered an error</Message></Error>"
+)
+
+
 class Proxy:
-    """Passes bytes on to a server, and can lose the answer to the next request of a kind."""
+    """Passes bytes on to a server, and can lose the answer to the next request of a kind.
+
+    With `swallow` the request is lost too, and 200 with an error in the body is the answer.
+    """
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
@@ -417,6 +429,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint_url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.lose: bytes | None = None
+        self.swallow = False
         self.lost = 0
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
@@ -459,6 +472,14 @@ class Proxy:
                 if self.lose is not None and self.lose in line and line.endswith(b"HTTP/1.1"):
                     self.lose = None
                     losing.set()
+                    if self.swallow:
+                        while b"</CompleteMultipartUpload>" not in data:
+                            data += client.recv(1 << 16)
+                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(FAILED_WITH_200)}\r\n"
+                        client.sendall(head.encode() + b"Connection: close\r\n\r\n")
+                        client.sendall(FAILED_WITH_200)
+                        self.lost += 1
+                        break
                 server.sendall(data)
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
@@ -495,6 +516,22 @@ def test_answer_to_complete_is_lost(
     proxy.lose = b"POST "
     sink.commit(committable)
     assert proxy.lost == 1
+    assert world.counts() == (0, 1)
+    sink.close()
+
+
+def test_complete_says_200_with_an_error_in_the_body(
+    make_sink: Callable[..., S3Sink], proxy: Proxy, world: World
+) -> None:
+    """It is no success: the upload is still open, and the next commit lands."""
+    sink = make_sink(endpoint_url=proxy.endpoint_url)
+    committable = prepare(sink, branch())
+    proxy.lose, proxy.swallow = b"POST ", True
+    with pytest.raises(CommitUnresolvedError, match="InternalError"):
+        sink.commit(committable)
+    assert proxy.lost == 1
+    assert world.counts() == (1, 0)
+    sink.commit(committable)
     assert world.counts() == (0, 1)
     sink.close()
 
@@ -605,6 +642,57 @@ def test_same_metadata_with_other_content(sink: S3Sink, world: World) -> None:
     assert key_of(other) == file["key"]
     with pytest.raises(CommitUnresolvedError, match="not this branch's"):
         sink.commit(committable)
+
+
+def test_same_content_in_another_name(sink: S3Sink, world: World) -> None:
+    """An object with our bytes and our ETag that is not this branch's is no proof."""
+    committable = prepare(sink, branch())
+    twin = prepare(sink, branch(2))
+    sink.commit(twin)
+    (file,) = files_of(committable)
+    world.abort(file["key"], file["upload_id"])
+    upload = {
+        "Bucket": world.bucket,
+        "Key": file["key"],
+        "UploadId": world.open_upload(file["key"]),
+    }
+    part = world.client.upload_part(**upload, PartNumber=1, Body=world.body(key_of(twin)))
+    world.client.complete_multipart_upload(
+        **upload, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    )
+    assert world.objects()[file["key"]][0].strip('"') == file["etag"]
+    with pytest.raises(CommitUnresolvedError, match="not this branch's"):
+        sink.commit(committable)
+
+
+def test_refused_upload_that_is_still_open(sink: S3Sink, world: World) -> None:
+    """It is not lost: somebody replaced a part, and may put it back."""
+    committable = prepare(sink, branch())
+    (file,) = files_of(committable)
+    upload = {"Bucket": world.bucket, "Key": file["key"], "UploadId": file["upload_id"]}
+    world.client.upload_part(**upload, PartNumber=1, Body=b"other")
+    with pytest.raises(CommitUnresolvedError, match="InvalidPart"):
+        sink.commit(committable)
+    assert world.counts() == (1, 0)
+
+
+def test_completed_elsewhere_between_the_looks(
+    sink: S3Sink, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upload is gone because an older completion has just landed: committed, not lost."""
+    committable = prepare(sink, branch())
+    complete = FileOutcome._complete
+    refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
+    is_gone = FileOutcome._is_upload_gone
+
+    def gone_now(outcome: FileOutcome, file: StagedFile) -> bool:
+        assert complete(outcome, file) is None
+        return is_gone(outcome, file)
+
+    monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
+    monkeypatch.setattr(FileOutcome, "_is_upload_gone", gone_now)
+    sink.commit(committable)
+    assert world.counts() == (0, 1)
 
 
 def test_half_of_a_branch_is_lost(make_sink: Callable[..., S3Sink], world: World) -> None:

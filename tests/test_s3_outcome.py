@@ -1,0 +1,109 @@
+"""Answers that the local S3 servers never give, from a stub: encrypted, versioned, forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.stub import Stubber
+
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
+from sparkonce.model import BranchId, Owner
+from sparkonce.sinks.s3.client import Connection, Purpose
+from sparkonce.sinks.s3.outcome import FileOutcome
+from sparkonce.sinks.s3.upload import StagedFile
+
+BRANCH = BranchId(Owner("0" * 16, "q"), 7, 1, "s3", 0, 0)
+MD5 = "5d41402abc4b2a76b9719d911017c592"
+FILE = StagedFile("orders/x", "upload", (MD5,), f"{MD5}-1", bytes=10, rows=1)
+OURS = {"sparkonce-branch": str(BRANCH)}
+
+
+@pytest.fixture(scope="module")
+def commit() -> Iterator[Callable[..., None]]:
+    """`commit(heads, …)` with the server's answers to complete, HEAD and ListParts."""
+    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+
+    def run(*heads: dict[str, Any] | int, refusal: str = "", parts: str = "") -> None:
+        ask, once = (Stubber(connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
+        with ask, once:
+            if refusal:
+                once.add_client_error("complete_multipart_upload", refusal)
+            else:
+                once.add_response("complete_multipart_upload", {})
+            for index, head in enumerate(heads):
+                if index == 1:
+                    ask.add_client_error("list_parts", parts)
+                if isinstance(head, int):
+                    ask.add_client_error("head_object", str(head), http_status_code=head)
+                elif "marker" in head:
+                    ask.add_client_error(
+                        "head_object",
+                        "404",
+                        http_status_code=404,
+                        response_meta={"HTTPHeaders": {"x-amz-delete-marker": "true"}},
+                    )
+                else:
+                    ask.add_response("head_object", head)
+            FileOutcome(connection, "lake", BRANCH).commit(FILE)
+            ask.assert_no_pending_responses()
+
+    yield run
+    connection.close()
+
+
+@pytest.mark.parametrize("etag", ["0" * 32 + "-1", "opaque", "0" * 32])
+def test_encrypted_with_a_key(commit: Callable[..., None], etag: str) -> None:
+    """ETags are no MD5s then: the branch id and the size prove the object."""
+    head = {"Metadata": OURS, "ETag": f'"{etag}"', "ServerSideEncryption": "aws:kms"}
+    commit({**head, "ContentLength": 10})
+    with pytest.raises(CommitUnresolvedError, match="not this branch's"):
+        commit({**head, "ContentLength": 11})
+
+
+def test_server_with_etags_of_its_own(commit: Callable[..., None]) -> None:
+    """An ETag that is no MD5 of parts says nothing; the size does."""
+    commit({"Metadata": OURS, "ETag": '"opaque"', "ContentLength": 10})
+
+
+def test_other_content(commit: Callable[..., None]) -> None:
+    """An ETag that is an MD5 of parts, and another one, is other content, whatever the size."""
+    with pytest.raises(CommitUnresolvedError, match="not this branch's"):
+        commit({"Metadata": OURS, "ETag": f'"{"0" * 32}-1"', "ContentLength": 10})
+
+
+def test_delete_marker(commit: Callable[..., None]) -> None:
+    """An object that was deleted may have been visible: that is not "never committed"."""
+    with pytest.raises(CommitUnresolvedError, match="delete marker"):
+        commit({"marker": True}, refusal="NoSuchUpload")
+
+
+def test_forbidden_to_look(commit: Callable[..., None]) -> None:
+    """403 hides whether the object is there."""
+    with pytest.raises(CommitUnresolvedError, match="cannot look"):
+        commit(403, refusal="NoSuchUpload")
+
+
+def test_forbidden_to_look_the_second_time(commit: Callable[..., None]) -> None:
+    """The proof is the second look, and it has to be an answer."""
+    with pytest.raises(CommitUnresolvedError, match="cannot look"):
+        commit(404, 403, refusal="NoSuchUpload", parts="NoSuchUpload")
+
+
+def test_forbidden_to_list_parts(commit: Callable[..., None]) -> None:
+    """Nobody says that the upload is gone."""
+    with pytest.raises(CommitUnresolvedError):
+        commit(404, 404, refusal="NoSuchUpload", parts="AccessDenied")
+
+
+def test_proven_lost(commit: Callable[..., None]) -> None:
+    """Completion refused, no object, no upload, and still no object."""
+    with pytest.raises(PreparedBranchLostError):
+        commit(404, 404, refusal="NoSuchUpload", parts="NoSuchUpload")
+
+
+def test_completion_that_fails_otherwise_is_not_lost(commit: Callable[..., None]) -> None:
+    """A refusal that says nothing about the upload is asked again."""
+    with pytest.raises(CommitUnresolvedError, match="AccessDenied"):
+        commit(404, refusal="AccessDenied")
