@@ -37,7 +37,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3 import listing
+from sparkonce.sinks.s3 import listing, writer
 from sparkonce.sinks.s3.layout import branch_stem
 from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.upload import StagedFile
@@ -362,7 +362,7 @@ def test_server_killed_inside_complete(
     """It is never called lost; after the server's repair the object appears, once and whole."""
     if not is_versitygw(request):
         pytest.skip("S3Mock cannot be seen from outside inside a completion")
-    sink = make_sink(compression="none", part_size=64 * MIB)
+    sink = make_sink(compression="none", part_size=32 * MIB)
     random = np.random.default_rng(0)
     big = [pa.RecordBatch.from_pydict({"x": random.random(4 * MIB)}) for _ in range(8)]
     committable = prepare(sink, branch(), *big)
@@ -791,6 +791,23 @@ def test_folder_that_makes_too_long_a_key(make_sink: Callable[..., S3Sink]) -> N
     with pytest.raises(PrepareRejectedError, match="1024 bytes"):
         sink.write(handle, rows)
     sink.discard(handle)
+
+
+def test_file_of_very_many_parts(
+    make_sink: Callable[..., S3Sink], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before S3's 10,000 parts are reached the next file is begun; no row is lost between them."""
+    monkeypatch.setattr(writer, "_ROLL_AT_PARTS", 2)
+    monkeypatch.setattr(writer, "_WAITING_BYTES", 2 * MIB)
+    sink = make_sink(part_size=5 * MIB, compression="none")
+    random = np.random.default_rng(0)
+    batches = [pa.RecordBatch.from_pydict({"x": random.random(MIB // 8)}) for _ in range(32)]
+    committable = prepare(sink, branch(), *batches)
+    assert [len(file["parts"]) for file in files_of(committable)] == [3, 3, 2]
+    sink.commit(committable)
+    tables = [world.table(file["key"]) for file in files_of(committable)]
+    assert pa.concat_tables(tables).equals(pa.Table.from_batches(batches))
+    assert world.counts() == (0, 3)
 
 
 def test_rows_of_another_schema(sink: S3Sink, world: World) -> None:

@@ -33,16 +33,19 @@ from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.upload import MIN_PART_BYTES, StagedFile
 from sparkonce.sinks.s3.writer import BranchWriter, Compression, FileFormat
 
-_MAX_PART_BYTES = 64 << 20
+_MAX_PART_BYTES = 32 << 20
 _PARALLEL_FILES = 8
 
 
 class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     """Writes Parquet files into an S3 bucket: one for each Spark task and folder of a batch.
 
-    Works with every server that has S3's multipart uploads. Rows are streamed, so a task needs
-    less than 256 MiB of memory whatever the size of its file. A task that writes more than about
-    70 GiB into one folder starts another file there.
+    Works with every server that has S3's multipart uploads. Rows are streamed, so with the default
+    settings a task needs less than 256 MiB of memory whatever the size of its files. A task that
+    writes more than about 70 GiB into one folder (9,000 parts) starts another file there.
+
+    Rights: s3:PutObject, s3:GetObject, s3:AbortMultipartUpload and s3:ListMultipartUploadParts on
+    the prefix; s3:ListBucket and s3:ListBucketMultipartUploads on the bucket.
 
     Args:
         url: ``s3://BUCKET/PREFIX``. The bucket must exist.
@@ -54,7 +57,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         access_key: with `secret_key`; default: boto3's credential chain, on every executor.
         secret_key: with `access_key`.
         path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
-        part_size: bytes of one part, 5 to 64 MiB. Files of many folders have smaller parts, so
+        part_size: bytes of one part, 5 to 32 MiB. Files of many folders have smaller parts, so
             that all their buffers fit into memory.
         max_open_files: how many folders one task may write; each takes 5 MiB of memory.
         name: see `TwoPhaseCommitSink`.
@@ -231,7 +234,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise PrepareRejectedError(
                 f"S3: the upload into {self._place} failed ({describe(error)})", branch_id
             ) from error
-        except (pa.ArrowException, ValueError, OverflowError) as error:
+        except (pa.ArrowException, KeyError, ValueError, OverflowError) as error:
             raise PrepareRejectedError(
                 f"S3: rows for {self._place} do not fit into Parquet files ({error})", branch_id
             ) from error
