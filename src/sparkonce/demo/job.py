@@ -1,0 +1,159 @@
+"""The program that the demo kills: orders from Kafka into Kafka, Postgres and S3.
+
+    python -m sparkonce.demo.job JOB.json
+
+What matters is in `exactly_once` and `main`; the rest is addresses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, from_json
+
+from sparkonce import ExactlyOnce
+from sparkonce.demo.naive import Naive
+from sparkonce.demo.orders import DERIVED, KAFKA_COLUMNS, SOURCE_SCHEMA
+from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
+
+PIPELINE = "orders"
+
+Writer: TypeAlias = "Callable[[DataFrame, int], None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything that the program is told."""
+
+    writer: str
+    rows: int
+    rows_per_batch: int
+    folder: str
+    jars: tuple[str, ...]
+    kafka: str
+    source_topic: str
+    topic: str
+    postgres: str
+    table: str
+    s3_endpoint: str
+    s3_access_key: str
+    s3_secret_key: str
+    s3_region: str
+    bucket: str
+    prefix: str
+
+    @property
+    def checkpoint(self) -> str:
+        return f"{self.folder}/checkpoint"
+
+    @property
+    def log(self) -> str:
+        return f"sqlite:///{self.folder}/transactions.db"
+
+    @property
+    def scratch(self) -> str:
+        """For temporary files of Python, the JVM and Spark."""
+        return f"{self.folder}/scratch"
+
+    def save(self, path: Path) -> None:
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        return cls(**json.loads(path.read_text()))
+
+
+def exactly_once(job: Job) -> Writer:
+    """Three sinks, one transaction for each batch."""
+    return ExactlyOnce(
+        PIPELINE,
+        sinks=[
+            KafkaSink(job.topic, bootstrap_servers=job.kafka, select=KAFKA_COLUMNS),
+            PostgresSink(job.postgres, table=job.table),
+            S3Sink(
+                f"s3://{job.bucket}/{job.prefix}",
+                partition_by=["day"],
+                endpoint_url=job.s3_endpoint,
+                access_key=job.s3_access_key,
+                secret_key=job.s3_secret_key,
+                region=job.s3_region,
+            ),
+        ],
+        log=job.log,
+    )
+
+
+def main(job: Job) -> None:
+    spark = session(job)
+    orders = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", job.kafka)
+        .option("subscribe", job.source_topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", job.rows_per_batch)
+        .load()
+        .select(from_json(col("value").cast("string"), SOURCE_SCHEMA).alias("order"))
+        .select("order.*")
+        .selectExpr(*DERIVED)
+    )
+    writer = exactly_once(job) if job.writer == "exactly-once" else Naive(job)
+    query = (
+        orders.writeStream.foreachBatch(writer).option("checkpointLocation", job.checkpoint).start()
+    )
+    # A query of this kind runs for ever; the demo's ends when it has read every order.
+    while not query.awaitTermination(1) and rows_read(query) < job.rows:
+        pass
+    query.stop()
+    spark.stop()
+
+
+def session(job: Job) -> SparkSession:
+    """A local Spark whose temporary files are in the job's folder, so that a kill leaves none."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.jars": ",".join(job.jars),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        f"-XX:-UsePerfData -Djava.io.tmpdir={job.scratch}",
+        "spark.local.dir": f"{job.scratch}",
+        "spark.sql.warehouse.dir": f"{job.folder}/warehouse",
+        "spark.sql.session.timeZone": "UTC",
+        # Small record batches, so that the demo can stop a task between two of them.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
+        "spark.log.level": "ERROR",
+        **(Naive.settings(job) if job.writer == "naive" else {}),
+    }
+    builder = SparkSession.builder.master("local[2]").appName("sparkonce-demo")
+    return builder.config(map=settings).getOrCreate()
+
+
+def rows_read(query: StreamingQuery) -> int:
+    """How far the query has come in the source topic, after its last finished batch."""
+    progress = query.lastProgress
+    if progress is None:
+        return 0
+    ends = json.loads(progress["sources"][0]["endOffset"] or "{}")
+    return sum(offset for topic in ends.values() for offset in topic.values())
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for noisy in ("py4j", "kafka", "botocore", "boto3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    main(Job.load(Path(sys.argv[1])))

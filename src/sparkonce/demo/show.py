@@ -1,0 +1,366 @@
+"""The demo from its first server to its last line.
+
+servers ─► orders ─► driver ─► (kill ─► look from outside ─► start again ─► look)* ─► verdict
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg import sql
+from rich.text import Text
+
+from sparkonce.demo.job import PIPELINE, Job
+from sparkonce.demo.kills import PLANS, SINKS, Kill
+from sparkonce.demo.orders import TABLE_COLUMNS, Feed
+from sparkonce.demo.outside import Outside, Seen, counted
+from sparkonce.demo.screen import Screen, View
+from sparkonce.demo.verdict import Verdict, judge
+from sparkonce.testing.checks import s3_client
+from sparkonce.testing.crash import DriverProcess, Failpoints
+from sparkonce.testing.services import (
+    S3Server,
+    ServiceKind,
+    Services,
+    s3a_jars,
+    spark_jdbc_jars,
+    spark_kafka_jars,
+    start_services,
+    unavailable,
+)
+from sparkonce.testing.services.process import Guard
+from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log.record import State, TransactionRecord
+
+BATCHES = 12
+PARTITIONS = 4
+TICK_S = 1.0
+STATE_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    writer: str
+    rows: int
+    seed: int
+    keep: bool
+
+
+@dataclass
+class Show:
+    """Everything that the acts of the demo share."""
+
+    options: Options
+    job: Job
+    s3: S3Server
+    screen: Screen
+    view: View
+    outside: Outside
+    points: Failpoints
+    driver: DriverProcess
+    log: TransactionLog
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def keeps_log(self) -> bool:
+        return self.options.writer == "exactly-once"
+
+    # -- acts --------------------------------------------------------------------------------------
+
+    def run(self) -> Verdict:
+        before: tuple[Kill, Seen] | None = None
+        for kill in PLANS[self.options.writer]:
+            arms = [self.points.arm(p, batch=kill.batch, **where) for p, where in kill.points]
+            self._start(before)
+            self._doing(f"running; to be killed at batch {kill.batch}, {kill.when}")
+            self.driver.wait_for(*arms, timeout_s=STATE_TIMEOUT_S)
+            seen = self._look()
+            self.driver.kill()
+            self.points.disarm(*arms)
+            self.view.kills += 1
+            self._tell_kill(kill, seen)
+            before = kill, seen
+        self._start(before)
+        self._doing("running to the end")
+        status = self.driver.wait(timeout_s=STATE_TIMEOUT_S + self.options.rows / 500)
+        self._look()
+        if status != 0:
+            self._problem(f"the last driver ended with {status}, see {self.driver.log}")
+        self._doing("comparing every sink with the source")
+        self.screen.say("the query has read every order; comparing every sink with the source")
+        return judge(self.job, self.s3)
+
+    def _start(self, before: tuple[Kill, Seen] | None) -> None:
+        """Start a driver, and show what it does with what the one before has left."""
+        if before is None or not self.keeps_log:
+            self._doing("starting the driver")
+            self.driver.start()
+            return
+        kill, seen = before
+        self._doing("starting the driver again: it recovers first")
+        log_size = self.driver.log.stat().st_size
+        # It stops where recovery is over: as the batch is written again, or as it is skipped.
+        rewrite = self.points.arm(
+            "write.first", batch=kill.batch, action="note" if kill.decided else "stop"
+        )
+        returned = self.points.arm("return.before", batch=kill.batch)
+        self.driver.start()
+        self.driver.wait_for(returned if kill.decided else rewrite, timeout_s=STATE_TIMEOUT_S)
+        now = self._look()
+        rewritten = bool(self.points.hits(rewrite))
+        self._tell_recovery(kill, seen, now, rewritten=rewritten)
+        for line in _driver_lines(self.driver.log, log_size):
+            self.screen.say(f"    driver: {line}", "dim")
+        self.points.disarm(rewrite, returned)
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def _tell_kill(self, kill: Kill, seen: Seen) -> None:
+        self.screen.say(
+            f"kill {self.view.kills}, batch {kill.batch}, {kill.when}: SIGKILL to Python, JVM "
+            "and workers",
+            "bold red",
+        )
+        visible = ", ".join(f"{sink} {seen.rows[sink]:,}" for sink in SINKS)
+        self.screen.say(f"    readers see: {visible}; standing: {_standing(seen)}")
+        if not self.keeps_log:
+            return
+        record = self._record(kill.batch)
+        if (record is not None) != kill.decided:
+            self._problem(f"kill {self.view.kills}: batch {kill.batch} was decided: {record}")
+        before = min(seen.rows.values())
+        ahead = {sink for sink in SINKS if seen.rows[sink] != before}
+        if ahead != set(kill.visible):
+            self._problem(f"kill {self.view.kills}: unlike the plan, readers see {seen.rows}")
+
+    def _tell_recovery(self, kill: Kill, before: Seen, now: Seen, *, rewritten: bool) -> None:
+        left = set(before.everything_standing) & set(now.everything_standing)
+        if left:
+            self._problem(f"not ended by recovery: {', '.join(map(str, left))}")
+        if not kill.decided:
+            self.screen.say(
+                f"recovery: batch {kill.batch} was not decided: aborted "
+                f"{counted(before.everything_standing)}; the batch is written again",
+                "green",
+            )
+            if now.rows != before.rows:
+                self._problem(f"recovery changed what readers see: {before.rows}, {now.rows}")
+            return
+        record = self._record(kill.batch)
+        branches = len(list(record.committables())) if record else 0
+        self.screen.say(
+            f"recovery: batch {kill.batch} was decided: all of its {branches} branches are "
+            f"committed now, {'some' if rewritten else 'no'} row was written again; readers see "
+            f"{', '.join(f'{sink} {now.rows[sink]:,}' for sink in SINKS)}",
+            "green",
+        )
+        if rewritten or len(set(now.rows.values())) != 1:
+            self._problem(f"batch {kill.batch} after recovery: {now.rows}, written again")
+
+    def _record(self, batch: int) -> TransactionRecord | None:
+        records = self.log.history(PIPELINE)
+        return next((record for record in records if record.id.batch_id == batch), None)
+
+    def _problem(self, text: str) -> None:
+        self.problems.append(text)
+        self.screen.say(f"PROBLEM: {text}", "bold red")
+
+    def _doing(self, text: str) -> None:
+        self.view.doing = text
+        self.screen.tick()
+
+    # -- the view ----------------------------------------------------------------------------------
+
+    def _look(self) -> Seen:
+        self.view.seen = seen = self.outside.look()
+        return seen
+
+    def tick(self, feed: Feed) -> None:
+        """Refresh the view."""
+        self.view.sent = feed.sent
+        commits = Path(self.job.checkpoint) / "commits"
+        done = [int(p.name) for p in commits.glob("*") if p.name.isdigit()]
+        self.view.batches = max(done, default=-1) + 1
+        newest = self.log.history(PIPELINE, 1) if self.keeps_log else []
+        if newest:
+            state = "committing" if newest[0].state is State.DECIDED else "complete"
+            self.view.newest = f" (batch {newest[0].id.batch_id} {state})"
+        self._look()
+        self.screen.tick()
+
+
+# -- the stage -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stage(options: Options) -> Iterator[Show]:
+    """Servers, topics, table, bucket, orders on their way, and a driver that is not started."""
+    view = View(options.writer, options.rows, len(PLANS[options.writer]))
+    screen = Screen(view)
+    with contextlib.ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="sparkonce-demo-"))
+        guard = Guard(remove=[] if options.keep else [folder])
+        stack.callback(guard.close)  # removes the folder, also when we are killed
+        Path(f"{folder}/scratch").mkdir()
+        jars = [*spark_kafka_jars()]
+        if options.writer == "naive":
+            jars += [*spark_jdbc_jars(), *s3a_jars()]
+        s3_kind: ServiceKind = "s3mock" if "versitygw" in unavailable() else "versitygw"
+        screen.say(f"starting Kafka, Postgres and {s3_kind} (seed {options.seed})")
+        services = stack.enter_context(start_services(["kafka", "postgres", s3_kind]))
+        job = _make_places(options, services, services.s3[s3_kind], folder, jars)
+        config = folder / "job.json"
+        job.save(config)
+        feed = Feed(job.kafka, job.source_topic, seed=options.seed, count=options.rows)
+        points = Failpoints(folder / "failpoints")
+        driver = DriverProcess(
+            [sys.executable, "-m", "sparkonce.demo.job", str(config)],
+            points,
+            log=folder / "driver.log",
+            env={"TMPDIR": job.scratch},
+        )
+        stack.callback(driver.close)
+        outside = stack.enter_context(Outside(job, services.s3[s3_kind]))
+        log = open_log(job.log)
+        stack.callback(log.close)
+        show = Show(options, job, services.s3[s3_kind], screen, view, outside, points, driver, log)
+        stack.enter_context(screen)
+        stack.enter_context(_ticking(lambda: show.tick(feed), screen))
+        screen.say(f"{options.rows:,} orders are on their way to topic {job.source_topic}")
+        stack.callback(feed.close)
+        feed.start()
+        yield show
+        if feed.error:
+            show.problems.append(feed.error)
+
+
+def _make_places(
+    options: Options, services: Services, s3: S3Server, folder: Path, jars: Sequence[Path]
+) -> Job:
+    job = Job(
+        writer=options.writer,
+        rows=options.rows,
+        rows_per_batch=-(-options.rows // BATCHES),
+        folder=str(folder),
+        jars=tuple(map(str, jars)),
+        kafka=services.kafka.bootstrap_servers,
+        source_topic="orders-in",
+        topic="orders",
+        postgres=services.postgres.dsn,
+        table="orders",
+        s3_endpoint=s3.endpoint_url,
+        s3_access_key=s3.access_key,
+        s3_secret_key=s3.secret_key,
+        s3_region=s3.region,
+        bucket="lake",
+        prefix="orders",
+    )
+    admin = AdminClient({"bootstrap.servers": job.kafka})
+    topics = [NewTopic(name, PARTITIONS, 1) for name in (job.source_topic, job.topic)]
+    for made in admin.create_topics(topics).values():
+        made.result(timeout=30)
+    with psycopg.connect(job.postgres) as connection:
+        columns = sql.SQL(TABLE_COLUMNS)
+        connection.execute(
+            sql.SQL("CREATE TABLE {} ({})").format(sql.Identifier(job.table), columns)
+        )
+    with contextlib.closing(s3_client(s3)) as client:
+        client.create_bucket(Bucket=job.bucket)
+    return job
+
+
+@contextlib.contextmanager
+def _ticking(tick: Callable[[], None], screen: Screen) -> Iterator[None]:
+    """Call `tick` again and again in a thread."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(TICK_S):
+            try:
+                tick()
+            except Exception as error:  # noqa: BLE001  # the display is no part of the verdict
+                screen.say(f"(no look from outside: {type(error).__name__}: {error})", "dim")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _standing(seen: Seen) -> str:
+    return counted(seen.everything_standing)
+
+
+def _driver_lines(log: Path, start: int) -> Iterator[str]:
+    """What the driver has said of its recovery."""
+    with log.open(errors="replace") as file:
+        file.seek(start)
+        for line in file:
+            found = re.search(r"INFO (batch \d+ of .*)", line)
+            if found:
+                yield found[1]
+
+
+def play(options: Options) -> int:
+    """Run the demo; the exit code."""
+    began = time.monotonic()
+    with stage(options) as show:
+        verdict = show.run()
+        show.screen.stop()
+        console = show.screen.console
+        console.print(verdict.table())
+        for name, sink in verdict.sinks.items():
+            if sink.example:
+                console.print(Text(f"{name}, for example: {sink.example}"))
+        for leak in verdict.leaks:
+            console.print(Text(f"leaked: {leak}"))
+        if show.options.keep:
+            console.print(Text(f"kept: {show.job.folder}"))
+        problems = [*show.problems, *_off(show, verdict)]
+        for problem in problems:
+            console.print(Text(f"off: {problem}"))
+        if not problems:
+            console.print(Text(_meaning(options.writer)))
+        console.print(Text(f"{time.monotonic() - began:.0f} s, seed {options.seed}"))
+        console.print(Text(verdict.last_line(show.view.kills)))
+    return 1 if problems else 0
+
+
+def _off(show: Show, verdict: Verdict) -> Iterator[str]:
+    """What must not be, by the writer."""
+    if show.view.kills < show.view.kills_planned:
+        yield f"{show.view.kills} of {show.view.kills_planned} kills"
+    if verdict.source_rows != show.options.rows:
+        yield f"the source topic has {verdict.source_rows} rows"
+    if verdict.lost:
+        yield "rows are lost"
+    if show.options.writer == "naive":
+        if not verdict.duplicated:
+            yield "the naive writer made no duplicates, so the contrast is not shown"
+        return
+    if verdict.duplicated:
+        yield "rows are duplicated"
+    if verdict.leaks:
+        yield "something is left over"
+
+
+def _meaning(writer: str) -> str:
+    if writer == "naive":
+        return (
+            "Spark's own sinks in foreachBatch: each kill made Spark write its batch again, so "
+            "rows are duplicated. `make demo` shows the same kills with sparkonce."
+        )
+    return "Every order is in every sink once, and nothing is left over."

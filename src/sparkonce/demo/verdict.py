@@ -1,0 +1,101 @@
+"""The comparison at the end: every sink with the source, row by row, and what was left over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from sparkonce.demo.job import PIPELINE, Job
+from sparkonce.demo.orders import Order, expected, from_kafka, from_parquet, from_postgres
+from sparkonce.testing.checks import (
+    Leak,
+    find_leaks,
+    multiset_difference,
+    read_kafka_committed,
+    read_postgres,
+    read_s3_parquet,
+)
+from sparkonce.testing.services import S3Server
+from sparkonce.txn_log import open_log
+
+
+@dataclass(frozen=True, slots=True)
+class SinkVerdict:
+    """One sink beside the source.
+
+    Attributes:
+        rows: how many its readers get.
+        lost: rows of the source that are missing.
+        duplicated: rows that are there too often, or that the source never had.
+        example: one such row.
+    """
+
+    rows: int
+    lost: int
+    duplicated: int
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the demo has shown."""
+
+    source_rows: int
+    sinks: Mapping[str, SinkVerdict]
+    leaks: Sequence[Leak]
+
+    @property
+    def lost(self) -> int:
+        return sum(sink.lost for sink in self.sinks.values())
+
+    @property
+    def duplicated(self) -> int:
+        return sum(sink.duplicated for sink in self.sinks.values())
+
+    def last_line(self, kills: int) -> str:
+        return (
+            f"rows {self.source_rows} | kills {kills} | lost {self.lost} | "
+            f"duplicated {self.duplicated} | leaked {len(self.leaks)}"
+        )
+
+    def table(self) -> Table:
+        table = Table("read from", title="compared with the source topic", title_justify="left")
+        for name in ("rows", "lost", "duplicated"):
+            table.add_column(name, justify="right")
+        table.add_row("source topic", f"{self.source_rows:,}", "", "")
+        for name, sink in self.sinks.items():
+            table.add_row(name, f"{sink.rows:,}", f"{sink.lost:,}", f"{sink.duplicated:,}")
+        return table
+
+
+def compare(wanted: Counter[Order], found: Iterable[Order]) -> SinkVerdict:
+    """Compare a sink's rows with the wanted ones, as multisets."""
+    actual = Counter(found)
+    lost, duplicated = multiset_difference(wanted, actual)
+    example = next(iter([*lost, *duplicated]), None)
+    return SinkVerdict(
+        actual.total(), lost.total(), duplicated.total(), str(example) if example else ""
+    )
+
+
+def judge(job: Job, s3: S3Server) -> Verdict:
+    """Read the source and every sink, with readers that know nothing of sparkonce."""
+    source = read_kafka_committed(job.kafka, job.source_topic)
+    wanted = Counter(expected(message.value or b"") for message in source)
+    readers: Mapping[str, Callable[[], Iterable[Order]]] = {
+        "kafka, read_committed": lambda: map(
+            from_kafka, read_kafka_committed(job.kafka, job.topic)
+        ),
+        "postgres, SQL": lambda: map(from_postgres, read_postgres(job.postgres, job.table)),
+        "s3, Parquet files": lambda: map(from_parquet, read_s3_parquet(s3, job.bucket, job.prefix)),
+    }
+    sinks = {name: compare(wanted, read()) for name, read in readers.items()}
+    leaks = find_leaks(kafka=job.kafka, postgres=job.postgres, s3=(s3, job.bucket))
+    if job.writer == "exactly-once":
+        log = open_log(job.log)
+        leaks += [Leak("unfinished record", str(r.id)) for r in log.unfinished(PIPELINE)]
+        log.close()
+    return Verdict(len(source), sinks, leaks)
