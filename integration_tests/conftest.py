@@ -109,6 +109,7 @@ def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[.
 
     def make(partitions: int = 1) -> str:
         name = fresh_name()
+        kafka.start()  # a test before may have left it killed
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1)
         admin.create_topics([topic])[name].result(timeout=30)
@@ -119,12 +120,18 @@ def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[.
 
 @pytest.fixture
 def fresh_schema(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[str]:
-    """A schema of the test's own, dropped at its end."""
+    """A schema of the test's own, dropped at its end with every transaction left prepared."""
     name = fresh_name()
+    postgres.start()  # a test before may have left it killed
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
     yield name
+    postgres.start()
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
+            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+        # A connection that the test left open must not hang the run.
+        connection.execute("SET lock_timeout = '10s'")
         connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
 
 
@@ -146,6 +153,7 @@ def fresh_table(
 @pytest.fixture
 def s3_client(s3: S3Server) -> Iterator[S3Client]:
     """A boto3 client of the S3 server in turn."""
+    s3.start()  # a test before may have left it killed
     client = boto3.client(
         "s3",
         endpoint_url=s3.endpoint_url,

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkonce.testing.services import watchdog
 from sparkonce.testing.services.errors import ServiceError
 
+WATCHDOG = Path(__file__).with_name("watchdog.py")
 LOG_TAIL_LINES = 12
 POLL_S = 0.02
 
@@ -50,7 +50,7 @@ class Guard:
             raise ServiceError("psutil is missing; install sparkonce[services].")
         # Unbuffered: a forked child must be able to close its copy without taking a lock.
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-P", watchdog.__file__, *map(str, remove)],
+            [sys.executable, "-P", str(WATCHDOG), *map(str, remove)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -59,6 +59,7 @@ class Guard:
             start_new_session=True,
         )
         self._lock = threading.Lock()
+        self._requests = 0
         self.pid: int | None = None
         """The process that was started last."""
         _guards.add(self)
@@ -106,21 +107,31 @@ class Guard:
                 pipe.close()
 
     def _ask(self, **request: Any) -> dict[str, Any]:
-        stdin, stdout = self._watchdog.stdin, self._watchdog.stdout
         with self._lock:
-            if stdin is None or stdout is None or stdin.closed:
-                raise ServiceError("The server was closed; start_services gives a new one.")
-            try:
-                stdin.write(json.dumps(request).encode() + b"\n")
-                line = stdout.readline()
-            except BrokenPipeError:
-                line = b""
-        if not line:
+            answer = self._exchange(request)
+        if answer is None:
             raise ServiceError("The watchdog of a server was killed, and the server with it.")
-        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ServiceError(f"{request['argv'][0]} cannot be started: {answer['error']}.")
         return answer
+
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        stdin, stdout = self._watchdog.stdin, self._watchdog.stdout
+        if stdin is None or stdout is None or stdin.closed:
+            raise ServiceError("The server was closed; start_services gives a new one.")
+        self._requests += 1
+        unsent = json.dumps({"id": self._requests, **request}).encode() + b"\n"
+        try:
+            while unsent:
+                unsent = unsent[stdin.write(unsent) :]
+            while line := stdout.readline():
+                answer: dict[str, Any] = json.loads(line)
+                # Any other answers a request whose caller was interrupted, by Ctrl-C.
+                if answer["id"] == self._requests:
+                    return answer
+        except BrokenPipeError:
+            pass
+        return None
 
 
 @contextlib.contextmanager

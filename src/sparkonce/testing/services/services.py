@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self, cast, get_args
@@ -21,6 +22,8 @@ from sparkonce.testing.services.s3 import go, local_s3mock, local_versitygw, ver
 from sparkonce.testing.services.server import KafkaServer, PostgresServer, S3Server, Server
 
 ServiceKind = Literal["kafka", "postgres", "s3mock", "versitygw"]
+CONNECTOR_NEEDS = (4, 2)
+S3A_NEEDS = "3.5.0"
 KINDS: tuple[ServiceKind, ...] = get_args(ServiceKind)
 
 
@@ -91,16 +94,9 @@ def start_services(
         ServiceError: a server is not to be had, with the reason. None is left running then.
     """
     wanted = tuple(dict.fromkeys(kinds))
-    chosen: dict[str, int] = dict.fromkeys(wanted, 0)  # 0: a free one
-    chosen.update(ports or {})
-    for kind, port in chosen.items():
-        if kind not in KINDS:
-            raise ServiceError(f"There is no service {kind!r}; there are {', '.join(KINDS)}.")
-        if port and is_port_taken(port):
-            raise ServiceError(
-                f"Port {port} on 127.0.0.1, for {kind}, is taken; "
-                "stop what listens there, or choose another port."
-            )
+    chosen = _checked_ports(wanted, ports or {})
+    if not wanted:
+        return Services({})
     if choose_backend() == "docker":
         return _start_containers(wanted, chosen, data_dir, kafka_config, postgres_config)
 
@@ -125,9 +121,9 @@ def start_services(
         starting: dict[ServiceKind, Future[Server]] = {}
         try:
             for kind in wanted:
-                (root / kind).mkdir(exist_ok=True)
                 guard = Guard(remove=[] if data_dir else [root / kind])
                 on_error.callback(guard.close)
+                (root / kind).mkdir(exist_ok=True)
                 starting[kind] = pool.submit(start, kind, guard)
             wait(starting.values(), return_when=FIRST_EXCEPTION)
             for future in starting.values():
@@ -139,6 +135,20 @@ def start_services(
             raise
         on_error.pop_all()
     return Services({kind: future.result() for kind, future in starting.items()})
+
+
+def _checked_ports(kinds: Iterable[str], ports: Mapping[str, int]) -> dict[str, int]:
+    """The port of each kind; 0 for a free one."""
+    chosen = {**dict.fromkeys(kinds, 0), **ports}
+    for kind, port in chosen.items():
+        if kind not in KINDS:
+            raise ServiceError(f"There is no service {kind!r}; there are {', '.join(KINDS)}.")
+        if port and is_port_taken(port):
+            raise ServiceError(
+                f"Port {port} on 127.0.0.1, for {kind}, is taken; "
+                "stop what listens there, or choose another port."
+            )
+    return chosen
 
 
 def _start_containers(
@@ -198,12 +208,30 @@ def unavailable() -> dict[str, str]:
 
 
 def spark_kafka_jars() -> list[Path]:
-    """The jars of Spark's Kafka connector, for `spark.jars`."""
+    """The jars of Spark's Kafka connector, for `spark.jars`.
+
+    Raises:
+        ServiceError: the PySpark that is installed is older than the connector.
+    """
+    version = metadata.version("pyspark")
+    if tuple(map(int, version.split(".")[:2])) < CONNECTOR_NEEDS:
+        raise ServiceError(
+            f"Spark's Kafka connector here is of Spark {'.'.join(map(str, CONNECTOR_NEEDS))}, and "
+            f"pyspark {version} is older; install a newer one."
+        )
     return sorted(jar_dir("connector").glob("*.jar"))
 
 
 def s3a_jars() -> list[Path]:
-    """The jars of Hadoop's S3A, for `spark.jars`."""
+    """The jars of Hadoop's S3A, for `spark.jars`.
+
+    Raises:
+        ServiceError: the PySpark that is installed has another Hadoop.
+    """
+    if not ivy_jar().with_name(f"hadoop-client-api-{S3A_NEEDS}.jar").exists():
+        raise ServiceError(
+            f"S3A here is of Hadoop {S3A_NEEDS}, and the pyspark that is installed has another."
+        )
     return sorted(jar_dir("s3a").glob("*.jar"))
 
 

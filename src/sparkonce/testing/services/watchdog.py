@@ -7,11 +7,13 @@ whatever way, SIGKILL included; the kernel closes the pipe for us. Then the watc
 descendants and removes the folders it was given. Run as a file, so that it imports nothing of
 sparkonce and starts in a moment.
 
-Requests and answers are JSON, one a line; every request gets one answer:
+Requests and answers are JSON, one a line; every request gets one answer, with its number:
 
-    {"do": "start", "argv": […], "log": …, …}       -> {"pid": 4711}
-    {"do": "poll"}                                  -> {"status": null | 0 | -9}
-    {"do": "end", "signal": 2, "grace_s": 10}       -> {}     signal null: SIGKILL at once
+    {"id": 1, "do": "start", "argv": […], "log": …, …}    -> {"id": 1, "pid": 4711}
+    {"id": 2, "do": "poll"}                               -> {"id": 2, "status": null | 0 | -9}
+    {"id": 3, "do": "end", "signal": 2, "grace_s": 10}    -> {"id": 3}   null: SIGKILL at once
+
+Should the watchdog itself be killed, Linux kills the server with it; the folders then stay.
 """
 
 from __future__ import annotations
@@ -59,11 +61,12 @@ class Watchdog:
     def serve(self) -> None:
         for line in sys.stdin.buffer:
             request = json.loads(line)
+            number, verb = request.pop("id"), request.pop("do")
             try:
-                answer = getattr(self, f"do_{request.pop('do')}")(**request)
+                answer = getattr(self, f"do_{verb}")(**request)
             except OSError as error:
                 answer = {"error": str(error)}
-            os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+            os.write(sys.stdout.fileno(), json.dumps({"id": number, **answer}).encode() + b"\n")
 
     def do_start(
         self,
