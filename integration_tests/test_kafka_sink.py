@@ -229,6 +229,16 @@ def test_committable_tells_the_truth(sink: KafkaSink, branch: BranchId, world: W
     sink.abort(committable)
 
 
+def test_proof_while_nothing_is_decided(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """The marker of an open transaction reads as undecided, never as absent; later it names it."""
+    committable = prepare(sink, branch)
+    with pytest.raises(errors.UnstableOffsetCommitError):
+        sink._finisher.marker(branch.name, world.topic)
+    sink.commit(committable)
+    world.becomes(branch, "CompleteCommit")
+    assert sink._finisher.marker(branch.name, world.topic) == (7, str(branch))
+
+
 def test_abort_at_each_stage(sink: KafkaSink, owner: Owner, world: World) -> None:
     """Begun, written or prepared: nothing becomes visible and no transaction stays open."""
     begun, written, prepared, named = (BranchId(owner, 7, 1, "kafka", 0, i) for i in range(4))

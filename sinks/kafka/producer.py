@@ -18,8 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -44,7 +43,7 @@ _POLL_S: Final = 0.25
 _CLIENT_ERRORS: Final = (KafkaException, SystemError)
 """After a fatal error confluent-kafka raises SystemError out of `flush` and `poll`."""
 
-Send: TypeAlias = "Callable[[str, list[Message]], None]"
+_BROKEN: Final = frozenset({"AbortableError", "FatalError"})
 
 
 class _Reports:
@@ -78,6 +77,9 @@ class _Reports:
         if text is None:
             return None
         eos = json.loads(text).get("eos", {})
+        if eos.get("txn_state") in _BROKEN:
+            self.failed += 1
+            self.first_failure = self.first_failure or f"{eos['txn_state']}: {self.last_error}"
         if (eos.get("idemp_state"), eos.get("txn_state")) != ("Assigned", "InTransaction"):
             return None
         identity = int(eos["producer_id"]), int(eos["producer_epoch"])
