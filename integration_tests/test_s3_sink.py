@@ -37,7 +37,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3 import listing, writer
+from sparkonce.sinks.s3 import listing, outcome, writer
 from sparkonce.sinks.s3.layout import branch_stem
 from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.upload import StagedFile
@@ -127,6 +127,12 @@ class World:
 @pytest.fixture
 def world(s3_client: S3Client, fresh_bucket: str) -> World:
     return World(s3_client, fresh_bucket)
+
+
+@pytest.fixture(autouse=True)
+def _lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here completes in the background, so that no test has to wait for it."""
+    monkeypatch.setattr(outcome, "SETTLE_S", 0.0)
 
 
 @pytest.fixture
@@ -367,15 +373,15 @@ def test_server_killed_inside_complete(
     big = [pa.RecordBatch.from_pydict({"x": random.random(4 * MIB)}) for _ in range(8)]
     committable = prepare(sink, branch(), *big)
     uploads = data_folder(s3) / world.bucket / ".sgwtmp" / "multipart"
-    outcome: list[BaseException | None] = []
+    results: list[BaseException | None] = []
 
     def commit() -> None:
         try:
             sink.commit(committable)
         except CommitUnresolvedError as error:
-            outcome.append(error)
+            results.append(error)
         else:
-            outcome.append(None)
+            results.append(None)
 
     thread = threading.Thread(target=commit)
     thread.start()
@@ -383,7 +389,7 @@ def test_server_killed_inside_complete(
     s3.kill()
     try:
         thread.join()
-        assert len(outcome) == 1
+        assert len(results) == 1
     finally:
         s3.start()
     commit_patiently(sink, committable)
@@ -685,12 +691,29 @@ def test_completed_elsewhere_between_the_looks(
     refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
     is_gone = FileOutcome._is_upload_gone
 
-    def gone_now(outcome: FileOutcome, file: StagedFile) -> bool:
-        assert complete(outcome, file) is None
-        return is_gone(outcome, file)
+    def gone_now(settling: FileOutcome, file: StagedFile) -> bool:
+        assert complete(settling, file) is None
+        return is_gone(settling, file)
 
     monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
     monkeypatch.setattr(FileOutcome, "_is_upload_gone", gone_now)
+    sink.commit(committable)
+    assert world.counts() == (0, 1)
+
+
+def test_completed_elsewhere_late(
+    sink: S3Sink, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server denies upload and object while it copies; the object that appears is the proof."""
+    committable = prepare(sink, branch())
+    complete = FileOutcome._complete
+    refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
+    (file,) = (StagedFile.from_json(value) for value in files_of(committable))
+    here = FileOutcome(sink._connection, world.bucket, branch())
+    monkeypatch.setattr(outcome, "SETTLE_S", DEADLINE_S)
+    monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
+    monkeypatch.setattr(FileOutcome, "_is_upload_gone", lambda *_: True)
+    monkeypatch.setattr(outcome, "pause", lambda _: complete(here, file))
     sink.commit(committable)
     assert world.counts() == (0, 1)
 

@@ -10,6 +10,7 @@ from botocore.stub import Stubber
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Owner
+from sparkonce.sinks.s3 import outcome
 from sparkonce.sinks.s3.client import Connection, Purpose
 from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.upload import StagedFile
@@ -18,6 +19,11 @@ BRANCH = BranchId(Owner("0" * 16, "q"), 7, 1, "s3", 0, 0)
 MD5 = "5d41402abc4b2a76b9719d911017c592"
 FILE = StagedFile("orders/x", "upload", (MD5,), f"{MD5}-1", bytes=10, rows=1)
 OURS = {"sparkonce-branch": str(BRANCH)}
+
+
+@pytest.fixture(autouse=True)
+def _lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome, "SETTLE_S", 0.0)
 
 
 @pytest.fixture(scope="module")

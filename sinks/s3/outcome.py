@@ -12,13 +12,16 @@ proves the commit is the object: our branch id in its metadata, and the ETag tha
 their own).
 
 "Lost" takes a terminal answer first and a fresh, absent proof after it, in that order: a commit
-that happened in between is seen by the last HEAD. A crashed versitygw 1.8.0 answers 200 to the
-completion, and denies upload and object until it is repaired: that is unresolved.
+that happened in between is seen by the last HEAD. That one is repeated for a while, since servers
+that complete by copying may deny both upload and object until the copy is whole. A crashed
+versitygw 1.8.0 answers 200 to the completion, and denies upload and object until it is repaired:
+that is unresolved.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -39,6 +42,15 @@ from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile
 _MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-[0-9]+")
 _GONE = frozenset({"NoSuchUpload", "InvalidPart"})
 """What servers answer to the completion of an upload that they do not have (any more)."""
+
+
+SETTLE_S = 10.0
+"""How long an object has to be absent, after its upload is gone, to be called lost."""
+
+_SETTLE_POLL_S = 0.5
+
+pause = time.sleep
+"""A test puts what happens meanwhile in its place."""
 
 
 class Seen(Enum):
@@ -79,7 +91,7 @@ class FileOutcome:
         if seen is Seen.OURS:
             return
         if seen is Seen.ABSENT and code_of(refusal) in _GONE and self._is_upload_gone(file):
-            seen = self._look(file)
+            seen = self._look_patiently(file)
             if seen is Seen.OURS:
                 return
             if seen is Seen.ABSENT and self.same_server:
@@ -145,6 +157,12 @@ class FileOutcome:
         if file.etag is not None and is_md5:
             return Seen.OURS if etag == file.etag else Seen.FOREIGN
         return Seen.OURS if head["ContentLength"] == file.bytes else Seen.FOREIGN
+
+    def _look_patiently(self, file: StagedFile) -> Seen:
+        deadline = time.monotonic() + SETTLE_S
+        while (seen := self._look(file)) is Seen.ABSENT and time.monotonic() < deadline:
+            pause(_SETTLE_POLL_S)
+        return seen
 
     def _is_upload_gone(self, file: StagedFile) -> bool:
         try:
