@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sparkonce.demo.kills import PLANS
 from sparkonce.demo.show import Options, play
+from sparkonce.testing.checks import StuckError
 from sparkonce.testing.services import ServiceError
 
 ROWS = 300_000
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("sparkonce: interrupted; everything it started is ended and removed.")  # noqa: T201
         return 130
-    except (ServiceError, AssertionError) as error:
+    except (ServiceError, StuckError, AssertionError) as error:
         print(f"sparkonce: {error}", file=sys.stderr)  # noqa: T201
         return 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -99,3 +99,29 @@ def judge(job: Job, s3: S3Server) -> Verdict:
         leaks += [Leak("unfinished record", str(r.id)) for r in log.unfinished(PIPELINE)]
         log.close()
     return Verdict(len(source), sinks, leaks)
+
+
+def complaints(writer: str, rows: int, kills: tuple[int, int], verdict: Verdict) -> Iterator[str]:
+    """What is not as it must be.
+
+    Args:
+        writer: "exactly-once", or "naive", which must show duplicates.
+        rows: how many orders were sent.
+        kills: how many there were, and how many were planned.
+        verdict: what the readers found.
+    """
+    fired, planned = kills
+    if fired < planned:
+        yield f"only {fired} of {planned} kills"
+    if verdict.source_rows != rows:
+        yield f"the source topic has {verdict.source_rows} rows, {rows} were sent"
+    if verdict.lost:
+        yield "rows are lost"
+    if writer == "naive":
+        if not verdict.duplicated:
+            yield "the naive writer made no duplicates, so the contrast is not shown"
+        return
+    if verdict.duplicated:
+        yield "rows are duplicated"
+    if verdict.leaks:
+        yield "something is left over"

@@ -37,7 +37,6 @@ RowT = TypeVar("RowT", bound=Hashable)
 NAMES_PREFIX = "sparkonce."
 """What every name of sparkonce in Kafka and S3 starts with."""
 
-_STUCK_AFTER_S = 10.0
 _ASK_TIMEOUT_S = 20.0
 _CHUNK = 10_000
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
@@ -65,10 +64,17 @@ class StuckError(Exception):
 
 
 class CommittedReader:
-    """A read_committed consumer of a whole topic, from its beginning."""
+    """A read_committed consumer of a whole topic, from its beginning.
 
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+    Args:
+        bootstrap_servers: of the brokers.
+        topic: that exists.
+        stuck_after_s: without a message, while there should be more.
+    """
+
+    def __init__(self, bootstrap_servers: str, topic: str, *, stuck_after_s: float = 10.0) -> None:
         self.topic = topic
+        self._stuck_after_s = stuck_after_s
         settings = {
             "bootstrap.servers": bootstrap_servers,
             "group.id": f"checks-{uuid.uuid4().hex}",  # never joined: partitions are assigned
@@ -107,7 +113,7 @@ class CommittedReader:
         return ends
 
     def _read(self, ends: Mapping[int, int]) -> Iterator[KafkaMessage]:
-        deadline = time.monotonic() + _STUCK_AFTER_S
+        deadline = time.monotonic() + self._stuck_after_s
         while behind := [p for p in self._partitions if self._reached[p] < ends[p]]:
             messages = self._consumer.consume(_CHUNK, 0.1)
             for message in messages:
@@ -117,7 +123,7 @@ class CommittedReader:
                     # tells that they were passed.
                     self._reached[message.partition()] = message.offset() + 1
                     yield KafkaMessage(message.key(), message.value())
-                    deadline = time.monotonic() + _STUCK_AFTER_S
+                    deadline = time.monotonic() + self._stuck_after_s
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
                     self._reached[message.partition()] = message.offset()
             if time.monotonic() > deadline:
