@@ -208,9 +208,11 @@ def stage(options: Options) -> Iterator[Show]:
     view = View(options.writer, options.rows, len(PLANS[options.writer]))
     screen = Screen(view)
     with contextlib.ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="sparkonce-demo-"))
+        folder = Path(tempfile.mkdtemp(prefix="sparkonce-demo-")) / "job"
+        # Removes the folder, and the one above that is empty then, also when we are killed.
         guard = Guard(remove=[] if options.keep else [folder])
-        stack.callback(guard.close)  # removes the folder, also when we are killed
+        stack.callback(guard.close)
+        folder.mkdir()
         Path(f"{folder}/scratch").mkdir()
         jars = [*spark_kafka_jars()]
         if options.writer == "naive":
