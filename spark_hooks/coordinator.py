@@ -212,7 +212,12 @@ class Coordinator:
         def commit(committable: Committable) -> None:
             where = {"batch": record.id.batch_id, "sink": committable.branch_id.sink}
             reach("commit.before", **where)
-            self._commit_branch(committable)
+            try:
+                self._commit_branch(committable)
+            except SparkOnceError as error:
+                # Said at once: the other branches may take long, and the query fails after them.
+                logger.error("%s is not committed: %s", committable.branch_id, error)  # noqa: TRY400
+                raise
             reach("commit.after", **where)
 
         self._all(commit, record.committables())

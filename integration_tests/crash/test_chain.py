@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow.parquet as pq
+import pytest
 
-from integration_tests.crash.scenario import Scenario, Target
+from integration_tests.crash.scenario import Scenario
+from integration_tests.crash.targets import file_target, kafka_target, postgres_target, s3_target
 from sparkonce.failpoints import POINTS
+from sparkonce.testing.services import Services
 
 UNDECIDED = [
     "write.first",
@@ -22,21 +24,6 @@ UNDECIDED = [
 DECIDED = ["decide.after", "commit.before", "commit.after"]
 COMPLETE = ["complete.before", "complete.after", "return.before"]
 AT_START = ["begin.before", "begin.after", "recover.before_finish", "recover.before_sweep"]
-
-
-def file_target(folder: Path, name: str) -> Target:
-    folder.mkdir()
-
-    def visible() -> Counter[int]:
-        return Counter(
-            n for path in folder.glob("*.parquet") for n in pq.read_table(path)["id"].to_pylist()
-        )
-
-    def leaks() -> list[str]:
-        hidden = folder / "_sparkonce"
-        return [path.name for path in hidden.iterdir()] if hidden.exists() else []
-
-    return Target("FileSink", [str(folder)], {"name": name}, visible, leaks)
 
 
 def kill_at_every_point(scenario: Scenario) -> None:
@@ -95,8 +82,22 @@ def note(scenario: Scenario, point: str, batch: int, seen: dict[str, str]) -> No
 BATCHES = len(UNDECIDED) + len(DECIDED) + len(COMPLETE) + 2
 
 
+def test_driver_killed_at_every_point_with_all_real_sinks(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+) -> None:
+    """Kafka, Postgres and each S3 server in one pipeline: every row is visible once in each."""
+    targets = [
+        kafka_target(services.kafka, fresh_name()),
+        postgres_target(services.postgres, fresh_name()),
+        *(s3_target(server, fresh_name(), kind) for kind, server in services.s3.items()),
+    ]
+    with Scenario(tmp_path, targets, BATCHES) as scenario:
+        kill_at_every_point(scenario)
+
+
+@pytest.mark.slow
 def test_driver_killed_at_every_point_with_folders_as_sinks(tmp_path: Path) -> None:
-    """Every row is visible once in both folders, whatever driver was killed where."""
+    """The same with the simplest sinks, to tell a fault of the protocol from one of a sink."""
     targets = [file_target(tmp_path / name, name) for name in ("left", "right")]
     with Scenario(tmp_path, targets, BATCHES) as scenario:
         kill_at_every_point(scenario)
