@@ -40,6 +40,7 @@ class PaperFinisher:
     cluster: str = "cluster"
     fences: bool = True
     config: dict[str, str] = field(default_factory=dict)
+    open: list[bool] = field(default_factory=lambda: [False])
     asked: list[str] = field(default_factory=list)
 
     @staticmethod
@@ -65,6 +66,16 @@ class PaperFinisher:
         self.asked.append("marker")
         return self._next(self.markers)
 
+    def open_partitions(self, partitions: object, producer_id: int) -> dict[str, list[int]]:
+        assert (partitions, producer_id) == ({"orders": [0, 2]}, 5)
+        return {"orders": [2]} if self._next(self.open) else {}  # type: ignore[arg-type]
+
+    def write_commit_markers(
+        self, partitions: object, group: str, producer_id: int, producer_epoch: int
+    ) -> None:
+        assert (partitions, group) == ({"orders": [0, 2]}, BRANCH.name)
+        self.asked.append(f"write markers {producer_id}/{producer_epoch}")
+
     def cluster_id(self) -> str:
         return self.cluster
 
@@ -80,7 +91,9 @@ class PaperFinisher:
 
 
 def committable(age_s: float = 10.0, **changes: object) -> Committable:
-    prepared = KafkaBranch(BRANCH.name, 5, 0, "cluster", "orders", time.time() - age_s, 900_000)
+    prepared = KafkaBranch(
+        BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", "orders", time.time() - age_s, 900_000
+    )
     return replace(prepared, **changes).committable(BRANCH)  # type: ignore[arg-type]
 
 
@@ -96,10 +109,57 @@ def state(name: str, producer_id: int = 5, epoch: int = 1) -> TransactionState:
 
 
 def test_plain_commit() -> None:
-    """The coordinator's yes is the proof; nothing else is asked."""
-    finisher = PaperFinisher()
+    """The coordinator says yes, and every partition has its marker."""
+    finisher = PaperFinisher(markers=[OURS])
     outcome(finisher).commit(committable())
-    assert finisher.asked == ["end 5/0 commit"]
+    assert finisher.asked == ["end 5/0 commit", "marker"]
+
+
+def test_markers_on_their_way() -> None:
+    """`commit` returns when the last partition has its marker; none is written by us."""
+    finisher = PaperFinisher(
+        markers=[errors.UnstableOffsetCommitError, OURS],
+        open=[True, True, False],
+        state=state("PrepareCommit"),
+    )
+    outcome(finisher, 5).commit(committable())
+    assert finisher.asked.count("marker") == 4
+    assert not [question for question in finisher.asked if "write" in question]
+
+
+@pytest.mark.parametrize(
+    "finisher",
+    [
+        PaperFinisher(markers=[OURS], open=[True, True, False], state=state("CompleteCommit")),
+        PaperFinisher(
+            markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
+            state=state("CompleteCommit"),
+        ),
+    ],
+)
+def test_markers_that_the_broker_left_out(finisher: PaperFinisher) -> None:
+    """Missing after the coordinator called it complete: written, with the fencing epoch, once."""
+    outcome(finisher, 5).commit(committable())
+    assert finisher.asked.count("write markers 5/1") == 1
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        state("PrepareCommit"),
+        state("CompleteAbort"),
+        state("CompleteCommit", epoch=0),  # not fenced: what is open may be a zombie's
+        state("CompleteCommit", epoch=2),
+        state("CompleteCommit", producer_id=9),
+    ],
+)
+def test_missing_markers_that_are_not_ours_to_write(found: TransactionState | None) -> None:
+    """Without the coordinator's word that this very branch is complete: unresolved, untouched."""
+    finisher = PaperFinisher(markers=[OURS], open=[True], state=found)
+    with pytest.raises(CommitUnresolvedError, match="not yet visible"):
+        outcome(finisher).commit(committable())
+    assert not [question for question in finisher.asked if "write" in question]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +178,7 @@ def test_commit_while_the_coordinator_moves(transient: type[errors.KafkaError]) 
     """The same question is asked again, within one call."""
     finisher = PaperFinisher(ends=[transient, True])
     outcome(finisher, 5).commit(committable())
-    assert finisher.asked == ["end 5/0 commit"] * 2
+    assert finisher.asked == ["end 5/0 commit", "end 5/0 commit", "marker"]
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
@@ -252,16 +312,18 @@ def test_commit_of_what_was_only_found() -> None:
 
 def test_old_broker_first_commit() -> None:
     """EndTxn does not fence there, so the id is initialised again after it."""
-    finisher = PaperFinisher(ends=[False], fences=False, markers=[errors.UnstableOffsetCommitError])
+    finisher = PaperFinisher(
+        ends=[False], fences=False, markers=[errors.UnstableOffsetCommitError, OURS]
+    )
     outcome(finisher).commit(committable())
-    assert finisher.asked == ["marker", "end 5/0 commit", "fence"]
+    assert finisher.asked == ["marker", "end 5/0 commit", "fence", "marker"]
 
 
 def test_old_broker_second_commit() -> None:
     """EndTxn could commit a zombie's transaction: it is not sent when the marker is ours."""
     finisher = PaperFinisher(fences=False, markers=[OURS])
     outcome(finisher).commit(committable())
-    assert finisher.asked == ["marker", "fence"]
+    assert finisher.asked == ["marker", "fence", "marker"]
 
 
 # -- abort -----------------------------------------------------------------------------------------

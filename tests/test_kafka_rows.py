@@ -272,7 +272,7 @@ def test_pickled_sink_keeps_settings_and_shows_no_secret() -> None:
 
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
-PREPARED = KafkaBranch(BRANCH.name, 5, 0, "cluster", "orders", 1000.0, 100_000)
+PREPARED = KafkaBranch(BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", "orders", 1000.0, 100_000)
 
 
 def test_committable_holds_all_that_a_commit_needs() -> None:
@@ -280,7 +280,7 @@ def test_committable_holds_all_that_a_commit_needs() -> None:
     committable = Committable.from_json(PREPARED.committable(BRANCH).to_json())
     assert KafkaBranch.of(committable) == PREPARED
     assert committable.safe_until == 1000.0 + 100 - 10
-    long = KafkaBranch(BRANCH.name, 5, 0, "cluster", "orders", 1000.0, 900_000)
+    long = KafkaBranch(BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", "orders", 1000.0, 900_000)
     assert long.committable(BRANCH).safe_until == 1000.0 + 900 - 60
 
 

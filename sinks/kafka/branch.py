@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
@@ -21,6 +21,7 @@ class KafkaBranch:
         transactional_id: the branch's name.
         producer_id: as the broker gave it; -1 when no row was written and so nothing is open.
         producer_epoch: with `producer_id` it belongs to this one transaction.
+        partitions: that hold its rows, by topic.
         cluster_id: the cluster that holds the transaction.
         marker_topic: the topic whose partition 0 carries the marker; None when there is none.
         began_at: Unix time in seconds before the transaction could begin.
@@ -30,6 +31,7 @@ class KafkaBranch:
     transactional_id: str
     producer_id: int
     producer_epoch: int
+    partitions: Mapping[str, Sequence[int]]
     cluster_id: str
     marker_topic: str | None
     began_at: float

@@ -1,48 +1,47 @@
 """The requests that describe, list and end a transaction from outside its producer.
 
-    one KafkaAdminClient per process (its own I/O thread) ◄── any number of our threads
-
 Every method is one question to the brokers and either gives their answer or raises the
 `kafka.errors` class of what went wrong; `outcome` decides what an answer proves.
-
-confluent-kafka has none of these requests, so kafka-python sends them. EndTxn itself is private
-there: `_manager` and `_find_coordinator_id` are the two names used, and the version is pinned.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from kafka import errors
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-from kafka.net.compat import KafkaNetClient
-from kafka.net.inet import KafkaNetSocket
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
+from kafka.protocol.producer.transaction import (
+    EndTxnRequest,
+    InitProducerIdRequest,
+    WriteTxnMarkersRequest,
+)
 
+from sparkonce.sinks.kafka.client import Connection
 from sparkonce.sinks.kafka.settings import KafkaSettings
 
-REQUEST_TIMEOUT_MS: Final = 5_000
 FENCING_VERSION: Final = 5
 """From this version of EndTxn on (Kafka 4.0) the broker fences the producer as it ends."""
 
 STABLE_OFFSETS_VERSION: Final = 8
+LIST_BY_PATTERN_VERSION: Final = 2
 _NOT_SAID: Final = 31
 """The one bit that a broker sets which was not asked for operations."""
 
-LIST_BY_PATTERN_VERSION: Final = 2
+_OFFSETS_TOPIC: Final = "__consumer_offsets"
 
-ResultT = TypeVar("ResultT")
+Partitions = Mapping[str, Sequence[int]]
+"""Partition numbers by topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,41 +76,6 @@ class TopicInfo:
     operations: frozenset[int] | None
 
 
-def is_transient(error: BaseException) -> bool:
-    """Whether asking again can give another answer: no connection, or a coordinator on the move."""
-    return isinstance(
-        error,
-        (
-            errors.RetriableError,
-            errors.UnknownBrokerIdError,
-            errors.UnknownError,
-            errors.BrokerNotAvailableError,
-            OSError,
-        ),
-    )
-
-
-class Patience:
-    """Asks again, with backoff, while an error is transient and `seconds` have not passed.
-
-    One patience is shared by all questions of one call, so that the call ends in time.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._until = time.monotonic() + seconds
-
-    def __call__(self, question: Callable[[], ResultT]) -> ResultT:
-        """The answer to `question`, or its last error; it is asked once at least."""
-        retrying = Retrying(
-            retry=retry_if_exception(is_transient),
-            wait=wait_exponential(multiplier=0.004, max=0.25),
-            stop=stop_after_delay(max(0.0, self._until - time.monotonic())),
-            reraise=True,
-        )
-        return retrying(question)
-
-
 class Finisher:
     """One process's connection to the transaction coordinators. Safe to use from several threads.
 
@@ -121,11 +85,12 @@ class Finisher:
     """
 
     def __init__(self, settings: KafkaSettings, end_version: int = FENCING_VERSION) -> None:
-        self._settings = settings
+        self._connection = Connection(settings)
         self._end_version = end_version
-        self._lock = threading.Lock()
-        self._admin: Any = None
-        self._owner_pid = os.getpid()
+
+    def close(self) -> None:
+        """Close the connections; the next question opens new ones."""
+        self._connection.close()
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -154,7 +119,7 @@ class Finisher:
             _raise_for(response.error_code)
             return bool(response.API_VERSION >= FENCING_VERSION)
 
-        return self._ask(ask, forget=[transactional_id])
+        return self._connection.ask(ask, forget=[transactional_id])
 
     def end_fences(self) -> bool:
         """Whether `end` also fences the producer on these brokers."""
@@ -162,7 +127,7 @@ class Finisher:
         async def ask(admin: Any) -> bool:
             return min(_version(admin, EndTxnRequest), self._end_version) >= FENCING_VERSION
 
-        return self._ask(ask)
+        return self._connection.ask(ask)
 
     def fence(self, transactional_id: str, timeout_ms: int) -> None:
         """Initialise the transactional id again, so that its producer can write no more."""
@@ -179,7 +144,7 @@ class Finisher:
             response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
             _raise_for(response.error_code)
 
-        self._ask(ask, forget=[transactional_id])
+        self._connection.ask(ask, forget=[transactional_id])
 
     def describe(self, transactional_ids: Collection[str]) -> dict[str, TransactionState]:
         """What the coordinators say of each id; ids that they do not know are left out."""
@@ -205,7 +170,7 @@ class Finisher:
                     )
             return found
 
-        return self._ask(ask, forget=transactional_ids)
+        return self._connection.ask(ask, forget=transactional_ids)
 
     def marker(self, group: str, topic: str) -> tuple[int, str] | None:
         """The offset and metadata that `group` has committed for partition 0 of `topic`.
@@ -237,7 +202,7 @@ class Finisher:
                         return partition.committed_offset, text
             return None
 
-        return self._ask(ask, forget=[group])
+        return self._connection.ask(ask, forget=[group])
 
     def ongoing(self, prefix: str) -> list[str]:
         """The open transactions of the cluster whose ids start with `prefix`."""
@@ -256,7 +221,7 @@ class Finisher:
                 if row.transactional_id.startswith(prefix)
             ]
 
-        return self._ask(ask)
+        return self._connection.ask(ask)
 
     def cluster_id(self) -> str:
         """The id of the cluster that answers now."""
@@ -265,7 +230,7 @@ class Finisher:
             response = await admin._manager.send(MetadataRequest(topics=[]))  # noqa: SLF001
             return str(response.cluster_id)
 
-        return self._ask(ask)
+        return self._connection.ask(ask)
 
     def topic(self, name: str) -> TopicInfo:
         """Whether the topic exists, and what we may do with it. Never makes it."""
@@ -281,7 +246,7 @@ class Finisher:
             allowed = frozenset(found.authorized_operations or {_NOT_SAID})
             return TopicInfo(found.error_code, None if _NOT_SAID in allowed else allowed)
 
-        return self._ask(ask)
+        return self._connection.ask(ask)
 
     def broker_config(self, names: Sequence[str]) -> Mapping[str, str]:
         """Settings of one broker; empty when we may not read them."""
@@ -290,7 +255,7 @@ class Finisher:
             broker = admin._manager.cluster.brokers()[0]  # noqa: SLF001
             return await _config(admin, ConfigResourceType.BROKER, str(broker.node_id), names)
 
-        return self._ask(ask)
+        return self._connection.ask(ask)
 
     def topic_config(self, topic: str, names: Sequence[str]) -> Mapping[str, str]:
         """Settings of a topic; empty when we may not read them."""
@@ -298,7 +263,7 @@ class Finisher:
         async def ask(admin: Any) -> Mapping[str, str]:
             return await _config(admin, ConfigResourceType.TOPIC, topic, names)
 
-        return self._ask(ask)
+        return self._connection.ask(ask)
 
     def unsupported(self) -> str | None:
         """The first request that these brokers are too old for; None when they know all."""
@@ -316,90 +281,122 @@ class Finisher:
                     return str(request.__name__)
             return None
 
-        return self._ask(ask)
+        return self._connection.ask(ask)
 
-    # -- the connection --------------------------------------------------------------------------
+    # -- markers of single partitions --------------------------------------------------------------
 
-    def close(self) -> None:
-        """Close the connections; the next question opens new ones."""
-        with self._lock:
-            admin, self._admin = self._admin, None
-        if admin is not None and self._owner_pid == os.getpid():
-            admin.close()
+    def open_partitions(self, partitions: Partitions, producer_id: int) -> dict[str, list[int]]:
+        """Those of `partitions` in which `producer_id` has a transaction without its marker yet.
 
-    def _ask(
-        self,
-        question: Callable[[Any], Awaitable[ResultT]],
-        forget: Collection[str] = (),
-    ) -> ResultT:
-        admin = self._connected()
-        try:
-            result: ResultT = admin._manager.run(question, admin)  # noqa: SLF001
-        except RuntimeError as error:  # another thread has closed the client meanwhile
-            raise errors.KafkaConnectionError(str(error)) from error
-        finally:
-            # Coordinators move, and kafka-python would keep every id it has ever seen.
-            cached = admin._manager.cluster._coordinators  # noqa: SLF001
-            for name in forget:
-                cached.pop((CoordinatorType.TRANSACTION, name), None)
-                cached.pop((CoordinatorType.GROUP, name), None)
-        return result
+        Partitions that are gone, or that we may not read, are left out.
+        """
 
-    def _connected(self) -> Any:
-        deadline = time.monotonic() + REQUEST_TIMEOUT_MS / 1000
-        if not self._lock.acquire(timeout=REQUEST_TIMEOUT_MS / 1000):
-            raise errors.KafkaConnectionError("another thread is still connecting")
-        try:
-            if self._owner_pid != os.getpid():
-                # The I/O thread did not survive the fork; its sockets belong to the parent.
-                self._admin, self._owner_pid = None, os.getpid()
-            if self._admin is None:
-                left_ms = max(1, int((deadline - time.monotonic()) * 1000))
-                self._admin = _connect(self._settings, left_ms)
-            return self._admin
-        finally:
-            self._lock.release()
+        async def ask(admin: Any) -> dict[str, list[int]]:
+            found: dict[str, list[int]] = {}
+            wanted = DescribeProducersRequest.TopicRequest
+            for node, topics in (await _by_leader(admin, partitions)).items():
+                request = DescribeProducersRequest(
+                    topics=[wanted(name=n, partition_indexes=p) for n, p in topics.items()]
+                )
+                response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
+                for topic in response.topics:
+                    for partition in topic.partitions:
+                        if partition.error_code in _GONE_OR_HIDDEN:
+                            continue
+                        _raise_for(partition.error_code)
+                        if any(
+                            producer.producer_id == producer_id
+                            and producer.current_txn_start_offset >= 0
+                            for producer in partition.active_producers
+                        ):
+                            found.setdefault(topic.name, []).append(partition.partition_index)
+            return found
+
+        return self._connection.ask(ask)
+
+    def write_commit_markers(
+        self, partitions: Partitions, group: str, producer_id: int, producer_epoch: int
+    ) -> None:
+        """Write the markers that the coordinator has left out, also where `group` has its offsets.
+
+        Only for a transaction that the coordinator itself calls committed.
+        """
+
+        async def ask(admin: Any) -> None:
+            counts = await _metadata(admin, [_OFFSETS_TOPIC])
+            number = len(counts[_OFFSETS_TOPIC])
+            everywhere = {
+                **partitions,
+                _OFFSETS_TOPIC: [(_java_hash(group) & 0x7FFFFFFF) % number],
+            }
+            marker = WriteTxnMarkersRequest.WritableTxnMarker
+            for node, topics in (await _by_leader(admin, everywhere)).items():
+                request = WriteTxnMarkersRequest(
+                    markers=[
+                        marker(
+                            producer_id=producer_id,
+                            producer_epoch=producer_epoch,
+                            transaction_result=True,
+                            topics=[
+                                marker.WritableTxnMarkerTopic(name=n, partition_indexes=p)
+                                for n, p in topics.items()
+                            ],
+                            coordinator_epoch=0,
+                        )
+                    ]
+                )
+                response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
+                for result in response.markers:
+                    for topic in result.topics:
+                        for partition in topic.partitions:
+                            _raise_for(partition.error_code)
+
+        self._connection.ask(ask)
 
 
-class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc] # kafka-python has no types for it
-    """Closes what cannot connect; kafka-python leaves it to the garbage collector.
-
-    A driver that waits for its brokers tries several times a second.
-    """
-
-    SCHEMES = ("sparkonce-direct",)
-
-    async def sock_connect(self, net: Any, sock: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return await super().sock_connect(net, sock, *args, **kwargs)
-        except BaseException:
-            sock.close()
-            raise
+_GONE_OR_HIDDEN: Final = frozenset(
+    {
+        errors.UnknownTopicOrPartitionError.errno,
+        errors.TopicAuthorizationFailedError.errno,
+    }
+)
 
 
-def _connect(settings: KafkaSettings, timeout_ms: int) -> Any:
-    """A new client. One that cannot connect is closed, which kafka-python leaves undone."""
-    made: list[Any] = []
+async def _metadata(admin: Any, topics: Collection[str]) -> dict[str, dict[int, int]]:
+    """The leader's node of each partition, by topic; topics that are gone are left out."""
+    wanted = MetadataRequest.MetadataRequestTopic
+    request = MetadataRequest(
+        topics=[wanted(name=name) for name in topics], allow_auto_topic_creation=False
+    )
+    response = await admin._manager.send(request)  # noqa: SLF001
+    found = {}
+    for topic in response.topics:
+        if topic.error_code in _GONE_OR_HIDDEN:
+            continue
+        _raise_for(topic.error_code)
+        for partition in topic.partitions:
+            _raise_for(partition.error_code)
+        found[topic.name] = {p.partition_index: p.leader_id for p in topic.partitions}
+    return found
 
-    def net_client(**config: object) -> Any:
-        made.append(KafkaNetClient(**config))
-        return made[-1]
 
-    try:
-        return KafkaAdminClient(
-            **settings.for_admin(),
-            client_id=str(settings.config.get("client.id", "sparkonce")),
-            request_timeout_ms=REQUEST_TIMEOUT_MS,
-            bootstrap_timeout_ms=timeout_ms,
-            reconnect_backoff_ms=20,
-            reconnect_backoff_max_ms=500,
-            kafka_client=net_client,
-            proxy_url=f"{_ClosingSocket.SCHEMES[0]}://",
-        )
-    except BaseException:
-        for client in made:
-            client.close()
-        raise
+async def _by_leader(admin: Any, partitions: Partitions) -> dict[int, dict[str, list[int]]]:
+    leaders = await _metadata(admin, partitions)
+    by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for topic, numbers in partitions.items():
+        for number in numbers:
+            leader = leaders.get(topic, {}).get(number)
+            if leader is not None:
+                by_leader[leader][topic].append(number)
+    return by_leader
+
+
+def _java_hash(text: str) -> int:
+    """Java's String.hashCode of an ASCII string; Kafka places groups by it."""
+    value = 0
+    for code in text.encode("ascii"):
+        value = (31 * value + code) & 0xFFFFFFFF
+    return value
 
 
 async def _coordinator(admin: Any, transactional_id: str) -> Any:

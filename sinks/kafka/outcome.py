@@ -1,6 +1,6 @@
 """Commit and abort from any process; an unknown outcome is settled by proof, never assumed.
 
-    EndTxn ──► done ─────────────────────────────────────────────► committed
+    EndTxn ──► decided ──► every partition has its marker ───────► committed
            ├─► no answer within our patience ────────────────────► CommitUnresolvedError
            └─► refused for good ──► describe ──► marker, stable
                                                    ├ is ours ────► committed
@@ -12,8 +12,16 @@ producer id and epoch any more, so a marker that is read *after* that and does n
 never will. Two more things must hold: the same cluster answers, and the marker would still be kept
 if it had been written (7 days by default).
 
-Why an answer of 0 is proof by itself: producer id and epoch belong to one producer, which opens one
+Why EndTxn's yes decides by itself: producer id and epoch belong to one producer, which opens one
 transaction, and a name is not used again before its batch is complete.
+
+Why that is not the end: EndTxn answers when the coordinator has logged the commit; the markers that
+make the rows visible are written after it. A broker that is killed in between and starts again may
+give its markers up ("Couldn't find leader endpoint for partitions …, these partitions are likely
+deleted already and hence can be skipped"; seen with Kafka 4.3.1, once in 20 to 60 kills) and call
+the transaction complete: its rows stay invisible for ever and block every reader behind them. So
+`commit` looks at the partitions, and writes the markers that a complete commit still lacks. It does
+so only after the producer is fenced, since else an open transaction could be a zombie's new one.
 
 The zombie of brokers before Kafka 4.0. EndTxn below version 5 leaves the producer's epoch as it is,
 so an executor that was thought dead may open another transaction under the same epoch, and a second
@@ -39,7 +47,8 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.finisher import Finisher, Patience, TransactionState
+from sparkonce.sinks.kafka.client import Patience
+from sparkonce.sinks.kafka.finisher import Finisher, TransactionState
 
 logger = logging.getLogger("sparkonce")
 
@@ -56,6 +65,10 @@ _REFUSED_FOR_GOOD: Final = (
     errors.InvalidProducerIdMappingError,  # the id is forgotten, or has another producer id
 )
 _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
+
+
+class MarkersPendingError(errors.RetriableError):  # type: ignore[misc] # kafka-python is untyped
+    """The commit is decided, and its markers are on their way to the partitions."""
 
 
 class Outcome:
@@ -94,14 +107,49 @@ class Outcome:
         fencing = patience(self._finisher.end_fences)
         if not fencing and self._is_marked(branch_id, branch, patience):
             self._fence(branch, patience)
+            patience(lambda: self._make_visible(branch))
             return
         try:
             fenced = patience(lambda: self._end(branch, commit=True))
         except _REFUSED_FOR_GOOD as refusal:
             self._settle(branch_id, branch, refusal, patience)
-            return
+            fenced = fencing
         if not fenced:
             self._fence(branch, patience)
+        patience(lambda: self._make_visible(branch))
+
+    def _make_visible(self, branch: KafkaBranch) -> None:
+        """Return when every partition of the committed branch has its marker; write missing ones.
+
+        A marker is missing when it is not there *after* the coordinator called the transaction
+        complete: it will not send it any more.
+
+        Raises:
+            MarkersPendingError: ask again.
+        """
+        if not self._unmarked(branch):
+            return
+        state = self._describe(branch.transactional_id)
+        if state is not None and _is_complete(branch, state) and self._unmarked(branch):
+            logger.warning(
+                "%s in %s is committed and the broker has left out its markers: writing them",
+                branch.transactional_id,
+                self._target,
+            )
+            self._finisher.write_commit_markers(
+                branch.partitions,
+                branch.transactional_id,
+                branch.producer_id,
+                state.producer_epoch,
+            )
+        raise MarkersPendingError("committed, and not yet visible in every partition")
+
+    def _unmarked(self, branch: KafkaBranch) -> bool:
+        try:
+            self._marker(branch)
+        except errors.UnstableOffsetCommitError:
+            return True
+        return bool(self._finisher.open_partitions(branch.partitions, branch.producer_id))
 
     def _fence(self, branch: KafkaBranch, patience: Patience) -> None:
         try:
@@ -234,6 +282,13 @@ class Outcome:
             f"{branch_id}: it is unknown whether it is committed in {self._target}: {why}",
             branch_id,
         )
+
+
+def _is_complete(branch: KafkaBranch, state: TransactionState) -> bool:
+    """Committed, with the producer fenced: what is still open in a partition is this branch."""
+    held = (state.producer_id, state.producer_epoch)
+    ours = (branch.producer_id, branch.producer_epoch + 1)
+    return state.state == "CompleteCommit" and held == ours
 
 
 def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -46,6 +47,13 @@ _CLIENT_ERRORS: Final = (KafkaException, SystemError)
 _BROKEN: Final = frozenset({"AbortableError", "FatalError"})
 
 
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    producer_id: int
+    producer_epoch: int
+    partitions: dict[str, list[int]]
+
+
 class _Reports:
     """What librdkafka tells from its callbacks. Holds no producer, so that no cycle keeps one."""
 
@@ -71,19 +79,24 @@ class _Reports:
     def on_error(self, error: KafkaError) -> None:
         self.last_error = error.str()
 
-    def identity(self) -> tuple[int, int] | None:
-        """Producer id and epoch from the newest statistics, once they are an open transaction's."""
+    def identity(self) -> _Identity | None:
+        """Who writes where, from the newest statistics, once they are an open transaction's."""
         text, self.statistics = self.statistics, None
         if text is None:
             return None
-        eos = json.loads(text).get("eos", {})
+        told = json.loads(text)
+        eos = told.get("eos", {})
         if eos.get("txn_state") in _BROKEN:
             self.failed += 1
             self.first_failure = self.first_failure or f"{eos['txn_state']}: {self.last_error}"
         if (eos.get("idemp_state"), eos.get("txn_state")) != ("Assigned", "InTransaction"):
             return None
-        identity = int(eos["producer_id"]), int(eos["producer_epoch"])
-        return identity if identity[0] >= 0 else None
+        partitions = {
+            name: sorted(int(n) for n, p in topic["partitions"].items() if p["txmsgs"] > 0)
+            for name, topic in told["topics"].items()
+        }
+        identity = _Identity(int(eos["producer_id"]), int(eos["producer_epoch"]), partitions)
+        return identity if identity.producer_id >= 0 else None
 
 
 class OpenTransaction:
@@ -159,7 +172,7 @@ class OpenTransaction:
             PrepareRejectedError: a row was not delivered, or the transaction is broken. The
                 producer is kept, for `abandon`.
         """
-        identity = (-1, -1)
+        identity = _Identity(-1, -1, {})
         try:
             self._flush()
             self._gate()
@@ -172,8 +185,9 @@ class OpenTransaction:
         self._producer = None
         return KafkaBranch(
             transactional_id=self.branch_id.name,
-            producer_id=identity[0],
-            producer_epoch=identity[1],
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            partitions=identity.partitions,
             cluster_id=self._cluster_id,
             marker_topic=self._marker_topic,
             began_at=self._began_at,
@@ -181,7 +195,11 @@ class OpenTransaction:
         )
 
     def abandon(self) -> None:
-        """Abort the transaction as well as it can be done soon; never raises."""
+        """Abort the transaction as well as it can be done soon; never raises.
+
+        librdkafka sends no EndTxn while its first partition is still being added, so a transaction
+        may open just after it; the sweep finds that one.
+        """
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(*_CLIENT_ERRORS):
@@ -278,8 +296,8 @@ class OpenTransaction:
             else:
                 return
 
-    def _identity(self) -> tuple[int, int]:
-        """Producer id and epoch, by statistics that were made after the marker was sent."""
+    def _identity(self) -> _Identity:
+        """Who writes where, by statistics that were made after the marker was sent."""
         self._live.poll(0)
         self._reports.statistics = None
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +16,8 @@ from sparkonce.errors import ConfigurationError, SinkError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.finisher import Finisher, Patience
+from sparkonce.sinks.kafka.client import Patience
+from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome
 from sparkonce.sinks.kafka.producer import OpenTransaction
 from sparkonce.sinks.kafka.rows import check_schema
@@ -28,6 +30,9 @@ DEFAULT_TIMEOUT_MS: Final = 900_000
 """Kafka's default of transaction.max.timeout.ms, for where the broker does not say."""
 
 MIN_TIMEOUT_MS: Final = 1_000
+
+NEW_TOPIC_S: Final = 2.0
+"""How long a topic may take from its creation until every broker knows it."""
 
 _MAX_TIMEOUT: Final = "transaction.max.timeout.ms"
 
@@ -150,6 +155,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
                 transactional_id=transactional_id,
                 producer_id=state.producer_id,
                 producer_epoch=state.producer_epoch,
+                partitions={},
                 cluster_id=cluster_id,
                 marker_topic=None,
                 began_at=state.started_at,
@@ -188,6 +194,12 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     def _check_topic(self, topic: str) -> None:
         found = self._finisher.topic(topic)
+        until = time.monotonic() + min(self._patience_s, NEW_TOPIC_S)
+        while found.error == errors.UnknownTopicOrPartitionError.errno and (
+            time.monotonic() < until
+        ):
+            time.sleep(0.05)
+            found = self._finisher.topic(topic)
         if found.error == errors.UnknownTopicOrPartitionError.errno:
             raise ConfigurationError(
                 f"{self.target}: there is no topic {topic!r}. Create it: kafka-topics.sh "
