@@ -59,6 +59,10 @@ class Screen:
             else None
         )
 
+    def print(self, text: str) -> None:
+        """A line without the time; not wrapped where it may be read by a program."""
+        self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
+
     def say(self, text: str, style: str = "") -> None:
         """A line that stays."""
         with self._lock:
@@ -78,8 +82,8 @@ class Screen:
         view = self._view
         table = Table(title=f"sparkonce demo, writer {view.writer}", title_justify="left")
         table.add_column("sink")
-        table.add_column("rows that readers see", justify="right")
-        table.add_column("standing open, prepared or staged", width=52)
+        table.add_column("visible rows", justify="right")
+        table.add_column("standing open, prepared or staged", min_width=40)
         for sink in SINKS:
             rows = view.seen.rows[sink] if view.seen else 0
             standing = counted(view.seen.standing[sink]) if view.seen else ""

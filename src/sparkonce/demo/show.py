@@ -18,7 +18,6 @@ from pathlib import Path
 import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
-from rich.text import Text
 
 from sparkonce.demo.job import PIPELINE, Job
 from sparkonce.demo.kills import PLANS, SINKS, Kill
@@ -45,7 +44,7 @@ from sparkonce.txn_log.record import State, TransactionRecord
 BATCHES = 12
 PARTITIONS = 4
 TICK_S = 1.0
-STATE_TIMEOUT_S = 180.0
+STATE_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,7 @@ class Show:
     screen: Screen
     view: View
     outside: Outside
+    feed: Feed
     points: Failpoints
     driver: DriverProcess
     log: TransactionLog
@@ -96,6 +96,8 @@ class Show:
         self._look()
         if status != 0:
             self._problem(f"the last driver ended with {status}, see {self.driver.log}")
+        if self.feed.error:
+            self._problem(self.feed.error)
         self._doing("comparing every sink with the source")
         self.screen.say("the query has read every order; comparing every sink with the source")
         return judge(self.job, self.s3)
@@ -103,6 +105,8 @@ class Show:
     def _start(self, before: tuple[Kill, Seen] | None) -> None:
         """Start a driver, and show what it does with what the one before has left."""
         if before is None or not self.keeps_log:
+            if before:
+                self.screen.say(f"Spark writes batch {before[0].batch} again, into all three sinks")
             self._doing("starting the driver")
             self.driver.start()
             return
@@ -185,9 +189,9 @@ class Show:
         self.view.seen = seen = self.outside.look()
         return seen
 
-    def tick(self, feed: Feed) -> None:
+    def tick(self) -> None:
         """Refresh the view."""
-        self.view.sent = feed.sent
+        self.view.sent = self.feed.sent
         commits = Path(self.job.checkpoint) / "commits"
         done = [int(p.name) for p in commits.glob("*") if p.name.isdigit()]
         self.view.batches = max(done, default=-1) + 1
@@ -235,15 +239,15 @@ def stage(options: Options) -> Iterator[Show]:
         outside = stack.enter_context(Outside(job, services.s3[s3_kind]))
         log = open_log(job.log)
         stack.callback(log.close)
-        show = Show(options, job, services.s3[s3_kind], screen, view, outside, points, driver, log)
+        show = Show(
+            options, job, services.s3[s3_kind], screen, view, outside, feed, points, driver, log
+        )
         stack.enter_context(screen)
-        stack.enter_context(_ticking(lambda: show.tick(feed), screen))
+        stack.enter_context(_ticking(show.tick, screen))
         screen.say(f"{options.rows:,} orders are on their way to topic {job.source_topic}")
         stack.callback(feed.close)
         feed.start()
         yield show
-        if feed.error:
-            show.problems.append(feed.error)
 
 
 def _make_places(
@@ -322,23 +326,23 @@ def play(options: Options) -> int:
     with stage(options) as show:
         verdict = show.run()
         show.screen.stop()
-        console = show.screen.console
-        console.print(verdict.table())
+        screen = show.screen
+        screen.console.print(verdict.table())
         for name, sink in verdict.sinks.items():
-            if sink.example:
-                console.print(Text(f"{name}, for example: {sink.example}"))
+            if sink.example and options.writer != "naive":
+                screen.print(f"{name}, for example: {sink.example}")
         for leak in verdict.leaks:
-            console.print(Text(f"leaked: {leak}"))
-        if show.options.keep:
-            console.print(Text(f"kept: {show.job.folder}"))
+            screen.print(f"leaked: {leak}")
+        if options.keep:
+            screen.print(f"kept: {show.job.folder}")
         kills = show.view.kills, show.view.kills_planned
         problems = [*show.problems, *complaints(options.writer, options.rows, kills, verdict)]
         for problem in problems:
-            console.print(Text(f"off: {problem}"))
+            screen.print(f"off: {problem}")
         if not problems:
-            console.print(Text(_meaning(options.writer)))
-        console.print(Text(f"{time.monotonic() - began:.0f} s, seed {options.seed}"))
-        console.print(Text(verdict.last_line(show.view.kills)))
+            screen.print(_meaning(options.writer))
+        screen.print(f"{time.monotonic() - began:.0f} s, seed {options.seed}")
+        screen.print(verdict.last_line(show.view.kills))
     return 1 if problems else 0
 
 
