@@ -108,6 +108,13 @@ _MARKER = """
 """
 
 
+_NO_NAME = (
+    psycopg.errors.InvalidName,
+    psycopg.errors.InvalidParameterValue,
+    psycopg.errors.SyntaxError,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The table and the columns that a batch fills.
@@ -165,14 +172,14 @@ def resolve(
     with connection.cursor(row_factory=_ROW) as cursor:
         try:
             found = cursor.execute(_TABLE, (table,)).fetchone()
-        except (psycopg.errors.InvalidName, psycopg.errors.SyntaxError):
+            similar = None if found else cursor.execute(_SIMILAR, (table,)).fetchone()
+        except _NO_NAME:
             refuse('this is no name as SQL writes it; quote its parts, as in \'"my schema"."T"\'')
         except psycopg.errors.FeatureNotSupported:
             refuse("a name has a schema and a table; the database stands in conninfo=")
         if found is None:
-            similar = cursor.execute(_SIMILAR, (table,)).fetchone()
             hint = f" (there is {similar[0]}, to be written like this)" if similar else ""
-            refuse(f"it does not exist{hint}; create it, or correct table=")
+            refuse(f"it does not exist{hint}; create it, or correct table=, which is read as SQL")
         _check_table(found, refuse)
         # From here on a type from elsewhere is shown with its schema, for CREATE TABLE.
         path = cursor.execute("SELECT current_setting('search_path')").fetchone()
@@ -266,8 +273,11 @@ def _check_rights(
             refuse(f"the role may not write column {column.name!r}; GRANT INSERT on the table")
         if key is None or not given:
             continue
-        if column.name in key and not column.may_select:
-            refuse(f"the role may not read key column {column.name!r}; GRANT SELECT on the table")
+        if not column.may_select:  # EXCLUDED counts as reading
+            refuse(
+                f"the role may not read column {column.name!r}, as an upsert does; GRANT SELECT on "
+                "the table"
+            )
         if column.name not in key and not column.may_update:
             refuse(f"the role may not update column {column.name!r}; GRANT UPDATE on the table")
 

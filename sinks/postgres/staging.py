@@ -40,9 +40,6 @@ from sparkonce.sinks.postgres.values import (
 )
 
 _SLICE_BYTES = 32 * 1024 * 1024
-_CONTEXT_COLUMN = re.compile(
-    r"^COPY .*?, line \d+, column (?P<name>.*?)(?:: (?:\"|null).*)?$", re.DOTALL
-)
 
 
 class StagingWriter:
@@ -136,12 +133,19 @@ class StagingWriter:
             self._reject(self._address.said(error), error)
 
     def _reject(self, text: str, error: psycopg.Error | None) -> NoReturn:
-        found = _CONTEXT_COLUMN.match(error.diag.context or "") if error is not None else None
-        column = f", column {found['name']!r}" if found else ""
+        column = self._column(error.diag.context) if error is not None else None
+        where = "" if column is None else f", column {column!r}"
         raise PrepareRejectedError(
-            f"batch {self.branch_id.batch_id}, table {self._target.shown}{column}: {text}",
+            f"batch {self.branch_id.batch_id}, table {self._target.shown}{where}: {text}",
             self.branch_id,
         ) from (None if error is None else self._address.cause(error))
+
+    def _column(self, context: str | None) -> str | None:
+        """The column that the server was at; it names it in its context, maybe with the value."""
+        place = re.compile(rf"^COPY {self.name}, line \d+, column ", re.MULTILINE)
+        rest = place.split(context or "")[-1] if place.search(context or "") else None
+        names = [n for n in self._target.names if rest is not None and rest.startswith(n)]
+        return max(names, key=len, default=None)
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

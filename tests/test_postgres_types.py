@@ -1,0 +1,335 @@
+"""Which Arrow type goes into which Postgres type, exactly; and the names. No server needed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Owner
+from sparkonce.sinks.postgres import PostgresSink
+from sparkonce.sinks.postgres.sql import branch_of_session, merge, staging_name
+from sparkonce.sinks.postgres.types import PostgresType, UnmappableError, plan, spark_name
+from sparkonce.sinks.postgres.values import (
+    ValueDoesNotFitError,
+    binary_encoder,
+    convert,
+    python_values,
+)
+
+untimed = settings(deadline=None)
+
+QUERY_ID = "11111111-2222-3333-4444-555555555555"
+OWNER = Owner("0123456789abcdef", QUERY_ID)
+
+
+def numeric(precision: int, scale: int) -> PostgresType:
+    modifier = (precision << 16 | (scale & 0x7FF)) + 4
+    return PostgresType(f"numeric({precision},{scale})", "numeric", modifier)
+
+
+def kind(name: str, modifier: int = -1) -> PostgresType:
+    return PostgresType(name, name, modifier)
+
+
+def list_of(name: str) -> PostgresType:
+    return PostgresType(f"{name}[]", name, is_array=True)
+
+
+def sent(array: pa.Array[Any], target: PostgresType) -> Any:
+    return convert(array, plan("x", array.type, target))
+
+
+INT_TYPES = [(pa.int8(), 8), (pa.int16(), 16), (pa.int32(), 32), (pa.int64(), 64)]
+INT_TARGETS = [("int2", 16), ("int4", 32), ("int8", 64)]
+
+
+@pytest.mark.parametrize(("arrow", "bits"), INT_TYPES, ids=str)
+@pytest.mark.parametrize(("name", "target_bits"), INT_TARGETS, ids=str)
+@untimed
+@given(data=st.data())
+def test_integer_arrives_as_it_is_or_is_refused(
+    data: st.DataObject, arrow: pa.DataType, bits: int, name: str, target_bits: int
+) -> None:
+    """Nothing wraps around."""
+    value = data.draw(st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1))
+    array = pa.array([None, value], arrow)
+    if -(2 ** (target_bits - 1)) <= value < 2 ** (target_bits - 1):
+        assert sent(array, kind(name)).to_pylist() == [None, value]
+    else:
+        with pytest.raises(ValueDoesNotFitError, match="column 'x'.*does not fit") as caught:
+            sent(array, kind(name))
+        assert str(value) not in str(caught.value)
+
+
+@untimed
+@given(
+    precision=st.integers(1, 38),
+    scale=st.integers(0, 38),
+    target_scale=st.integers(-5, 38),
+    data=st.data(),
+)
+def test_decimal_never_loses_a_digit(
+    precision: int, scale: int, target_scale: int, data: st.DataObject
+) -> None:
+    """Digits that numeric(p,s) does not keep are refused here; the server would round them."""
+    scale = min(scale, precision)
+    unscaled = data.draw(st.integers(-(10**precision) + 1, 10**precision - 1))
+    value = Decimal(unscaled).scaleb(-scale)
+    array = pa.array([value, None], pa.decimal128(precision, scale))
+    is_kept = unscaled % 10 ** max(0, scale - target_scale) == 0
+    try:
+        arrived = sent(array, numeric(1000, target_scale))
+    except ValueDoesNotFitError:
+        assert not is_kept
+    else:
+        assert is_kept
+        assert arrived.to_pylist() == [value, None]
+        assert arrived.type.scale <= max(target_scale, 0)
+
+
+@untimed
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_integer_becomes_a_decimal_for_numeric(value: int) -> None:
+    """An int64 sent to a numeric as it is would be stored as 0."""
+    arrived = sent(pa.array([value]), numeric(38, 0))
+    assert pa.types.is_decimal128(arrived.type)
+    assert arrived.to_pylist() == [Decimal(value)]
+
+
+@untimed
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_integer_goes_into_a_float_only_as_it_is(value: int) -> None:
+    try:
+        assert int(sent(pa.array([value]), kind("float8")).to_pylist()[0]) == value
+    except ValueDoesNotFitError:
+        assert abs(value) > 2**53
+
+
+@untimed
+@given(
+    st.datetimes(),
+    st.integers(0, 6),
+)
+def test_timestamp_keeps_every_digit_or_is_refused(value: dt.datetime, digits: int) -> None:
+    """timestamp(3) would round microseconds."""
+    array = pa.array([value, None], pa.timestamp("us"))
+    fits = value.microsecond % 10 ** (6 - digits) == 0
+    try:
+        assert sent(array, kind("timestamp", digits)).to_pylist() == [value, None]
+        assert fits
+    except ValueDoesNotFitError:
+        assert not fits
+
+
+@untimed
+@given(
+    st.lists(st.none() | st.uuids(), max_size=5), st.sampled_from(["{}", "{{{}}}", "urn:uuid:{}"])
+)
+def test_uuid_strings_are_read_in_every_spelling(values: list[uuid.UUID | None], how: str) -> None:
+    strings = [None if v is None else how.format(v) for v in values]
+    array = pa.array(strings, pa.string())
+    assert sent(array, kind("uuid")).to_pylist() == [None if v is None else v.bytes for v in values]
+
+
+def test_text_that_is_no_uuid_is_refused_without_being_shown() -> None:
+    with pytest.raises(ValueDoesNotFitError) as caught:
+        sent(pa.array(["my secret"]), kind("uuid"))
+    assert "secret" not in str(caught.value)
+
+
+@untimed
+@given(st.lists(st.none() | st.lists(st.none() | st.integers(-5, 5))), st.integers(0, 3))
+def test_lists_keep_their_nulls_also_in_a_slice(lists: list[Any], start: int) -> None:
+    """Arrow slices share buffers; offsets and nulls of the whole array must not shine through."""
+    array = pa.array(lists, pa.list_(pa.int64()))[start:]
+    arrived = sent(array, list_of("int4"))
+    arrived.validate(full=True)
+    assert arrived.to_pylist() == lists[start:]
+
+
+def test_column_without_values_goes_into_any_type() -> None:
+    for target in (kind("int4"), kind("jsonb"), kind("uuid"), kind("inet"), numeric(3, 1)):
+        assert sent(pa.nulls(2), target).to_pylist() == [None, None]
+    assert sent(pa.nulls(2), list_of("text")).to_pylist() == [None, None]
+
+
+def test_list_of_uuids_is_read_into_values_that_psycopg_writes() -> None:
+    column = plan("x", pa.list_(pa.string()), list_of("uuid"))
+    value = uuid.uuid4()
+    array = convert(pa.array([[str(value), None], None]), column)
+    assert not column.binary
+    assert python_values(array, column) == [[value, None], None]
+
+
+@pytest.mark.parametrize(
+    ("arrow", "name", "hint"),
+    [
+        (pa.string(), "int4", "cast it"),
+        (pa.string(), "timestamptz", "cast it"),
+        (pa.float64(), "numeric", "cast it"),
+        (pa.float64(), "int8", "cast it"),
+        (pa.float64(), "float4", "rounded"),
+        (pa.decimal128(10, 2), "int8", "numeric"),
+        (pa.decimal128(10, 2), "float8", "cast it"),
+        (pa.timestamp("us", "UTC"), "timestamp", "timestamp_ntz"),
+        (pa.timestamp("us"), "timestamptz", "cast it to timestamp in"),
+        (pa.bool_(), "int4", "cast it"),
+        (pa.int64(), "text", "cast it"),
+        (pa.struct([("a", pa.int64())]), "jsonb", "to_json"),
+        (pa.map_(pa.string(), pa.int64()), "jsonb", "to_json"),
+        (pa.list_(pa.int64()), "jsonb", "to_json"),
+        (pa.binary(), "text", "cast it"),
+    ],
+    ids=str,
+)
+def test_types_that_lose_something_are_refused_with_the_fix(
+    arrow: pa.DataType, name: str, hint: str
+) -> None:
+    with pytest.raises(UnmappableError, match=hint):
+        plan("x", arrow, kind(name))
+
+
+def test_arrays_are_refused_where_they_do_not_match() -> None:
+    with pytest.raises(UnmappableError, match="give an array"):
+        plan("x", pa.int32(), list_of("int4"))
+    with pytest.raises(UnmappableError, match="arrays of arrays"):
+        plan("x", pa.list_(pa.list_(pa.int32())), list_of("int4"))
+
+
+def test_encoder_takes_the_planned_types() -> None:
+    columns = [
+        plan("a", pa.int64(), kind("int4")),
+        plan("b", pa.large_string(), kind("jsonb")),
+        plan("c", pa.list_(pa.int64()), list_of("int8")),
+    ]
+    arrays = [
+        convert(pa.array([1, None]), columns[0]),
+        convert(pa.array(["{}", None], pa.large_string()), columns[1]),
+        convert(pa.array([[1], None]), columns[2]),
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([c.field for c in columns]))
+    encoder = binary_encoder(columns)
+    assert encoder.write_header() + encoder.write_batch(batch) + encoder.finish()
+
+
+@pytest.mark.parametrize(
+    ("arrow", "name"),
+    [
+        (pa.int64(), "bigint"),
+        (pa.large_string(), "string"),
+        (pa.decimal128(10, 2), "decimal(10,2)"),
+        (pa.timestamp("us"), "timestamp_ntz"),
+        (pa.timestamp("us", "UTC"), "timestamp"),
+        (pa.list_(pa.int32()), "array<int>"),
+        (pa.null(), "void"),
+    ],
+    ids=str,
+)
+def test_types_are_called_what_spark_calls_them(arrow: pa.DataType, name: str) -> None:
+    assert spark_name(arrow) == name
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+branches = st.builds(
+    BranchId,
+    owner=st.just(OWNER),
+    batch_id=st.integers(0, 10**8),
+    token=st.integers(0, 10**6),
+    sink=st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True),
+    write_pass=st.integers(0, 99),
+    attempt=st.integers(0, DRIVER_ATTEMPT),
+)
+
+
+@untimed
+@given(branches, branches)
+def test_staging_names_are_short_and_none_begins_another(one: BranchId, other: BranchId) -> None:
+    assert len(staging_name(one)) <= 63
+    if one != other:
+        assert not staging_name(other).startswith(staging_name(one))
+
+
+@untimed
+@given(branches)
+def test_name_of_a_merge_is_read_back(branch_id: BranchId) -> None:
+    """Only by the sink whose merge it is; a task's staging session is nobody's merge."""
+    name = staging_name(branch_id)
+    is_merge = branch_id.attempt == DRIVER_ATTEMPT
+    assert branch_of_session(OWNER, branch_id.sink, name) == (branch_id if is_merge else None)
+    assert branch_of_session(OWNER, branch_id.sink + "x", name) is None
+    assert branch_of_session(Owner("0" * 16, QUERY_ID), branch_id.sink, name) is None
+
+
+def test_branch_without_batch_has_no_name() -> None:
+    with pytest.raises(ProtocolError, match="batch"):
+        staging_name(BranchId(OWNER, None, 1, "postgres", 0, 1))
+    with pytest.raises(ProtocolError, match="longer"):
+        staging_name(BranchId(OWNER, 10**18, 10**18, "postgres", 0, 1))
+
+
+def test_statement_quotes_names_and_leaves_percent_alone() -> None:
+    text = merge('a"b', "100%", ["É%s", "id"], ["id"], ["s2", "s1"]).as_string()
+    assert 'INTO "a""b"."100%" ("É%s", "id")' in text
+    assert text.index('"s1"') < text.index('"s2"')
+    assert 'ORDER BY "id" ON CONFLICT ("id") DO UPDATE SET "É%s" = EXCLUDED."É%s"' in text
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+SECRET = "pass-word-9"
+
+
+@pytest.mark.parametrize(
+    "conninfo",
+    [
+        f"postgresql://me:{SECRET}@db.example:5433/shop",
+        f"host=db.example port=5433 dbname=shop user=me password={SECRET}",
+    ],
+)
+def test_secret_is_in_no_text(conninfo: str) -> None:
+    sink = PostgresSink(conninfo, table="public.orders")
+    assert sink.target == "postgres table shop.public.orders at db.example:5433"
+    for text in (repr(sink), sink.target, repr(vars(sink))):
+        assert SECRET not in text
+    assert repr(pickle.loads(pickle.dumps(sink))) == repr(sink)  # noqa: S301  # our own bytes
+
+
+@pytest.mark.parametrize("conninfo", [f"postgresql://me:{SECRET}%zz@h/d", f"password {SECRET}"])
+def test_conninfo_that_cannot_be_read_is_not_quoted(conninfo: str) -> None:
+    with pytest.raises(ConfigurationError, match="conninfo=") as caught:
+        PostgresSink(conninfo, table="t")
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"key": "id"}, "key='id'"),
+        ({"key": []}, r"key=\[\]"),
+        ({"key": ["id", "id"]}, "different columns"),
+        ({"lock_timeout": 0}, "lock_timeout=0"),
+        ({"statement_timeout": -1}, "statement_timeout=-1"),
+        ({"name": "a b"}, "name='a b'"),
+    ],
+)
+def test_wrong_setting_is_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        PostgresSink("postgresql://localhost/shop", table="t", **wrong)
+
+
+def test_verb_before_validate_says_so() -> None:
+    sink = PostgresSink("postgresql://localhost/shop", table="t")
+    with pytest.raises(ProtocolError, match="validate"):
+        sink.beginTransaction(BranchId(OWNER, 1, 1, "postgres", 0, 1))
