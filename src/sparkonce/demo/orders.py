@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -137,14 +138,19 @@ def generate(seed: int, count: int) -> Iterator[bytes]:
 
 
 class Feed:
-    """Sends the orders to the source topic in a thread of its own."""
+    """Sends the orders to the source topic in a thread of its own, to each partition in turn.
 
-    def __init__(self, bootstrap_servers: str, topic: str, *, seed: int, count: int) -> None:
+    So every task of a batch has rows, and a seed makes the same batches again.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, *, partitions: int, seed: int, count: int
+    ) -> None:
         self.sent = 0
         self.error: str | None = None
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
-        self._orders = generate(seed, count)
+        self._orders = zip(generate(seed, count), itertools.cycle(range(partitions)), strict=False)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -161,19 +167,21 @@ class Feed:
         settings = {"bootstrap.servers": self._bootstrap_servers, "acks": "all", "linger.ms": 20}
         producer = Producer(settings)
         try:
-            for value in self._orders:
+            for value, partition in self._orders:
                 if self._stop.is_set():
                     producer.purge()
                     break
-                self._send(producer, value)
+                self._send(producer, value, partition)
             producer.flush()
         except KafkaException as error:
             self.error = f"the source topic takes no more orders: {error}"
 
-    def _send(self, producer: Producer, value: bytes) -> None:
+    def _send(self, producer: Producer, value: bytes, partition: int) -> None:
         while True:
             try:
-                producer.produce(self._topic, value, on_delivery=self._delivered)
+                producer.produce(
+                    self._topic, value, partition=partition, on_delivery=self._delivered
+                )
             except BufferError:
                 producer.poll(0.1)
             else:

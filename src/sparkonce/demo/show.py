@@ -227,7 +227,13 @@ def stage(options: Options) -> Iterator[Show]:
         job = _make_places(options, services, services.s3[s3_kind], folder, jars)
         config = folder / "job.json"
         job.save(config)
-        feed = Feed(job.kafka, job.source_topic, seed=options.seed, count=options.rows)
+        feed = Feed(
+            job.kafka,
+            job.source_topic,
+            partitions=PARTITIONS,
+            seed=options.seed,
+            count=options.rows,
+        )
         points = Failpoints(folder / "failpoints")
         driver = DriverProcess(
             [sys.executable, "-m", "sparkonce.demo.job", str(config)],
