@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -32,6 +32,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 import sparkonce
+from sparkonce import ExactlyOnce
 from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
@@ -42,6 +43,9 @@ from sparkonce.errors import (
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DEADLINE_S = 60.0
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
@@ -1250,3 +1254,65 @@ def test_error_that_postgres_raises_keeps_no_row(prepared: World) -> None:
     assert isinstance(caught.value.__cause__, pg.UniqueViolation)
     assert "DETAIL" not in str(caught.value.__cause__)
     assert pickle.loads(pickle.dumps(caught.value)).branch_id == merge_of()  # noqa: S301
+
+
+# -- under Spark -----------------------------------------------------------------------------------
+
+
+def test_streaming_query_fills_a_table(
+    spark: SparkSession, prepared: World, tmp_path: Path
+) -> None:
+    """Spark's own types, several tasks, two batches and a restart."""
+    prepared.table(
+        "id bigint PRIMARY KEY, name varchar(10), price numeric(12, 2), at timestamptz, day date, "
+        "tags text[], doc jsonb, note text DEFAULT 'none'"
+    )
+    source = tmp_path / "in"
+    source.mkdir()
+    select = [
+        *("id", "name", "cast(price AS decimal(10,2)) AS price", "at", "to_date(at) AS day"),
+        *("split(name, '') AS tags", "to_json(struct(id, name)) AS doc"),
+    ]
+    for batch, ids in enumerate([(1, 2, 3), (3, 4)]):
+        lines = [
+            json.dumps({"id": n, "name": f"n{batch}", "price": 1.5, "at": "2024-01-02T03:04:05Z"})
+            for n in ids
+        ]
+        (source / f"{batch}.json").write_text("\n".join(lines))
+        sink = prepared.sink(key=["id"], select=select)
+        pipeline = ExactlyOnce("orders", sinks=[sink], log=f"sqlite:///{tmp_path}/txn.db")
+        stream = spark.readStream.schema("id long, name string, price double, at timestamp")
+        query = stream.json(str(source)).repartition(3).writeStream.foreachBatch(pipeline)
+        query = query.option("checkpointLocation", str(tmp_path / "ckpt"))
+        query.trigger(availableNow=True).start().awaitTermination()
+        assert prepared.markers() == list(range(batch + 1))
+        assert (prepared.staging(), prepared.gids()) == ([], [])
+    at = dt.datetime.fromisoformat("2024-01-02T03:04:05+00:00")
+    assert prepared.rows() == [
+        (n, name, Decimal("1.50"), at, at.date(), list(name), {"id": n, "name": name}, "none")
+        for n, name in [(1, "n0"), (2, "n0"), (3, "n1"), (4, "n1")]
+    ]
+
+
+def test_key_taken_meanwhile_fails_the_query_and_leaves_nothing(
+    spark: SparkSession, prepared: World, tmp_path: Path
+) -> None:
+    """The vote comes before the decision: the batch is aborted, and its replay delivers it."""
+    prepared.table("id bigint PRIMARY KEY, name text")
+    prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES (2, 'other')")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"id": 1}\n{"id": 2}')
+
+    def run() -> None:
+        pipeline = ExactlyOnce("orders", sinks=[prepared.sink()], log=f"sqlite:///{tmp_path}/t.db")
+        stream = spark.readStream.schema("id long, name string").json(str(tmp_path / "in"))
+        query = stream.writeStream.foreachBatch(pipeline)
+        query = query.option("checkpointLocation", str(tmp_path / "ckpt"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="orders_pkey"):
+        run()
+    assert prepared.state() == (1, 0, 0, 0)
+    prepared.run(f"DELETE FROM {prepared.schema}.orders")
+    run()
+    assert prepared.state() == (2, 1, 0, 0)

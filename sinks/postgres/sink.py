@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkonce")
 
+_TIDY_LOCK_S = 1.0
+"""A commit does not wait long for whoever reads the staging tables, such as a backup."""
+
 
 class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     """Writes each batch into a Postgres table, visible as a whole.
@@ -187,7 +190,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         if held is None or not merger.commit_held(held):
             merger.commit()
         try:
-            self._drop(merge.schema, merge.staging)
+            self._drop(
+                merge.schema, merge.staging, Timeouts(_TIDY_LOCK_S, self._timeouts.statement)
+            )
         except psycopg.Error as error:
             # Committed all the same; `find_branches` will see what is left.
             logger.debug("%s: staging is left over: %s", self.target, self._address.said(error))
@@ -250,12 +255,14 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
 
         self._pool.run(end)
 
-    def _drop(self, schema: str, names: Sequence[str]) -> None:
+    def _drop(self, schema: str, names: Sequence[str], timeouts: Timeouts | None = None) -> None:
         def drop(connection: PgConnection) -> None:
             for statement in drop_staging(schema, names):
                 try:
                     connection.execute(
-                        script(READ_COMMITTED, settings(self._timeouts), statement, COMMIT)
+                        script(
+                            READ_COMMITTED, settings(timeouts or self._timeouts), statement, COMMIT
+                        )
                     )
                 finally:
                     roll_back(connection)
