@@ -411,12 +411,27 @@ def test_markers_written_by_hand(
     partitions, producer_id = committable.payload["partitions"], committable.payload["producer_id"]
     finisher = Finisher(sink._settings)
     assert finisher.open_partitions(partitions, producer_id) == partitions  # type: ignore[arg-type]
-    finisher.write_commit_markers(partitions, branch.name, producer_id, 1)  # type: ignore[arg-type]
+    everywhere = {**partitions, **finisher.offsets_partition(branch.name)}  # type: ignore[dict-item]
+    finisher.write_commit_markers(everywhere, producer_id, 1)  # type: ignore[arg-type]
     assert finisher.open_partitions(partitions, producer_id) == {}  # type: ignore[arg-type]
+    finisher.write_commit_markers(everywhere, producer_id, 1)  # type: ignore[arg-type]
     finisher.close()
     eventually(lambda: world.values(topic) == [b"1", b"2", b"3"], "rows visible")
     assert {m.partition() for m in world.messages(topic)} == set(partitions[topic])  # type: ignore[index,call-overload]
     eventually(lambda: marked(sink, branch, topic), "marker visible")
+
+
+def test_where_kafka_keeps_the_proof(sink: KafkaSink, owner: Owner, world: World) -> None:
+    """The partition of a group's offsets is the one that the coordinator names."""
+    for attempt in range(10):
+        branch = BranchId(owner, 7, 1, "kafka", 0, attempt)
+        committable = prepare(sink, branch)
+        with KafkaAdminClient(bootstrap_servers=world.server.bootstrap_servers) as admin:
+            held = admin.describe_transactions([branch.name])[branch.name].topic_partitions
+        (number,) = [p.partition for p in held if p.topic == "__consumer_offsets"]
+        assert sink._finisher.offsets_partition(branch.name) == {"__consumer_offsets": [number]}
+        assert committable.payload["partitions"] == {world.topic: [0]}
+        sink.abort(committable)
 
 
 def marked(sink: KafkaSink, branch: BranchId, topic: str) -> bool:

@@ -70,11 +70,14 @@ class PaperFinisher:
         assert (partitions, producer_id) == ({"orders": [0, 2]}, 5)
         return {"orders": [2]} if self._next(self.open) else {}  # type: ignore[arg-type]
 
+    def offsets_partition(self, group: str) -> dict[str, list[int]]:
+        assert group == BRANCH.name
+        return {"offsets": [1]}
+
     def write_commit_markers(
-        self, partitions: object, group: str, producer_id: int, producer_epoch: int
+        self, partitions: dict[str, list[int]], producer_id: int, producer_epoch: int
     ) -> None:
-        assert (partitions, group) == ({"orders": [0, 2]}, BRANCH.name)
-        self.asked.append(f"write markers {producer_id}/{producer_epoch}")
+        self.asked.append(f"write markers {producer_id}/{producer_epoch} {partitions}")
 
     def cluster_id(self) -> str:
         return self.cluster
@@ -123,24 +126,41 @@ def test_markers_on_their_way() -> None:
         state=state("PrepareCommit"),
     )
     outcome(finisher, 5).commit(committable())
-    assert finisher.asked.count("marker") == 4
+    assert finisher.asked.count("marker") == 3
     assert not [question for question in finisher.asked if "write" in question]
 
 
 @pytest.mark.parametrize(
-    "finisher",
+    ("finisher", "missing"),
     [
-        PaperFinisher(markers=[OURS], open=[True, True, False], state=state("CompleteCommit")),
-        PaperFinisher(
-            markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
-            state=state("CompleteCommit"),
+        (
+            PaperFinisher(markers=[OURS], open=[True, True, False], state=state("CompleteCommit")),
+            {"orders": [2]},
+        ),
+        (
+            PaperFinisher(
+                markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
+                state=state("CompleteCommit"),
+            ),
+            {"offsets": [1]},
+        ),
+        (
+            PaperFinisher(
+                markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
+                open=[True, True, False],
+                state=state("CompleteCommit"),
+            ),
+            {"orders": [2], "offsets": [1]},
         ),
     ],
 )
-def test_markers_that_the_broker_left_out(finisher: PaperFinisher) -> None:
-    """Missing after the coordinator called it complete: written, with the fencing epoch, once."""
+def test_markers_that_the_broker_left_out(
+    finisher: PaperFinisher, missing: dict[str, list[int]]
+) -> None:
+    """Missing after the coordinator called it complete: written there and nowhere else, once."""
     outcome(finisher, 5).commit(committable())
-    assert finisher.asked.count("write markers 5/1") == 1
+    written = [question for question in finisher.asked if "write" in question]
+    assert written == [f"write markers 5/1 {missing}"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from kafka import errors
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -38,9 +38,11 @@ LIST_BY_PATTERN_VERSION: Final = 2
 _NOT_SAID: Final = 31
 """The one bit that a broker sets which was not asked for operations."""
 
+_ALREADY_MARKED: Final = errors.TransactionCoordinatorFencedError.errno
+
 _OFFSETS_TOPIC: Final = "__consumer_offsets"
 
-Partitions = Mapping[str, Sequence[int]]
+Partitions: TypeAlias = "Mapping[str, Sequence[int]]"
 """Partition numbers by topic."""
 
 
@@ -314,23 +316,27 @@ class Finisher:
 
         return self._connection.ask(ask)
 
-    def write_commit_markers(
-        self, partitions: Partitions, group: str, producer_id: int, producer_epoch: int
-    ) -> None:
-        """Write the markers that the coordinator has left out, also where `group` has its offsets.
+    def offsets_partition(self, group: str) -> dict[str, list[int]]:
+        """The partition in which Kafka keeps the offsets of `group`."""
 
-        Only for a transaction that the coordinator itself calls committed.
+        async def ask(admin: Any) -> dict[str, list[int]]:
+            number = len((await _metadata(admin, [_OFFSETS_TOPIC]))[_OFFSETS_TOPIC])
+            return {_OFFSETS_TOPIC: [abs(_java_hash(group)) % number]}
+
+        return self._connection.ask(ask)
+
+    def write_commit_markers(
+        self, partitions: Partitions, producer_id: int, producer_epoch: int
+    ) -> None:
+        """Write the markers that the coordinator has left out.
+
+        Only for a transaction that the coordinator itself calls committed, and only where it is
+        still open: a partition that has its marker refuses a second one.
         """
 
         async def ask(admin: Any) -> None:
-            counts = await _metadata(admin, [_OFFSETS_TOPIC])
-            number = len(counts[_OFFSETS_TOPIC])
-            everywhere = {
-                **partitions,
-                _OFFSETS_TOPIC: [(_java_hash(group) & 0x7FFFFFFF) % number],
-            }
             marker = WriteTxnMarkersRequest.WritableTxnMarker
-            for node, topics in (await _by_leader(admin, everywhere)).items():
+            for node, topics in (await _by_leader(admin, partitions)).items():
                 request = WriteTxnMarkersRequest(
                     markers=[
                         marker(
@@ -349,7 +355,9 @@ class Finisher:
                 for result in response.markers:
                     for topic in result.topics:
                         for partition in topic.partitions:
-                            _raise_for(partition.error_code)
+                            # Fenced: it has its marker already, from a later coordinator epoch.
+                            if partition.error_code != _ALREADY_MARKED:
+                                _raise_for(partition.error_code)
 
         self._connection.ask(ask)
 
@@ -396,7 +404,7 @@ def _java_hash(text: str) -> int:
     value = 0
     for code in text.encode("ascii"):
         value = (31 * value + code) & 0xFFFFFFFF
-    return value
+    return value - (1 << 32) if value >> 31 else value
 
 
 async def _coordinator(admin: Any, transactional_id: str) -> Any:

@@ -48,7 +48,7 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
-from sparkonce.sinks.kafka.finisher import Finisher, TransactionState
+from sparkonce.sinks.kafka.finisher import Finisher, Partitions, TransactionState
 
 logger = logging.getLogger("sparkonce")
 
@@ -130,26 +130,27 @@ class Outcome:
         if not self._unmarked(branch):
             return
         state = self._describe(branch.transactional_id)
-        if state is not None and _is_complete(branch, state) and self._unmarked(branch):
-            logger.warning(
-                "%s in %s is committed and the broker has left out its markers: writing them",
-                branch.transactional_id,
-                self._target,
-            )
-            self._finisher.write_commit_markers(
-                branch.partitions,
-                branch.transactional_id,
-                branch.producer_id,
-                state.producer_epoch,
-            )
+        if state is not None and _is_complete(branch, state):
+            missing = self._unmarked(branch)
+            if missing:
+                logger.warning(
+                    "%s is committed and the broker has left out its markers in %s: writing them",
+                    branch.transactional_id,
+                    missing,
+                )
+                self._finisher.write_commit_markers(
+                    missing, branch.producer_id, state.producer_epoch
+                )
         raise MarkersPendingError("committed, and not yet visible in every partition")
 
-    def _unmarked(self, branch: KafkaBranch) -> bool:
+    def _unmarked(self, branch: KafkaBranch) -> Partitions:
+        """The partitions in which the branch is still open, that of its proof among them."""
+        missing = self._finisher.open_partitions(branch.partitions, branch.producer_id)
         try:
             self._marker(branch)
         except errors.UnstableOffsetCommitError:
-            return True
-        return bool(self._finisher.open_partitions(branch.partitions, branch.producer_id))
+            missing.update(self._finisher.offsets_partition(branch.transactional_id))
+        return missing
 
     def _fence(self, branch: KafkaBranch, patience: Patience) -> None:
         try:
