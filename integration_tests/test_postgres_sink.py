@@ -546,6 +546,8 @@ def test_another_server_behind_the_address_proves_nothing(
     other = open_server if world.prepares else postgres
     with world_on(other, world.schema, prepares=not world.prepares) as elsewhere:
         elsewhere.table()
+        with pytest.raises(CommitUnresolvedError, match="system identifier"):
+            elsewhere.sink().commit(committable)  # there is not even a marker table
         wrong = elsewhere.ready()
         with pytest.raises(CommitUnresolvedError, match="system identifier"):
             wrong.commit(committable)

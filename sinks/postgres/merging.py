@@ -273,9 +273,9 @@ class Merger:
         try:
             if self._merge.prepared and self._commit_prepared():  # 1
                 return
+            self._check_server()
             if self._is_committed():  # 2
                 return
-            self._check_server()
             self._merge_again()  # 3
         except psycopg.Error as error:  # 6
             self._unresolved(self._address.said(error), error)
