@@ -127,7 +127,7 @@ class Coordinator:
         else:
             # Recovery came first, so what is known here is complete.
             check_offsets(standing, batch.offsets, batch.checkpoint)
-            logger.info("%s was delivered before: reading it without writing", standing.id)
+            logger.info("%s is complete: its replay is read to the end, not written", standing.id)
             batch.drain()
         reach("return.before", batch=batch.batch_id)
 
@@ -265,6 +265,7 @@ class Coordinator:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
+        aborted = 0
         for owner in (self.incarnation.owner, *self.incarnation.retired):
             for found in sink.find_branches(owner):
                 branch_id = found.branch_id
@@ -272,6 +273,9 @@ class Coordinator:
                 younger = branch_id.token > self.incarnation.token
                 if not (of_other_sink or younger or branch_id.name in named):
                     sink.abort(found)
+                    aborted += 1
+        if aborted:
+            logger.info("%r: aborted %d left-over branches", sink, aborted)
 
     # -- helpers that hold no choices --------------------------------------------------------------
 
