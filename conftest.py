@@ -1,0 +1,7 @@
+"""Settings of all test suites."""
+
+from hypothesis import settings
+
+# No test depends on the time that it takes. A failing example is printed so that it can be replayed.
+settings.register_profile("sparkonce", deadline=None, print_blob=True)
+settings.load_profile("sparkonce")
