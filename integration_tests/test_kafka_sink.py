@@ -634,6 +634,18 @@ def test_small_batches_for_a_topic_with_a_small_limit(
     eventually(lambda: len(world.values(topic)) == 200, "all rows visible")
 
 
+def test_fenced_while_it_writes(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """A younger producer took the name: rejected at once, and nothing is visible."""
+    handle = sink.beginTransaction(branch)
+    sink.write(handle, ROWS)
+    younger = sink.beginTransaction(branch)
+    with pytest.raises(PrepareRejectedError, match="(?i)fence|newer instance"):
+        write_and_prepare(sink, handle, ROWS)
+    sink.discard(handle)
+    sink.discard(younger)
+    assert world.values() == []
+
+
 @pytest.mark.parametrize(
     ("columns", "words"),
     [

@@ -44,8 +44,6 @@ _POLL_S: Final = 0.25
 _CLIENT_ERRORS: Final = (KafkaException, SystemError)
 """After a fatal error confluent-kafka raises SystemError out of `flush` and `poll`."""
 
-_BROKEN: Final = frozenset({"AbortableError", "FatalError"})
-
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
@@ -79,24 +77,28 @@ class _Reports:
     def on_error(self, error: KafkaError) -> None:
         self.last_error = error.str()
 
-    def identity(self) -> _Identity | None:
-        """Who writes where, from the newest statistics, once they are an open transaction's."""
+    def newest(self) -> dict[str, Any]:
+        """The newest statistics that nobody has read yet; empty when there are none."""
         text, self.statistics = self.statistics, None
-        if text is None:
-            return None
-        told = json.loads(text)
-        eos = told.get("eos", {})
-        if eos.get("txn_state") in _BROKEN:
-            self.failed += 1
-            self.first_failure = self.first_failure or f"{eos['txn_state']}: {self.last_error}"
-        if (eos.get("idemp_state"), eos.get("txn_state")) != ("Assigned", "InTransaction"):
-            return None
-        partitions = {
-            name: sorted(int(n) for n, p in topic["partitions"].items() if p["txmsgs"] > 0)
-            for name, topic in told["topics"].items()
-        }
-        identity = _Identity(int(eos["producer_id"]), int(eos["producer_epoch"]), partitions)
-        return identity if identity.producer_id >= 0 else None
+        told: dict[str, Any] = {} if text is None else json.loads(text)
+        return told
+
+
+def _is_broken(told: dict[str, Any]) -> bool:
+    return told.get("eos", {}).get("txn_state") in {"AbortableError", "FatalError"}
+
+
+def _identity(told: dict[str, Any]) -> _Identity | None:
+    """Who writes where, once the statistics are those of an open transaction."""
+    eos = told.get("eos", {})
+    if (eos.get("idemp_state"), eos.get("txn_state")) != ("Assigned", "InTransaction"):
+        return None
+    partitions = {
+        name: sorted(int(n) for n, p in topic["partitions"].items() if p["txmsgs"] > 0)
+        for name, topic in told["topics"].items()
+    }
+    identity = _Identity(int(eos["producer_id"]), int(eos["producer_epoch"]), partitions)
+    return identity if identity.producer_id >= 0 else None
 
 
 class OpenTransaction:
@@ -128,7 +130,7 @@ class OpenTransaction:
         self._timeout_ms = int(str(config["transaction.timeout.ms"]))
         self._began_at = time.time()
         self._deadline = time.monotonic() + self._timeout_ms / 1000
-        producer: Producer | None = None
+        self._producer: Producer | None = None
         try:
             producer = Producer(
                 {
@@ -143,7 +145,7 @@ class OpenTransaction:
             producer.begin_transaction()
         except _CLIENT_ERRORS as error:
             raise self._rejected("the transaction cannot begin", error) from error
-        self._producer: Producer | None = producer
+        self._producer = producer
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Queue the rows; wait while the queue is full.
@@ -260,13 +262,11 @@ class OpenTransaction:
 
     def _wait_for_room(self) -> None:
         self._live.poll(_QUEUE_FULL_WAIT_S)
-        self._gate()
-        self._in_time("wait for room in the queue")
+        self._check_sound("wait for room in the queue")
 
     def _flush(self) -> None:
         while self._live.flush(_POLL_S) > 0:
-            self._gate()
-            self._in_time("flush")
+            self._check_sound("flush")
 
     def _gate(self) -> None:
         if self._reports.failed:
@@ -275,6 +275,14 @@ class OpenTransaction:
                 f"{self._reports.first_failure}",
                 self.branch_id,
             )
+
+    def _check_sound(self, doing: str, told: dict[str, Any] | None = None) -> None:
+        self._gate()
+        if _is_broken(self._reports.newest() if told is None else told):
+            # Messages of a broken transaction wait in the queue until it times out. The next
+            # transactional request raises the reason.
+            self._mark(self._marker_topic or "")
+        self._in_time(doing)
 
     def _mark(self, topic: str) -> None:
         # The group needs no brokers: the consumer only writes down how librdkafka names one.
@@ -302,11 +310,11 @@ class OpenTransaction:
         self._reports.statistics = None
         while True:
             self._live.poll(_POLL_S)
-            identity = self._reports.identity()
+            told = self._reports.newest()
+            identity = _identity(told)
             if identity is not None:
                 return identity
-            self._gate()
-            self._in_time("learn the producer id")
+            self._check_sound("learn the producer id", told)
 
     # -- helpers ---------------------------------------------------------------------------------
 
@@ -331,14 +339,24 @@ class OpenTransaction:
         return f"Kafka at {self._servers}" + (f", topic {topic!r}" if topic else "")
 
     def _rejected(self, what: str, error: Exception) -> PrepareRejectedError:
-        reason, advice = str(error), ""
-        if isinstance(error, KafkaException):
-            reason, advice = error.args[0].str(), _advice(error.args[0])
+        told = error.args[0] if isinstance(error, KafkaException) else self._fatal_error()
+        if told is not None and told.code() == KafkaError._FATAL:  # noqa: SLF001 - librdkafka's
+            told = self._fatal_error() or told
+        reason = str(error) if told is None else f"{told.str()}{_advice(told)}"
         if self._reports.first_failure is not None:
             reason = self._reports.first_failure
-        elif isinstance(error, SystemError) and self._reports.last_error is not None:
-            reason = self._reports.last_error
-        return PrepareRejectedError(f"{self._where}: {what}: {reason}{advice}", self.branch_id)
+        return PrepareRejectedError(f"{self._where}: {what}: {reason}", self.branch_id)
+
+    def _fatal_error(self) -> KafkaError | None:
+        """Why nothing works any more: a client that had a fatal error says so to any request."""
+        if self._producer is None:
+            return None
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as error:
+            if error.args[0].fatal():
+                return error.args[0]
+        return None
 
 
 _ADVICE: Final = {
