@@ -2,6 +2,6 @@
 
 from hypothesis import settings
 
-# No test depends on the time that it takes. A failing example is printed so that it can be replayed.
+# No test depends on the time it takes. A failing example is printed so that it can be replayed.
 settings.register_profile("sparkonce", deadline=None, print_blob=True)
 settings.load_profile("sparkonce")

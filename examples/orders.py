@@ -1,0 +1,96 @@
+"""Orders into Kafka, Postgres and S3, exactly once and together.
+
+    make services                          # in one terminal: local servers on fixed ports
+    .venv/bin/python examples/orders.py    # in another; stop it, kill it, start it again
+
+The orders come from Spark's rate source, ten a second. Everything that lasts (checkpoint and
+transaction log) is in ./orders-state; delete it together with the topic, the table and the bucket.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import boto3
+import psycopg
+from botocore.exceptions import ClientError
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from sparkonce import ExactlyOnce
+from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+
+KAFKA = os.environ.get("KAFKA", "localhost:9092")
+POSTGRES = os.environ.get("POSTGRES", "postgresql://postgres:postgres@localhost:5432/postgres")
+S3 = {
+    "endpoint_url": os.environ.get("S3", "http://localhost:9000"),
+    "access_key": "sparkonce",
+    "secret_key": "sparkonce-secret",
+    "region": "us-east-1",
+}
+STATE = Path("orders-state").absolute()
+
+
+def make_targets() -> None:
+    """The topic, the table and the bucket; sparkonce creates none of them behind your back."""
+    topic = AdminClient({"bootstrap.servers": KAFKA}).create_topics([NewTopic("orders", 3)])
+    if (error := topic["orders"].exception()) and "already exists" not in str(error):
+        raise error
+    with psycopg.connect(POSTGRES) as connection:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS orders"
+            " (id bigint PRIMARY KEY, day date, amount numeric(12,2))"
+        )
+    client = boto3.client(
+        "s3",
+        endpoint_url=S3["endpoint_url"],
+        aws_access_key_id=S3["access_key"],
+        aws_secret_access_key=S3["secret_key"],
+        region_name=S3["region"],
+    )
+    try:
+        client.create_bucket(Bucket="lake")
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in {
+            "BucketAlreadyOwnedByYou",
+            "BucketAlreadyExists",
+        }:
+            raise
+
+
+def main() -> None:
+    STATE.mkdir(exist_ok=True)
+    make_targets()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = SparkSession.builder.master("local[2]").appName("orders").getOrCreate()
+    orders = (
+        spark.readStream.format("rate")
+        .option("rowsPerSecond", 10)
+        .load()
+        .selectExpr(
+            "value AS id", "date(timestamp) AS day", "CAST(value % 90 AS decimal(12,2)) AS amount"
+        )
+    )
+    message = ["string(id) AS key", "to_json(struct(*)) AS value"]
+    pipeline = ExactlyOnce(
+        "orders",
+        sinks=[
+            KafkaSink("orders", bootstrap_servers=KAFKA, select=message),
+            PostgresSink(POSTGRES, table="orders", key=["id"]),
+            S3Sink("s3://lake/orders", partition_by=["day"], **S3),
+        ],
+        log=f"sqlite:///{STATE}/txn.db",
+    )
+    query = (
+        orders.writeStream.foreachBatch(pipeline)
+        .option("checkpointLocation", str(STATE / "checkpoint"))
+        .trigger(processingTime="5 seconds")
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
