@@ -26,17 +26,18 @@ KAFKA = os.environ.get("KAFKA", "localhost:9092")
 POSTGRES = os.environ.get("POSTGRES", "postgresql://postgres:postgres@localhost:5432/postgres")
 S3 = {
     "endpoint_url": os.environ.get("S3", "http://localhost:9000"),
-    "access_key": "sparkonce",
-    "secret_key": "sparkonce-secret",
+    "access_key": os.environ.get("S3_ACCESS_KEY", "sparkonce"),
+    "secret_key": os.environ.get("S3_SECRET_KEY", "sparkonce-secret"),
     "region": "us-east-1",
 }
-STATE = Path("orders-state").absolute()
+STATE = Path(os.environ.get("STATE", "orders-state")).absolute()
 
 
 def make_targets() -> None:
     """The topic, the table and the bucket; sparkonce creates none of them behind your back."""
-    topic = AdminClient({"bootstrap.servers": KAFKA}).create_topics([NewTopic("orders", 3)])
-    if (error := topic["orders"].exception()) and "already exists" not in str(error):
+    admin = AdminClient({"bootstrap.servers": KAFKA})
+    made = admin.create_topics([NewTopic("orders", num_partitions=3)])
+    if (error := made["orders"].exception()) and "already exists" not in str(error):
         raise error
     with psycopg.connect(POSTGRES) as connection:
         connection.execute(
