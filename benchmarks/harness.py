@@ -43,6 +43,7 @@ def spark_session(services: Services) -> SparkSession:
     settings = {
         "spark.jars": ",".join(map(str, jars)),
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "4g",

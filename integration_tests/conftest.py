@@ -86,6 +86,7 @@ def spark() -> Iterator[SparkSession]:
         .appName("sparkonce-tests")
         .config("spark.jars", ",".join(map(str, spark_kafka_jars())))
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", "2")

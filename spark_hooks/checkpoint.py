@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkonce.errors import ConfigurationError
 
@@ -22,45 +22,67 @@ if TYPE_CHECKING:
 _BINDING = "sparkonce.json"
 
 
-class RunningQuery:
-    """The streaming query that is calling foreachBatch in this thread.
-
-    Args:
-        batch_df: the DataFrame that foreachBatch was given.
+class RunId(NamedTuple):
+    """One run of one query.
 
     Attributes:
         query_id: lasting id of the checkpoint.
-        run_id: id of this run of the query.
-        checkpoint: location of the checkpoint.
+        run_id: of this run of the query.
+    """
+
+    query_id: str
+    run_id: str
+
+
+def current_run(batch_df: DataFrame) -> RunId:
+    """Which query is calling foreachBatch in this thread.
 
     Raises:
         ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
     """
+    session = batch_df.sparkSession
+    if not hasattr(session, "_jsparkSession"):
+        raise ConfigurationError(
+            "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
+            "not allow: run the query in a classic Spark session"
+        )
+    context = session.sparkContext
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise ConfigurationError(
+            "ExactlyOnce is called by a running query: pass it to "
+            "df.writeStream.foreachBatch(…) and set a checkpointLocation"
+        )
+    return RunId(query_id, context.getLocalProperty("spark.jobGroup.id") or "")
 
-    def __init__(self, batch_df: DataFrame) -> None:
+
+class RunningQuery:
+    """A query while it runs, and its checkpoint.
+
+    Args:
+        batch_df: the DataFrame that foreachBatch was given.
+        run: which query.
+
+    Attributes:
+        run: which query.
+        checkpoint: location of the checkpoint.
+
+    Raises:
+        ConfigurationError: the query is not running any more.
+    """
+
+    def __init__(self, batch_df: DataFrame, run: RunId) -> None:
         session = batch_df.sparkSession
-        jsession = getattr(session, "_jsparkSession", None)
-        if jsession is None:
-            raise ConfigurationError(
-                "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
-                "not allow: run the query in a classic Spark session"
-            )
-        context = session.sparkContext
-        self.query_id = str(context.getLocalProperty("sql.streaming.queryId") or "")
-        self.run_id = str(context.getLocalProperty("spark.jobGroup.id") or "")
-        if not self.query_id:
-            raise ConfigurationError(
-                "ExactlyOnce is called by a running query: pass it to "
-                "df.writeStream.foreachBatch(…) and set a checkpointLocation"
-            )
-        jvm: Any = context._jvm  # noqa: SLF001 - py4j is the only way to a query's checkpoint
+        jsession: Any = session._jsparkSession  # noqa: SLF001 - py4j is the only way to a
+        jvm: Any = session.sparkContext._jvm  # noqa: SLF001   query's checkpoint
         query = (
             jsession.sharedState()
             .activeStreamingQueries()
-            .get(jvm.java.util.UUID.fromString(self.query_id))
+            .get(jvm.java.util.UUID.fromString(run.query_id))
         )
         if query is None:
-            raise ConfigurationError(f"the query {self.query_id} is not active any more")
+            raise ConfigurationError(f"the query {run.query_id} is not active any more")
+        self.run = run
         self.checkpoint = str(query.resolvedCheckpointRoot())
         self._jvm = jvm
         self._root = jvm.org.apache.hadoop.fs.Path(self.checkpoint)

@@ -107,7 +107,7 @@ class Coordinator:
 
     def recover(self) -> None:
         """Finish what older incarnations decided, and abort what they left undecided."""
-        for record in self._log.unfinished(self.incarnation.pipeline):
+        for record in self._unfinished():
             logger.info("%s was decided and is not finished: committing it", record.id)
             reach("recover.before_finish", batch=record.id.batch_id)
             self._complete(self._commit(record))
@@ -121,7 +121,8 @@ class Coordinator:
             SinkError: see `sparkonce.errors`; Spark's replay of the batch goes on from there.
             FencedError: a newer incarnation owns the pipeline.
         """
-        standing = self._log.find(self.incarnation.transaction_id(batch.batch_id))
+        transaction_id = self.incarnation.transaction_id(batch.batch_id)
+        standing = self._patiently(lambda: self._log.find(transaction_id), f"find {transaction_id}")
         if standing is None:
             self._finish(self._decide(self._prepare(batch)))
         else:
@@ -206,7 +207,10 @@ class Coordinator:
         done = self._complete(self._commit(record))
         self._sweep()
         if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:
-            self._log.forget(done, self.incarnation.token, retain=self._retain)
+            try:
+                self._log.forget(done, self.incarnation.token, retain=self._retain)
+            except (LogUnavailableError, DecisionUnknownError):
+                logger.warning("old records could not be dropped now; tried later", exc_info=True)
 
     def _commit(self, record: TransactionRecord) -> TransactionRecord:
         def commit(committable: Committable) -> None:
@@ -258,8 +262,7 @@ class Coordinator:
         swept after the next batch, so a failure here fails nothing.
         """
         try:
-            unfinished = self._log.unfinished(self.incarnation.pipeline)
-            named = {c.branch_id.name for record in unfinished for c in record.committables()}
+            named = {c.branch_id.name for r in self._unfinished() for c in r.committables()}
             self._all(lambda sink: self._sweep_sink(sink, named), self._sinks.values())
         except Exception:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
@@ -276,6 +279,12 @@ class Coordinator:
                     aborted += 1
         if aborted:
             logger.info("%r: aborted %d left-over branches", sink, aborted)
+
+    def _unfinished(self) -> Sequence[TransactionRecord]:
+        pipeline = self.incarnation.pipeline
+        return self._patiently(
+            lambda: self._log.unfinished(pipeline), f"read the log of pipeline {pipeline!r}"
+        )
 
     # -- helpers that hold no choices --------------------------------------------------------------
 

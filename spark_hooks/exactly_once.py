@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
-from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.checkpoint import RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import Coordinator
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
@@ -90,7 +90,7 @@ class ExactlyOnce:
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
         self._lock = threading.Lock()
-        self._run_key: tuple[str, str] | None = None
+        self._query: RunningQuery | None = None
         self._coordinator: Coordinator | None = None
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
@@ -101,13 +101,13 @@ class ExactlyOnce:
                 and Spark replays the batch at the next start.
         """
         with self._lock:
-            query = RunningQuery(batch_df)
-            batch = _SparkBatch(batch_df, batch_id, self.sinks, query)
-            run_key = (query.query_id, query.run_id)
+            run = current_run(batch_df)
+            if self._query is None or self._query.run != run:
+                self._query, self._coordinator = RunningQuery(batch_df, run), None
+            batch = _SparkBatch(batch_df, batch_id, self.sinks, self._query)
             try:
-                if self._coordinator is None or self._run_key != run_key:
-                    self._coordinator = self._begin(query, batch)
-                    self._run_key = run_key
+                if self._coordinator is None:
+                    self._coordinator = self._begin(self._query, batch)
                 self._coordinator.run(batch)
             except BaseException:
                 # Whatever comes next is a new incarnation: it recovers first.
@@ -123,8 +123,8 @@ class ExactlyOnce:
         shown = {b: query.offsets(b) for b in (batch.batch_id - 1, batch.batch_id) if b >= 0}
         claim = Claim(
             pipeline=self.name,
-            query_id=query.query_id,
-            run_id=query.run_id,
+            query_id=query.run.query_id,
+            run_id=query.run.run_id,
             driver=f"{socket.gethostname()}:{os.getpid()}",
             sinks={sink.name: sink.target for sink in self.sinks},
             batch_id=batch.batch_id,
@@ -146,7 +146,7 @@ class ExactlyOnce:
         logger.info(
             "pipeline %r, query %s, token %d: %s; log %s",
             self.name,
-            query.query_id,
+            query.run.query_id,
             coordinator.incarnation.token,
             ", ".join(map(repr, self.sinks)),
             self.log.address,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparkonce.spark_hooks import ExactlyOnce
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 __all__ = ["ExactlyOnce"]
 
@@ -19,7 +19,7 @@ __all__ = ["ExactlyOnce"]
 def __getattr__(name: str) -> object:
     # Resolved at first use: importing a sink on an executor must not import the driver's side.
     if name == "ExactlyOnce":
-        from sparkonce.spark_hooks import ExactlyOnce  # noqa: PLC0415 - lazy on purpose
+        from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - lazy on purpose
 
         return ExactlyOnce
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
