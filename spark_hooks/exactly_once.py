@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from pyspark.sql.functions import expr, struct
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
@@ -36,7 +35,7 @@ from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 logger = logging.getLogger("sparkonce")
 
@@ -218,10 +217,11 @@ class _SparkBatch:
             lanes, df = None, _selected(df, selects[0])
         else:
             lanes = [selects.index(sink.select) for sink in sinks]
-            df = df.select([_struct(columns) for columns in selects])
+            df = df.selectExpr(*(f"struct({', '.join(columns or '*')})" for columns in selects))
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes)
-        returned = df.mapInArrow(writer, SUMMARY_SCHEMA).collect()
-        summaries = [PartitionSummary.decode(row[0]) for row in returned]
+        # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
+        returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
+        summaries = [PartitionSummary.decode(text) for text in returned.column(0).to_pylist()]
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
@@ -250,10 +250,6 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
 
 def _selected(df: DataFrame, columns: Sequence[str] | None) -> DataFrame:
     return df if columns is None else df.selectExpr(*columns)
-
-
-def _struct(columns: Sequence[str] | None) -> Column:
-    return struct("*") if columns is None else struct(*map(expr, columns))
 
 
 def _check_sinks(sinks: Sequence[AnySink]) -> None:

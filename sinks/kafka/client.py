@@ -57,7 +57,7 @@ class Patience:
         """The answer to `question`, or its last error; it is asked once at least."""
         retrying = Retrying(
             retry=retry_if_exception(is_transient),
-            wait=wait_exponential(multiplier=0.004, max=0.25),
+            wait=wait_exponential(multiplier=0.002, max=0.25),
             stop=stop_after_delay(max(0.0, self._until - time.monotonic())),
             reraise=True,
         )

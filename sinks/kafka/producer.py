@@ -178,6 +178,8 @@ class OpenTransaction:
         try:
             self._flush()
             self._gate()
+            self._live.poll(0)
+            self._reports.statistics = None  # what comes from here on knows of every row
             if self._marker_topic is not None:
                 self._mark(self._marker_topic)
                 identity = self._identity()
@@ -305,9 +307,11 @@ class OpenTransaction:
                 return
 
     def _identity(self) -> _Identity:
-        """Who writes where, by statistics that were made after the marker was sent."""
-        self._live.poll(0)
-        self._reports.statistics = None
+        """Who writes where, by statistics that were made after the last row was delivered.
+
+        An open transaction keeps its producer id and epoch; one that broke since has refused the
+        marker.
+        """
         while True:
             self._live.poll(_POLL_S)
             told = self._reports.newest()
