@@ -13,14 +13,13 @@ import statistics
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import psycopg
-from botocore.config import Config
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import finish, in_turn, make_source, report, run_query, scratch, spark_session
 
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+from sparkonce.testing.checks import s3_client
 from sparkonce.testing.services import Services, start_services, unavailable
 
 if TYPE_CHECKING:
@@ -39,14 +38,7 @@ class Places:
     def __init__(self, services: Services) -> None:
         self.services = services
         (self.s3,) = services.s3.values()
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.s3.endpoint_url,
-            aws_access_key_id=self.s3.access_key,
-            aws_secret_access_key=self.s3.secret_key,
-            region_name=self.s3.region,
-            config=Config(s3={"addressing_style": "path"}),
-        )
+        client = s3_client(self.s3)
         client.create_bucket(Bucket=BUCKET)
         client.close()
 

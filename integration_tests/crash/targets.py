@@ -8,10 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psycopg
 import pyarrow.parquet as pq
-from botocore.config import Config
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration_tests.crash.scenario import Target
@@ -77,15 +75,7 @@ def postgres_target(server: PostgresServer, table: str, *, key: list[str] | None
 
 
 def s3_target(server: S3Server, bucket: str, name: str) -> Target:
-    client = boto3.client(
-        "s3",
-        endpoint_url=server.endpoint_url,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    with contextlib.closing(client):
+    with contextlib.closing(checks.s3_client(server)) as client:
         client.create_bucket(Bucket=bucket)
 
     def visible() -> Counter[int]:

@@ -12,9 +12,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, from_json
@@ -22,58 +21,14 @@ from pyspark.sql.functions import col, from_json
 from sparkonce import ExactlyOnce
 from sparkonce.demo.naive import Naive
 from sparkonce.demo.orders import DERIVED, KAFKA_COLUMNS, SOURCE_SCHEMA
+from sparkonce.demo.settings import PIPELINE, Job
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
-PIPELINE = "orders"
-
 Writer: TypeAlias = "Callable[[DataFrame, int], None]"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Everything that the program is told."""
-
-    writer: str
-    rows: int
-    rows_per_batch: int
-    folder: str
-    jars: tuple[str, ...]
-    kafka: str
-    source_topic: str
-    topic: str
-    postgres: str
-    table: str
-    s3_endpoint: str
-    s3_access_key: str
-    s3_secret_key: str
-    s3_region: str
-    bucket: str
-    prefix: str
-
-    @property
-    def checkpoint(self) -> str:
-        return f"{self.folder}/checkpoint"
-
-    @property
-    def log(self) -> str:
-        return f"sqlite:///{self.folder}/transactions.db"
-
-    @property
-    def scratch(self) -> str:
-        """For temporary files of Python, the JVM and Spark."""
-        return f"{self.folder}/scratch"
-
-    def save(self, path: Path) -> None:
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        return cls(**json.loads(path.read_text()))
 
 
 def exactly_once(job: Job) -> Writer:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from sparkonce.demo.job import Job
+    from sparkonce.demo.settings import Job
 
 
 class Naive:

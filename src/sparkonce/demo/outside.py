@@ -16,8 +16,8 @@ from botocore.exceptions import ClientError
 from kafka.admin import KafkaAdminClient
 from psycopg import sql
 
-from sparkonce.demo.job import Job
 from sparkonce.demo.kills import SINKS
+from sparkonce.demo.settings import Job
 from sparkonce.testing.checks import (
     CommittedReader,
     Leak,

@@ -19,11 +19,11 @@ import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
 
-from sparkonce.demo.job import PIPELINE, Job
 from sparkonce.demo.kills import PLANS, SINKS, Kill
 from sparkonce.demo.orders import TABLE_COLUMNS, Feed
 from sparkonce.demo.outside import Outside, Seen, counted
 from sparkonce.demo.screen import Screen, View
+from sparkonce.demo.settings import PIPELINE, Job
 from sparkonce.demo.verdict import Verdict, complaints, judge
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.crash import DriverProcess, Failpoints

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from sparkonce.demo.job import PIPELINE, Job
 from sparkonce.demo.orders import Order, expected, from_kafka, from_parquet, from_postgres
+from sparkonce.demo.settings import PIPELINE, Job
 from sparkonce.testing.checks import (
     Leak,
     find_leaks,
