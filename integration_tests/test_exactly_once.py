@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkonce import ExactlyOnce
+from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import FileSink
 from sparkonce.txn_log.record import State
@@ -215,6 +216,29 @@ def test_failing_batch_is_aborted_and_replayed(job: Job) -> None:
     assert not list((job.out / "_sparkonce").iterdir())
     job.run(job.pipeline())
     assert job.visible() == Counter([1, 2, 3])
+
+
+def test_decided_batch_is_committed_before_the_sinks_are_checked(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink that cannot be written to now does not let what was decided expire."""
+
+    def fail(point: str, where: object) -> None:
+        if point == "decide.after":
+            raise failpoints.InjectedError(point)
+
+    class Refusing(FileSink):
+        def validate(self, schema: pa.Schema) -> None:
+            raise ConfigurationError("no rows today")
+
+    job.add(*ids(1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail)
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline())
+    assert job.visible() == Counter()
+    assert "no rows today" in refused(job, job.pipeline(sinks=[Refusing(job.out)]))
+    assert job.visible() == Counter([1, 2])
 
 
 def refused(job: Job, pipeline: ExactlyOnce) -> str:

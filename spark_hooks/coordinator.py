@@ -16,6 +16,7 @@ Invariants (docs/protocol.md has all of them):
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from tenacity import (
 from sparkonce.errors import (
     CommitUnresolvedError,
     DecisionUnknownError,
+    FencedError,
     LogUnavailableError,
     PrepareRejectedError,
     ProtocolError,
@@ -126,8 +128,15 @@ class Coordinator:
         if standing is None:
             self._finish(self._decide(self._prepare(batch)))
         else:
-            # Recovery came first, so what is known here is complete.
             check_offsets(standing, batch.offsets, batch.checkpoint)
+            if standing.state is not State.COMPLETE:
+                # Our recovery left nothing unfinished: another driver decided it since. Moving on
+                # would take Spark's replay away from it.
+                raise FencedError(
+                    f"{standing.id} was decided by another driver (token {standing.token}) after "
+                    f"this one (token {self.incarnation.token}) had begun; let that one run, or "
+                    "stop it and start again"
+                )
             logger.info("%s is complete: its replay is read to the end, not written", standing.id)
             batch.drain()
         reach("return.before", batch=batch.batch_id)
@@ -145,7 +154,6 @@ class Coordinator:
                 shares=shares,
                 decided_at=self._clock(),
             )
-            self._check_safe(record)
         except BaseException:
             # Presumed abort: no decision says commit, so nothing needs to be written. Tasks that
             # still run may prepare later; the next incarnation finds those.
@@ -194,12 +202,28 @@ class Coordinator:
     def _decide(self, record: TransactionRecord) -> TransactionRecord:
         """Make the decision and return the record that stands.
 
-        Whatever is raised from here on, nothing is aborted: the decision may stand. Deciding is
+        Once it may have been written, nothing is aborted, whatever is raised. Deciding is
         idempotent, so an unknown outcome is settled by deciding again.
         """
         batch_id = record.id.batch_id
         reach("decide.before", batch=batch_id)
-        standing = self._patiently(lambda: self._log.decide(record), f"decide {record.id}")
+        unknown = False
+
+        def decide() -> TransactionRecord:
+            nonlocal unknown
+            if not unknown:
+                self._check_safe(record)  # again before each try: the log may have been away
+            try:
+                return self._log.decide(record)
+            except DecisionUnknownError:
+                unknown = True
+                raise
+
+        try:
+            standing = self._patiently(decide, f"decide {record.id}")
+        except PrepareRejectedError:
+            self._sweep()  # every try before was answered: nothing was written
+            raise
         reach("decide.after", batch=batch_id)
         return standing
 
@@ -224,7 +248,8 @@ class Coordinator:
                 raise
             reach("commit.after", **where)
 
-        self._all(commit, record.committables())
+        # Those that their servers drop first come first, so that no slow sink lets them expire.
+        self._all(commit, sorted(record.committables(), key=lambda c: c.safe_until or math.inf))
         return record
 
     def _commit_branch(self, committable: Committable) -> None:
@@ -274,9 +299,13 @@ class Coordinator:
                 branch_id = found.branch_id
                 of_other_sink = branch_id.sink != sink.name and branch_id.sink in self._sinks
                 younger = branch_id.token > self.incarnation.token
-                if not (of_other_sink or younger or branch_id.name in named):
+                if of_other_sink or younger or branch_id.name in named:
+                    continue
+                try:
                     sink.abort(found)
                     aborted += 1
+                except Exception:  # one that cannot be aborted keeps none of the others alive
+                    logger.warning("%s could not be aborted now", branch_id, exc_info=True)
         if aborted:
             logger.info("%r: aborted %d left-over branches", sink, aborted)
 

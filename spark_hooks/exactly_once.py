@@ -117,7 +117,10 @@ class ExactlyOnce:
         return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {self.log.address}>"
 
     def _begin(self, query: RunningQuery, batch: _SparkBatch) -> Coordinator:
-        batch.validate()
+        # What is decided must not wait for a sink that cannot be written to now: it may expire.
+        decided = bool(self.log.unfinished(self.name))
+        if not decided:
+            batch.validate()
         log_id, pipeline = query.binding()
         shown = {b: query.offsets(b) for b in (batch.batch_id - 1, batch.batch_id) if b >= 0}
         claim = Claim(
@@ -151,6 +154,8 @@ class ExactlyOnce:
             self.log.address,
         )
         coordinator.recover()
+        if decided:
+            batch.validate()
         return coordinator
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 import pytest
 
@@ -12,6 +12,7 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
     FencedError,
+    LogUnavailableError,
     PreparedBranchLostError,
     PrepareRejectedError,
 )
@@ -225,6 +226,96 @@ def test_driver_paused_after_its_decision_harms_nothing(world: World, point: str
         coordinator.run(batch)
     assert fault.fired
     world.check()
+
+
+def test_driver_paused_before_it_looks_does_not_drain_what_another_decided(world: World) -> None:
+    """Decided by a newer driver that then died: the older one must not let Spark move on."""
+    old = Process()
+    coordinator = world.coordinator(old)
+    batch = world.batch(old)
+    newer = Process()
+    with at_point("decide.after", newer.crash), pytest.raises(Crash):
+        world.start(newer)
+    with pytest.raises(FencedError, match="token 2"):
+        coordinator.run(batch)
+    assert world.spark.drained == []
+    world.start(Process())
+    world.check()
+
+
+def test_log_that_is_away_too_long_lets_the_batch_be_aborted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safe_until is looked at before each try to decide, not only before the first."""
+    now = [10.0]
+
+    class Perishable(MemorySink):
+        def preCommit(self, handle: Handle) -> Committable:
+            return Committable(super().preCommit(handle).branch_id, safe_until=20.0)
+
+    process = Process()
+    coordinator = world.coordinator(process)
+    coordinator._clock = lambda: now[0]
+    perishable = Perishable(world.stores["left"], process, "left")
+    coordinator._sinks["left"] = perishable
+    world.sinks[0] = perishable
+
+    def away(self: SqliteLog, record: object) -> None:
+        now[0] += 15.0
+        raise LogUnavailableError("away; nothing was written")
+
+    monkeypatch.setattr(SqliteLog, "decide", away)
+    with pytest.raises(PrepareRejectedError, match="smaller"):
+        coordinator.run(world.batch(process))
+    assert not any(store.prepared for store in world.stores.values())
+
+
+def test_branches_that_expire_first_are_committed_first(world: World) -> None:
+    """A slow sink must not let another one's prepared branch time out."""
+    order: list[str] = []
+
+    class Noting(MemorySink):
+        def preCommit(self, handle: Handle) -> Committable:
+            until = {"left": None, "right": 9e9}[self.name]
+            return Committable(super().preCommit(handle).branch_id, safe_until=until)
+
+    process = Process()
+    coordinator = world.coordinator(process)
+    for index, (name, store) in enumerate(world.stores.items()):
+        world.sinks[index] = coordinator._sinks[name] = Noting(store, process, name)
+    commit_all = coordinator._all
+
+    def noting(action: Any, items: Any) -> None:
+        work = list(items)
+        order.extend(c.branch_id.sink for c in work if isinstance(c, Committable))
+        commit_all(action, work)
+
+    coordinator._all = noting  # type: ignore[method-assign]
+    coordinator.run(world.batch(process))
+    assert order == ["right", "right", "left", "left"]
+
+
+def test_branch_that_cannot_be_aborted_keeps_no_other_alive(world: World) -> None:
+    """The sweep goes on behind a branch that its server refuses to abort."""
+    process = Process()
+    world.start(process)
+    owner = Owner(SqliteLog(world.path).log_id, QUERY_ID)
+    store = world.stores["left"]
+    branches = [BranchId(owner, 7, 1, "left", 0, n) for n in (1, 2)]
+    for branch_id in branches:
+        store.prepared[str(branch_id)] = [0]
+    refusals = iter([PermissionError("not yours")])
+
+    def refuse_one(verb: str) -> None:
+        if verb == "abort" and (error := next(refusals, None)):
+            raise error
+
+    def prepare(sinks: list[MemorySink]) -> None:
+        sinks[0].fail = refuse_one
+
+    world.prepare_sinks = prepare  # type: ignore[assignment]
+    world.start(Process())
+    assert set(store.prepared) == {str(branches[0])}
 
 
 def test_sweep_leaves_younger_foreign_and_decided_branches_alone(world: World) -> None:

@@ -134,6 +134,12 @@ def test_adopt_that_is_left_in_the_settings_changes_nothing() -> None:
     assert admit(claim(12, adopt=True), known(8, head=adopted), now=5.0).first_batch == 12
 
 
+def test_crash_before_the_first_decision_after_a_second_adoption_is_no_gap() -> None:
+    """The log answers from the adopted batch on, also while older records are still there."""
+    adopted = replace(HEAD, first_batch=20)
+    assert admit(claim(20), known(10, head=adopted), now=5.0).first_batch == 20
+
+
 def test_sink_without_branches_may_go() -> None:
     """An unfinished record in which the removed sink wrote nothing does not hold it back."""
     admit(

@@ -171,7 +171,8 @@ def _check_new_query(claim: Claim, known: Known) -> None:
 
 def _expected_batch(known: Known, head: Head) -> int:
     """The batch that comes after all that the log knows of the query."""
-    return head.first_batch if known.newest is None else known.newest.id.batch_id + 1
+    newest = -1 if known.newest is None else known.newest.id.batch_id
+    return max(head.first_batch, newest + 1)
 
 
 def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
