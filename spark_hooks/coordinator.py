@@ -109,7 +109,11 @@ class Coordinator:
 
     def recover(self) -> None:
         """Finish what older incarnations decided, and abort what they left undecided."""
-        for record in self._unfinished():
+        pipeline = self.incarnation.pipeline
+        unfinished = self._patiently(
+            lambda: self._log.unfinished(pipeline), f"read the log of pipeline {pipeline!r}"
+        )
+        for record in unfinished:
             logger.info("%s was decided and is not finished: committing it", record.id)
             reach("recover.before_finish", batch=record.id.batch_id)
             self._complete(self._commit(record))
@@ -287,7 +291,8 @@ class Coordinator:
         swept after the next batch, so a failure here fails nothing.
         """
         try:
-            named = {c.branch_id.name for r in self._unfinished() for c in r.committables()}
+            unfinished = self._log.unfinished(self.incarnation.pipeline)
+            named = {c.branch_id.name for record in unfinished for c in record.committables()}
             self._all(lambda sink: self._sweep_sink(sink, named), self._sinks.values())
         except Exception:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
@@ -308,12 +313,6 @@ class Coordinator:
                     logger.warning("%s could not be aborted now", branch_id, exc_info=True)
         if aborted:
             logger.info("%r: aborted %d left-over branches", sink, aborted)
-
-    def _unfinished(self) -> Sequence[TransactionRecord]:
-        pipeline = self.incarnation.pipeline
-        return self._patiently(
-            lambda: self._log.unfinished(pipeline), f"read the log of pipeline {pipeline!r}"
-        )
 
     # -- helpers that hold no choices --------------------------------------------------------------
 

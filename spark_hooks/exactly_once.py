@@ -2,6 +2,8 @@
 
     foreachBatch(df, N) ─► RunningQuery ─► [new run: validate, begin, bind, recover] ─► run N
 
+Where a decided batch is unfinished, it is recovered first and the sinks are validated after.
+
 A query id and run id that it has not seen make a new incarnation, with a token of its own: a
 restart, a second ``start()`` in the same process, and Spark's retry after an exception alike.
 """
