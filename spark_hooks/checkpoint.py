@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 _BINDING = "sparkonce.json"
 
@@ -57,36 +60,59 @@ def current_run(batch_df: DataFrame) -> RunId:
 
 
 class RunningQuery:
-    """A query while it runs, and its checkpoint.
+    """A query while it runs, and its checkpoint. The checkpoint can be read after it has ended.
 
     Args:
-        batch_df: the DataFrame that foreachBatch was given.
+        query: Spark's StreamExecution.
         run: which query.
 
     Attributes:
         run: which query.
         checkpoint: location of the checkpoint.
-
-    Raises:
-        ConfigurationError: the query is not running any more.
     """
 
-    def __init__(self, batch_df: DataFrame, run: RunId) -> None:
-        session = batch_df.sparkSession
-        jsession: Any = session._jsparkSession  # noqa: SLF001 - py4j is the only way to a
-        jvm: Any = session.sparkContext._jvm  # noqa: SLF001   query's checkpoint
-        query = (
-            jsession.sharedState()
-            .activeStreamingQueries()
-            .get(jvm.java.util.UUID.fromString(run.query_id))
-        )
-        if query is None:
-            raise ConfigurationError(f"the query {run.query_id} is not active any more")
+    def __init__(self, query: Any, run: RunId) -> None:
+        jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
         self.run = run
         self.checkpoint = str(query.resolvedCheckpointRoot())
+        self._query = query
         self._jvm = jvm
         self._root = jvm.org.apache.hadoop.fs.Path(self.checkpoint)
-        self._fs = self._root.getFileSystem(jsession.sessionState().newHadoopConf())
+        self._fs = self._root.getFileSystem(query.sparkSession().sessionState().newHadoopConf())
+
+    @classmethod
+    def find(cls, session: SparkSession, run: RunId) -> Self:
+        """The active query of this run.
+
+        Raises:
+            ConfigurationError: the query is not running any more.
+        """
+        jsession: Any = session._jsparkSession  # noqa: SLF001
+        jvm: Any = session.sparkContext._jvm  # noqa: SLF001
+        query_id = jvm.java.util.UUID.fromString(run.query_id)
+        query = jsession.sharedState().activeStreamingQueries().get(query_id)
+        if query is None:
+            raise ConfigurationError(f"the query {run.query_id} is not active any more")
+        return cls(query, run)
+
+    @classmethod
+    def of(cls, query: StreamingQuery) -> Self:
+        """The query that ``start()`` returned; it may have ended."""
+        return cls(query._jsq.streamingQuery(), RunId(str(query.id), str(query.runId)))  # noqa: SLF001
+
+    @property
+    def location(self) -> str:
+        return self.checkpoint
+
+    @property
+    def is_active(self) -> bool:
+        """Whether Spark may still write into the checkpoint."""
+        return bool(self._query.isActive())
+
+    def committed(self) -> int:
+        """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty."""
+        latest = self._query.commitLog().getLatestBatchId()
+        return int(latest.get()) if latest.isDefined() else -1
 
     def offsets(self, batch_id: int) -> tuple[str, ...] | None:
         """The source offsets that the checkpoint shows for a batch, one per source, as JSON.

@@ -4,12 +4,19 @@
                                          └── any failure: abort ──┘    └── any failure: the log
                                                                            alone says what holds
 
-A batch moves left to right and never back. The one point of no return is `TransactionLog.decide`:
-before it is sent every failure aborts, after it nothing does.
+A batch moves left to right. The one point of no return is `TransactionLog.decide`: before it is
+sent every failure aborts, after it nothing does.
+
+    commit="prepared"     decide as soon as all has voted; Spark still holds the batch's replay, so
+                          a branch that is lost after the decision is written again from it
+    commit="checkpoint"   write ─► vote ─► PREPARED ─► Spark writes commits/N ─► decide …
+                                               └─ or it does not: ABANDONED, abort, replay
 
 Invariants (docs/protocol.md has all of them):
 
 * I1, I2: only what a decision names is committed, and all of it;
+* I3: a decision changes only by an amendment that takes out what is proven lost;
+* I5: batch N+1 is not written while N is undecided;
 * I6: nothing is aborted that belongs to a younger incarnation or that an unfinished record names.
 """
 
@@ -21,7 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from tenacity import (
     RetryCallState,
@@ -36,13 +43,15 @@ from sparkonce.errors import (
     DecisionUnknownError,
     FencedError,
     LogUnavailableError,
+    PreparedBranchLostError,
     PrepareRejectedError,
     ProtocolError,
     SparkOnceError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, TransactionId
 from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
@@ -51,8 +60,14 @@ logger = logging.getLogger("sparkonce")
 
 ResultT = TypeVar("ResultT")
 
+CommitPolicy: TypeAlias = Literal["prepared", "checkpoint"]
+"""When a batch is decided: once it is prepared, or once Spark's checkpoint has it too."""
+
+Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
+
 _PARALLEL_BRANCHES = 16
 _FORGET_EVERY_BATCHES = 64
+_MOST_REWRITES = 3
 
 
 class Batch(Protocol):
@@ -65,27 +80,53 @@ class Batch(Protocol):
     def offsets(self) -> tuple[str, ...]:
         """Source offsets of the batch, as Spark's checkpoint shows them."""
 
-    @property
-    def checkpoint(self) -> str:
-        """The checkpoint's location, for messages."""
+    def write(
+        self, incarnation: Incarnation, rewrite: Rewrite | None = None
+    ) -> Mapping[str, Share]:
+        """Write the sinks on the executors and prepare.
 
-    def write(self, incarnation: Incarnation) -> Mapping[str, Share]:
-        """Write every sink on the executors and prepare; what Spark returned, by sink name."""
+        Args:
+            incarnation: whose names the branches carry.
+            rewrite: the sinks and partitions to write again; default: everything.
+
+        Returns:
+            What Spark returned, by sink name.
+        """
 
     def drain(self) -> None:
         """Read the batch to its end without writing it, so that Spark's own state moves on."""
 
 
+class Checkpoint(Protocol):
+    """Spark's checkpoint of the query."""
+
+    @property
+    def location(self) -> str:
+        """For messages."""
+
+    def committed(self) -> int:
+        """The highest batch that Spark's commit log has; -1 when it has none."""
+
+
 class Coordinator:
     """Drives one pipeline's sinks through the transactions of one incarnation.
+
+    Not safe for several threads: its caller holds a lock around each call.
 
     Args:
         sinks: in the order in which they vote.
         log: the transaction log.
         claim: what this driver says of itself.
-        commit_timeout_s: how long commits are repeated, in seconds.
+        checkpoint: of the query.
+        removed: sinks that get no rows; what stands in them is finished or swept.
+        commit: when a batch is decided: "prepared" or "checkpoint".
+        commit_timeout_s: how long the commits of one batch are repeated, in seconds.
         retain: how many batches of history the log keeps.
         clock: gives Unix time in seconds.
+
+    Attributes:
+        incarnation: the token that this driver holds.
+        pending: the batch that is prepared and waits for Spark's checkpoint.
     """
 
     def __init__(
@@ -93,94 +134,176 @@ class Coordinator:
         sinks: Sequence[AnySink],
         log: TransactionLog,
         claim: Claim,
+        checkpoint: Checkpoint,
         *,
+        removed: Sequence[AnySink] = (),
+        commit: CommitPolicy = "prepared",
         commit_timeout_s: float,
         retain: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._sinks = {sink.name: sink for sink in sinks}
+        self._all_sinks = {**self._sinks, **{sink.name: sink for sink in removed}}
         self._log = log
+        self._checkpoint = checkpoint
+        self._policy = commit
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
         self._clock = clock
+        self.pending: TransactionRecord | None = None
         reach("begin.before", batch=claim.batch_id)
         self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
 
-    def recover(self) -> None:
-        """Finish what older incarnations decided, and abort what they left undecided."""
+    def recover(self, replay: int | None = None) -> None:
+        """Finish what older incarnations decided, and abort what they left undecided.
+
+        Args:
+            replay: the batch that Spark is about to hand over: if branches of it are lost, `run`
+                writes them again.
+
+        Raises:
+            PreparedBranchLostError: branches of another batch are lost.
+        """
         pipeline = self.incarnation.pipeline
         unfinished = self._patiently(
             lambda: self._log.unfinished(pipeline), f"read the log of pipeline {pipeline!r}"
         )
-        for record in unfinished:
+        problems: list[SparkOnceError] = []
+        for found in unfinished:
+            record = found
+            if record.state is State.PREPARED:
+                record = self._settle(record)
+            if record.state is not State.DECIDED:
+                continue
             logger.info("%s was decided and is not finished: committing it", record.id)
             reach("recover.before_finish", batch=record.id.batch_id)
-            self._complete(self._commit(record))
+            try:
+                lost = self._commit(record)
+            except SparkOnceError as error:  # the others must not expire meanwhile
+                problems.append(error)
+                continue
+            if not lost:
+                self._complete(record)
+            elif record.id != self.incarnation.transaction_id(-1 if replay is None else replay):
+                problems.append(
+                    _cannot_redo(record, lost, "Spark does not replay the batch any more")
+                )
+        if problems:
+            raise problems[0]
         reach("recover.before_sweep")
         self._sweep()
 
     def run(self, batch: Batch) -> None:
-        """Take one batch through the protocol; when it returns, the batch is complete.
+        """Take one batch through the protocol.
+
+        When it returns, the batch is complete, or, with commit="checkpoint", `pending`.
 
         Raises:
             SinkError: see `sparkonce.errors`; Spark's replay of the batch goes on from there.
             FencedError: a newer incarnation owns the pipeline.
         """
+        if self.pending is not None and not self.settle():
+            raise ProtocolError(
+                f"batch {batch.batch_id} begins, but the commit log of {self._checkpoint.location} "
+                f"has no batch {self.pending.id.batch_id} yet"
+            )
         transaction_id = self.incarnation.transaction_id(batch.batch_id)
         standing = self._patiently(lambda: self._log.find(transaction_id), f"find {transaction_id}")
-        if standing is None:
-            self._finish(self._decide(self._prepare(batch)))
+        if standing is not None:
+            check_offsets(standing, batch.offsets, self._checkpoint.location)
+        if standing is None or standing.state is State.ABANDONED:
+            self._deliver(batch)
         else:
-            check_offsets(standing, batch.offsets, batch.checkpoint)
-            if standing.state is not State.COMPLETE:
-                # Our recovery left nothing unfinished: another driver decided it since. Moving on
-                # would take Spark's replay away from it.
+            if standing.state is State.PREPARED:
+                # Our recovery left nothing undecided: it is another driver's, who will settle it.
                 raise FencedError(
-                    f"{standing.id} was decided by another driver (token {standing.token}) after "
+                    f"{standing.id} was prepared by another driver (token {standing.token}) after "
                     f"this one (token {self.incarnation.token}) had begun; let that one run, or "
                     "stop it and start again"
                 )
+            if standing.state is State.DECIDED:
+                self._finish(standing, batch)
             logger.info("%s is complete: its replay is read to the end, not written", standing.id)
             batch.drain()
         reach("return.before", batch=batch.batch_id)
+
+    def settle(self) -> bool:
+        """Decide and commit the `pending` batch if Spark's checkpoint has reached it.
+
+        Returns:
+            Whether nothing is pending any more.
+
+        Raises:
+            SinkError: see `run`.
+            FencedError: a newer incarnation settles it.
+        """
+        if self.pending is not None and self._is_checkpointed(self.pending):
+            record, self.pending = self._decide(self.pending), None
+            self._finish(record)
+        return self.pending is None
+
+    def _deliver(self, batch: Batch) -> None:
+        record = self._prepare(batch)
+        if self._policy == "prepared":
+            self._finish(self._decide(record), batch)
+            return
+        reach("prepared.before", batch=batch.batch_id)
+        self.pending = self._record(self._log.prepare, record, f"note {record.id} as prepared")
+        reach("prepared.after", batch=batch.batch_id)
+
+    def _settle(self, record: TransactionRecord) -> TransactionRecord:
+        """Decide or abandon what an older incarnation prepared. Spark's checkpoint says which."""
+        if self._is_checkpointed(record):
+            return self._decide(record)
+        batch_id = record.id.batch_id
+        reach("abandon.before", batch=batch_id)
+        standing = self._patiently(
+            lambda: self._log.abandon(record, self.incarnation.token), f"abandon {record.id}"
+        )
+        reach("abandon.after", batch=batch_id)
+        logger.info("%s was prepared and Spark did not commit it: it is replayed", record.id)
+        return standing
+
+    def _is_checkpointed(self, record: TransactionRecord) -> bool:
+        # "Has reached it", not "its file exists": Spark removes old files.
+        return self._checkpoint.committed() >= record.id.batch_id
 
     # -- before the decision: every failure aborts -----------------------------------------------
 
     def _prepare(self, batch: Batch) -> TransactionRecord:
         try:
-            shares = self._vote(batch, batch.write(self.incarnation))
-            record = TransactionRecord(
+            shares = self._vote(batch, batch.write(self.incarnation), write_pass=0)
+            return TransactionRecord(
                 id=self.incarnation.transaction_id(batch.batch_id),
                 token=self.incarnation.token,
                 state=State.DECIDED,
                 offsets=batch.offsets,
                 shares=shares,
-                decided_at=self._clock(),
             )
         except BaseException:
             # Presumed abort: no decision says commit, so nothing needs to be written. Tasks that
             # still run may prepare later; the next incarnation finds those.
             self._sweep()
             raise
-        return record
 
-    def _vote(self, batch: Batch, shares: Mapping[str, Share]) -> dict[str, Share]:
+    def _vote(
+        self, batch: Batch, shares: Mapping[str, Share], *, write_pass: int
+    ) -> dict[str, Share]:
         voted = {}
-        for name, sink in self._sinks.items():
+        for name, share in shares.items():
             branch_id = BranchId(
                 owner=self.incarnation.owner,
                 batch_id=batch.batch_id,
                 token=self.incarnation.token,
                 sink=name,
-                write_pass=0,
+                write_pass=write_pass,
                 attempt=DRIVER_ATTEMPT,
             )
-            share = shares[name]
             reach("prepare_batch.before", batch=batch.batch_id, sink=name)
-            committables = tuple(sink.prepareBatch(branch_id, share.committables))
+            prepared = self._sinks[name].prepareBatch(branch_id, share.committables)
             reach("prepare_batch.after", batch=batch.batch_id, sink=name)
-            voted[name] = replace(share, committables=committables)
+            voted[name] = replace(share, committables=tuple(prepared))
         names = [c.branch_id.name for share in voted.values() for c in share.committables]
         if len(set(names)) != len(names):
             raise ProtocolError(
@@ -189,50 +312,74 @@ class Coordinator:
             )
         return voted
 
-    def _check_safe(self, record: TransactionRecord) -> None:
+    def _check_safe(
+        self, transaction_id: TransactionId, committables: Iterable[Committable]
+    ) -> None:
         now = self._clock()
-        for committable in record.committables():
+        for committable in committables:
             if committable.safe_until is not None and committable.safe_until <= now:
                 raise PrepareRejectedError(
-                    f"{record.id}: the sink {committable.branch_id.sink!r} prepared a branch that "
-                    f"its server may drop since {now - committable.safe_until:.0f} s ago, because "
-                    "writing the batch took too long. Make the batches smaller, or the server's "
-                    "transaction timeout longer.",
+                    f"{transaction_id}: the sink {committable.branch_id.sink!r} prepared a branch "
+                    f"that its server may drop since {now - committable.safe_until:.0f} s ago, "
+                    "because writing the batch took too long. Make the batches smaller, or the "
+                    "server's transaction timeout longer.",
                     committable.branch_id,
                 )
 
-    # -- from the decision on: nothing aborts ----------------------------------------------------
+    def _record(
+        self,
+        write: Callable[[TransactionRecord], TransactionRecord],
+        record: TransactionRecord,
+        what: str,
+    ) -> TransactionRecord:
+        """Write the first record of a batch; returns the one that stands.
 
-    def _decide(self, record: TransactionRecord) -> TransactionRecord:
-        """Make the decision and return the record that stands.
-
-        Once it may have been written, nothing is aborted, whatever is raised. Deciding is
-        idempotent, so an unknown outcome is settled by deciding again.
+        Once it may have been written nothing is aborted, whatever is raised. Writing it is
+        idempotent, so an unknown outcome is settled by writing again.
         """
-        batch_id = record.id.batch_id
-        reach("decide.before", batch=batch_id)
         unknown = False
 
-        def decide() -> TransactionRecord:
+        def attempt() -> TransactionRecord:
             nonlocal unknown
             if not unknown:
-                self._check_safe(record)  # again before each try: the log may have been away
+                # Again before each try: the log may have been away.
+                self._check_safe(record.id, record.committables())
             try:
-                return self._log.decide(record)
+                return write(record)
             except DecisionUnknownError:
                 unknown = True
                 raise
 
         try:
-            standing = self._patiently(decide, f"decide {record.id}")
-        except PrepareRejectedError:
+            return self._patiently(attempt, what)
+        except (PrepareRejectedError, ProtocolError):
             self._sweep()  # every try before was answered: nothing was written
             raise
+
+    # -- from the decision on: nothing aborts ----------------------------------------------------
+
+    def _decide(self, record: TransactionRecord) -> TransactionRecord:
+        """Make the decision and return the record that stands."""
+        what, batch_id = f"decide {record.id}", record.id.batch_id
+        reach("decide.before", batch=batch_id)
+        if record.state is State.PREPARED:  # Spark has moved on: there is no way back
+            token = self.incarnation.token
+            standing = self._patiently(lambda: self._log.decide(record, token), what)
+        else:
+            standing = self._record(self._log.decide, record, what)
         reach("decide.after", batch=batch_id)
         return standing
 
-    def _finish(self, record: TransactionRecord) -> None:
-        done = self._complete(self._commit(record))
+    def _finish(self, record: TransactionRecord, batch: Batch | None = None) -> None:
+        """Commit what is decided; `batch` is Spark's replay of it, if there is one."""
+        lost = self._commit(record)
+        for _ in range(_MOST_REWRITES):
+            if lost and batch is not None:
+                record = self._redo(record, lost, batch)
+                lost = self._commit(record)
+        if lost:
+            raise _cannot_redo(record, lost, "Spark does not replay the batch any more")
+        done = self._complete(record)
         self._sweep()
         if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:
             try:
@@ -240,12 +387,20 @@ class Coordinator:
             except (LogUnavailableError, DecisionUnknownError):
                 logger.warning("old records could not be dropped now; tried later", exc_info=True)
 
-    def _commit(self, record: TransactionRecord) -> TransactionRecord:
+    def _commit(self, record: TransactionRecord) -> Lost:
+        """Commit every branch; returns what is proven lost, and raises for what is unresolved."""
+        deadline = time.monotonic() + self._commit_timeout_s
+        lost: list[tuple[Committable, PreparedBranchLostError]] = []
+
         def commit(committable: Committable) -> None:
             where = {"batch": record.id.batch_id, "sink": committable.branch_id.sink}
             reach("commit.before", **where)
             try:
-                self._commit_branch(committable)
+                self._commit_branch(committable, deadline)
+            except PreparedBranchLostError as error:
+                logger.warning("%s is lost: %s", committable.branch_id, error)
+                lost.append((committable, error))
+                return
             except SparkOnceError as error:
                 # Said at once: the other branches may take long, and the query fails after them.
                 logger.error("%s is not committed: %s", committable.branch_id, error)  # noqa: TRY400
@@ -254,11 +409,11 @@ class Coordinator:
 
         # Those that their servers drop first come first, so that no slow sink lets them expire.
         self._all(commit, sorted(record.committables(), key=lambda c: c.safe_until or math.inf))
-        return record
+        return lost
 
-    def _commit_branch(self, committable: Committable) -> None:
+    def _commit_branch(self, committable: Committable, deadline: float) -> None:
         branch_id = committable.branch_id
-        sink = self._sinks[branch_id.sink]
+        sink = self._all_sinks[branch_id.sink]
 
         def once() -> None:
             try:
@@ -271,7 +426,38 @@ class Coordinator:
                     f"{sink!r} raised {type(error).__name__} from commit: {error}", branch_id
                 ) from error
 
-        self._patiently(once, f"commit {branch_id}", CommitUnresolvedError)
+        self._patiently(once, f"commit {branch_id}", CommitUnresolvedError, deadline=deadline)
+
+    def _redo(self, record: TransactionRecord, lost: Lost, batch: Batch) -> TransactionRecord:
+        """Write lost branches again from Spark's replay, and amend the decision.
+
+        Raises:
+            PreparedBranchLostError: the replay holds other rows than the batch had.
+        """
+        gone = [committable for committable, _ in lost]
+        rewrite = Rewrite.of(record, gone)
+        if rewrite is None:
+            raise _cannot_redo(record, lost, "others of the sink that hold its rows are committed")
+        if not rewrite.partitions.keys() <= self._sinks.keys():
+            raise _cannot_redo(record, lost, "the sink was removed from the pipeline")
+        logger.warning("%s: writing again what is lost: %s", record.id, rewrite)
+        reach("redo.before", batch=batch.batch_id)
+        try:
+            written = batch.write(self.incarnation, rewrite)
+            if told := rewrite.difference(record, written):
+                raise _cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301
+            voted = self._vote(batch, written, write_pass=rewrite.write_pass)
+            self._check_safe(record.id, (c for s in voted.values() for c in s.committables))
+        except BaseException:
+            self._sweep()  # presumed abort, as before any decision: no record names them
+            raise
+        amended = rewrite.amend(record, voted, gone)
+        reach("amend.before", batch=batch.batch_id)
+        standing = self._patiently(
+            lambda: self._log.amend(amended, self.incarnation.token), f"amend {record.id}"
+        )
+        reach("amend.after", batch=batch.batch_id)
+        return standing
 
     def _complete(self, record: TransactionRecord) -> TransactionRecord:
         reach("complete.before", batch=record.id.batch_id)
@@ -292,8 +478,8 @@ class Coordinator:
         """
         try:
             unfinished = self._log.unfinished(self.incarnation.pipeline)
-            named = {c.branch_id.name for record in unfinished for c in record.committables()}
-            self._all(lambda sink: self._sweep_sink(sink, named), self._sinks.values())
+            named = {name for record in unfinished for name in record.branch_names()}
+            self._all(lambda sink: self._sweep_sink(sink, named), self._all_sinks.values())
         except Exception:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
 
@@ -302,7 +488,7 @@ class Coordinator:
         for owner in (self.incarnation.owner, *self.incarnation.retired):
             for found in sink.find_branches(owner):
                 branch_id = found.branch_id
-                of_other_sink = branch_id.sink != sink.name and branch_id.sink in self._sinks
+                of_other_sink = branch_id.sink != sink.name and branch_id.sink in self._all_sinks
                 younger = branch_id.token > self.incarnation.token
                 if of_other_sink or younger or branch_id.name in named:
                     continue
@@ -332,8 +518,10 @@ class Coordinator:
         action: Callable[[], ResultT],
         what: str,
         *unsure: type[SparkOnceError],
+        deadline: float | None = None,
     ) -> ResultT:
         """Repeat `action` with backoff while its error says that repeating can help."""
+        left_s = self._commit_timeout_s if deadline is None else deadline - time.monotonic()
 
         def say(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
@@ -342,8 +530,29 @@ class Coordinator:
         retrying = Retrying(
             retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
             wait=wait_random_exponential(multiplier=0.05, max=5.0),
-            stop=stop_after_delay(self._commit_timeout_s),
+            stop=stop_after_delay(max(left_s, 0.0)),
             before_sleep=say,
             reraise=True,
         )
         return retrying(action)
+
+
+def _cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBranchLostError:
+    """What an operator has to know of decided branches that nobody can write again."""
+    committable, error = lost[0]
+    rows = {
+        part.branch: part.content.rows for share in record.shares.values() for part in share.parts
+    }
+    branches = ", ".join(
+        f"{c.branch_id} ({rows.get(c.branch_id.name, record.shares[c.branch_id.sink].rows)} rows)"
+        for c, _ in lost
+    )
+    said = PreparedBranchLostError(
+        f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
+        f"be written again: {why}. The first was told: {error}. No later batch is written before "
+        "this is settled: restore the branch, or put its rows into the target by hand and "
+        "complete the batch in the transaction log (docs/protocol.md, Lost branches).",
+        committable.branch_id,
+    )
+    said.__cause__ = error
+    return said

@@ -1,6 +1,10 @@
 """`ExactlyOnce`: what a user hands to foreachBatch.
 
     foreachBatch(df, N) ─► RunningQuery ─► [new run: validate, begin, bind, recover] ─► run N
+                                                                │
+    the query starts, without new data ─────────────────────────┘         (commit="checkpoint")
+    Spark writes commits/N ─► a thread, batch N+1, awaitTermination, close or the interpreter's
+                              exit, whichever comes first ─► settle N     (commit="checkpoint")
 
 Where a decided batch is unfinished, it is recovered first and the sinks are validated after.
 
@@ -12,49 +16,67 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, get_args
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
-from sparkonce.spark_hooks.checkpoint import RunningQuery, current_run
-from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
+from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
+from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
     PartitionWriter,
 )
+from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Incarnation, Share
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, TransactionRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 logger = logging.getLogger("sparkonce")
+
+_LONGEST_POLL_S = 1.0
+_EXIT_WAIT_S = 10.0
 
 
 class ExactlyOnce:
     """Writes every micro-batch into all sinks once, or into none.
 
-    Pass it to ``foreachBatch``; one object serves one query at a time.
+    Pass it to ``foreachBatch``; one object serves one query at a time. With commit="checkpoint"
+    the last batch becomes visible a moment after the query has ended: wait for it with
+    `awaitTermination`, or leave it to `close`, a ``with`` block or the interpreter's exit.
 
     Args:
         name: the pipeline's lasting name: 1 to 32 of A-Z a-z 0-9 _ and -. It is bound to the
             query's checkpoint at the first batch.
         sinks: where the rows go; their names differ.
         log: address of the transaction log (see `sparkonce.txn_log.open_log`), or an open log.
+        commit: when a batch becomes visible. "prepared": as soon as every sink has prepared it;
+            Spark can still replay it, so even a branch that a server has lost is written again.
+            "checkpoint": once Spark's checkpoint has it too, so that output and state agree also
+            for queries that compute other rows in a replay; a batch is visible when the next one
+            begins, and a prepared batch has to outlive a driver that is down.
+        removed: sinks that the pipeline had: they get no rows any more, what is decided for them
+            is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
             go on under it, once.
-        adopt: take over a checkpoint that ran without this transaction log until now.
+        adopt: True takes over a checkpoint that ran without a transaction log until now; the id
+            of a transaction log takes over a checkpoint whose log with that id is lost.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start carries on, so nothing is lost.
         retain: batches of history that the log keeps.
@@ -69,8 +91,10 @@ class ExactlyOnce:
         *,
         sinks: Sequence[AnySink],
         log: str | TransactionLog,
+        commit: CommitPolicy = "prepared",
+        removed: Sequence[AnySink] = (),
         replaces: str | None = None,
-        adopt: bool = False,
+        adopt: bool | str = False,
         commit_timeout_s: float = 600.0,
         retain: int = 10_000,
     ) -> None:
@@ -78,7 +102,9 @@ class ExactlyOnce:
             raise ConfigurationError(
                 f"{name!r}: a pipeline's name has 1 to 32 of the characters A-Z a-z 0-9 _ and -"
             )
-        _check_sinks(sinks)
+        _check_sinks(sinks, removed)
+        if commit not in get_args(CommitPolicy):
+            raise ConfigurationError(f'commit={commit!r}: expected "prepared" or "checkpoint"')
         if retain < 1 or commit_timeout_s <= 0:
             raise ConfigurationError(
                 f"retain={retain} and commit_timeout_s={commit_timeout_s} must be positive"
@@ -86,16 +112,27 @@ class ExactlyOnce:
         self.name = name
         self.sinks = tuple(sinks)
         self.log = open_log(log)
+        self._removed = tuple(removed)
+        self._commit: CommitPolicy = commit
         self._replaces = replaces
         self._adopt = adopt
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._query: RunningQuery | None = None
         self._coordinator: Coordinator | None = None
+        self._is_validated = False
+        self._failure: Exception | None = None
+        self._listener: StartListener | None = None
+        if commit == "checkpoint":
+            self._listener = StartListener.add(self._on_start)
+            call_at_exit(self._settle_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Deliver one micro-batch; when it returns, the batch is visible in every sink.
+        """Deliver one micro-batch.
+
+        When it returns, the batch is visible in every sink; with commit="checkpoint" it is
+        prepared in every sink.
 
         Raises:
             SparkOnceError: see `sparkonce.errors` for what to do next. The query fails with it,
@@ -103,35 +140,96 @@ class ExactlyOnce:
         """
         with self._lock:
             run = current_run(batch_df)
-            if self._query is None or self._query.run != run:
-                self._query, self._coordinator = RunningQuery(batch_df, run), None
-            batch = _SparkBatch(batch_df, batch_id, self.sinks, self._query)
+            query = self._query
+            if query is None or query.run != run:
+                query = self._turn_to(RunningQuery.find(batch_df.sparkSession, run))
+            if self._failure is not None:
+                raise self._failure
+            batch = _SparkBatch(batch_df, batch_id, self.sinks, query)
             try:
                 if self._coordinator is None:
-                    self._coordinator = self._begin(self._query, batch)
+                    # What is decided must not wait for a sink that cannot be written to now.
+                    if not self.log.unfinished(self.name):
+                        self._validate(batch)
+                    self._coordinator = self._begin(query, replay=batch_id)
+                self._validate(batch)
                 self._coordinator.run(batch)
             except BaseException:
                 # Whatever comes next is a new incarnation: it recovers first.
                 self._coordinator = None
                 raise
+            if self._coordinator.pending is not None:
+                threading.Thread(target=self._settle_soon, daemon=True).start()
+
+    def awaitTermination(self, query: StreamingQuery, timeout: float | None = None) -> bool:  # noqa: N802 - as Spark's own
+        """Wait for the query's end, and then for the commit of its last batch.
+
+        Args:
+            query: the running query.
+            timeout: how long to wait for its end, in seconds; default: for ever.
+
+        Returns:
+            Whether the query has ended.
+
+        Raises:
+            StreamingQueryException: the query failed.
+            SparkOnceError: the last batch is not committed; the next start goes on with it.
+        """
+        self._recover_at_start(RunningQuery.of(query))
+        try:
+            ended = query.awaitTermination(timeout)
+            return True if ended is None else bool(ended)
+        finally:
+            if not query.isActive:
+                self._settle_last(self._commit_timeout_s)
+
+    def close(self) -> None:
+        """Commit the last batch if Spark's checkpoint has it, and free all connections.
+
+        Call it when the query has ended. The object can be used again after it.
+
+        Raises:
+            SparkOnceError: the last batch is not committed; the next start goes on with it.
+        """
+        try:
+            self._settle_last(self._commit_timeout_s)
+        finally:
+            for sink in (*self.sinks, *self._removed):
+                sink.close()
+            self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {self.log.address}>"
 
-    def _begin(self, query: RunningQuery, batch: _SparkBatch) -> Coordinator:
-        # What is decided must not wait for a sink that cannot be written to now: it may expire.
-        decided = bool(self.log.unfinished(self.name))
-        if not decided:
+    # -- a new incarnation -------------------------------------------------------------------------
+
+    def _turn_to(self, query: RunningQuery) -> RunningQuery:
+        self._query, self._coordinator = query, None
+        self._failure, self._is_validated = None, False
+        return query
+
+    def _validate(self, batch: _SparkBatch) -> None:
+        if not self._is_validated:
             batch.validate()
+            self._is_validated = True
+
+    def _begin(self, query: RunningQuery, replay: int | None) -> Coordinator:
         log_id, pipeline = query.binding()
-        shown = {b: query.offsets(b) for b in (batch.batch_id - 1, batch.batch_id) if b >= 0}
+        batch_id = query.committed() + 1 if replay is None else replay
+        shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         claim = Claim(
             pipeline=self.name,
             query_id=query.run.query_id,
             run_id=query.run.run_id,
             driver=f"{socket.gethostname()}:{os.getpid()}",
-            sinks={sink.name: sink.target for sink in self.sinks},
-            batch_id=batch.batch_id,
+            sinks={sink.name: sink.target for sink in (*self.sinks, *self._removed)},
+            batch_id=batch_id,
             offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
             checkpoint=query.checkpoint,
             checkpoint_log_id=log_id,
@@ -143,22 +241,95 @@ class ExactlyOnce:
             self.sinks,
             self.log,
             claim,
+            query,
+            removed=self._removed,
+            commit=self._commit,
             commit_timeout_s=self._commit_timeout_s,
             retain=self._retain,
         )
         query.bind(self.log.log_id, self.name)
         logger.info(
-            "pipeline %r, query %s, token %d: %s; log %s",
+            "pipeline %r, query %s, token %d, commit=%r: %s; log %s",
             self.name,
             query.run.query_id,
             coordinator.incarnation.token,
+            self._commit,
             ", ".join(map(repr, self.sinks)),
             self.log.address,
         )
-        coordinator.recover()
-        if decided:
-            batch.validate()
+        head = self.log.head(self.name)
+        for gone in sorted(set() if head is None else head.sinks.keys() - claim.sinks.keys()):
+            logger.warning(
+                "the sink %r is not among the pipeline's sinks any more: what a crash has left "
+                "over in it is not aborted unless it is passed in removed=[…]",
+                gone,
+            )
+        coordinator.recover(replay)
         return coordinator
+
+    def _on_start(self, session: SparkSession, run: RunId) -> None:
+        try:
+            self._recover_at_start(RunningQuery.find(session, run))
+        except Exception:
+            # The first batch, or awaitTermination, tries again and raises.
+            logger.warning("the start of query %s was not recovered yet", run, exc_info=True)
+
+    def _recover_at_start(self, query: RunningQuery) -> None:
+        """Recover without a batch: a start that finds no new data never calls foreachBatch."""
+        with self._lock:
+            if self._query is not None and self._query.run == query.run:
+                return
+            if query.binding() == (self.log.log_id, self.name):
+                self._turn_to(query)
+                self._coordinator = self._begin(query, replay=None)
+
+    # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
+
+    def _settle_soon(self) -> None:
+        try:
+            self._settle_last(math.inf)
+        except Exception:
+            # Kept in self._failure: the next batch, awaitTermination or close raises it.
+            logger.exception("pipeline %r: the last batch is not committed", self.name)
+
+    def _settle_at_exit(self) -> None:
+        try:
+            self._settle_last(_EXIT_WAIT_S)
+        except Exception:
+            logger.exception("pipeline %r: the last batch is not committed", self.name)
+
+    def _settle_last(self, patience_s: float) -> None:
+        """Settle the batch that is pending now, once Spark's checkpoint has it."""
+        pending: TransactionRecord | None = None
+        deadline, wait_s = time.monotonic() + patience_s, 0.01
+        while True:
+            with self._lock:
+                if self._failure is not None:
+                    raise self._failure
+                coordinator, query = self._coordinator, self._query
+                if coordinator is None or query is None or coordinator.pending is None:
+                    return
+                pending = pending or coordinator.pending
+                if coordinator.pending is not pending:
+                    return
+                # Asked before the commit log is read: nothing comes after an end that was seen.
+                is_active = query.is_active
+                try:
+                    if coordinator.settle():
+                        return
+                except Exception as error:
+                    self._failure, self._coordinator = error, None
+                    raise
+            if not is_active or time.monotonic() > deadline:
+                logger.warning(
+                    "%s is prepared, and Spark has not written it into the commit log of %s: the "
+                    "next start commits or replays it",
+                    pending.id,
+                    query.checkpoint,
+                )
+                return
+            time.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
 
 
 class _SparkBatch:
@@ -168,7 +339,6 @@ class _SparkBatch:
         self, df: DataFrame, batch_id: int, sinks: Sequence[AnySink], query: RunningQuery
     ) -> None:
         self.batch_id = batch_id
-        self.checkpoint = query.checkpoint
         offsets = query.offsets(batch_id)
         if offsets is None:
             raise ConfigurationError(
@@ -200,24 +370,31 @@ class _SparkBatch:
         df = self._df if sink.transform is None else sink.transform(self._df)
         return _arrow_schema(_selected(df, sink.select))
 
-    def write(self, incarnation: Incarnation) -> Mapping[str, Share]:
-        plain = [sink for sink in self._sinks if sink.transform is None]
-        if len(plain) == len(self._sinks):
-            return self._write_pass(self._df, plain, incarnation)
+    def write(
+        self, incarnation: Incarnation, rewrite: Rewrite | None = None
+    ) -> Mapping[str, Share]:
+        sinks = [s for s in self._sinks if rewrite is None or s.name in rewrite.partitions]
+        plain = [sink for sink in sinks if sink.transform is None]
+        if len(plain) == len(sinks):
+            return self._write_pass(self._df, plain, incarnation, rewrite)
         # Several passes must see the same rows, and a transform that Spark can prune must not
         # starve a stateful query: a snapshot, not `persist`, which a lost executor recomputes.
         snapshot = self._df.localCheckpoint(eager=True)
-        shares = self._write_pass(snapshot, plain, incarnation) if plain else {}
-        for sink in self._sinks:
+        shares = self._write_pass(snapshot, plain, incarnation, rewrite) if plain else {}
+        for sink in sinks:
             if sink.transform is not None:
-                shares |= self._write_pass(sink.transform(snapshot), [sink], incarnation)
+                shares |= self._write_pass(sink.transform(snapshot), [sink], incarnation, rewrite)
         return shares
 
     def drain(self) -> None:
         self._df.write.format("noop").mode("append").save()
 
     def _write_pass(
-        self, df: DataFrame, sinks: Sequence[AnySink], incarnation: Incarnation
+        self,
+        df: DataFrame,
+        sinks: Sequence[AnySink],
+        incarnation: Incarnation,
+        rewrite: Rewrite | None,
     ) -> dict[str, Share]:
         selects = list(dict.fromkeys(sink.select for sink in sinks))
         if len(selects) == 1:
@@ -225,25 +402,24 @@ class _SparkBatch:
         else:
             lanes = [selects.index(sink.select) for sink in sinks]
             df = df.selectExpr(*(f"struct({', '.join(columns or '*')})" for columns in selects))
-        writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes)
+        writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
         returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
         summaries = [PartitionSummary.decode(text) for text in returned.column(0).to_pylist()]
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
-        rows = sum(summary.rows for summary in summaries)
-        size = sum(summary.bytes for summary in summaries)
-        committables = [c for summary in summaries for c in summary.committables]
-        return {
-            sink.name: Share(
-                sink.target,
-                rows,
-                size,
-                tuple(c for c in committables if c.branch_id.sink == sink.name),
-            )
-            for sink in sinks
-        }
+        shares = {sink.name: Share(sink.target) for sink in sinks}
+        for summary in summaries:
+            for committable in summary.committables:
+                branch_id = committable.branch_id
+                share = shares[branch_id.sink]
+                content = Fingerprint("rows/1", summary.rows, 0)
+                part = Part(summary.partition, branch_id.name, summary.bytes, content)
+                shares[branch_id.sink] = Share(
+                    share.target, (*share.parts, part), (*share.committables, committable)
+                )
+        return shares
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:
@@ -259,13 +435,13 @@ def _selected(df: DataFrame, columns: Sequence[str] | None) -> DataFrame:
     return df if columns is None else df.selectExpr(*columns)
 
 
-def _check_sinks(sinks: Sequence[AnySink]) -> None:
+def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
     if not sinks:
         raise ConfigurationError("sinks= is empty: give at least one sink")
-    for sink in sinks:
+    for sink in (*sinks, *removed):
         if not isinstance(sink, TwoPhaseCommitSink):
             raise ConfigurationError(f"sinks= holds {sink!r}, which is no TwoPhaseCommitSink")
-    names = [sink.name for sink in sinks]
+    names = [sink.name for sink in (*sinks, *removed)]
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(

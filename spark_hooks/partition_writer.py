@@ -24,6 +24,7 @@ from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
 from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Incarnation
 
 logger = logging.getLogger("sparkonce")
@@ -74,6 +75,7 @@ class PartitionWriter:
             the rows themselves are every sink's.
         incarnation: whose names the branches carry.
         batch_id: the micro-batch.
+        rewrite: which sinks and partitions to write again; default: all, for the first time.
     """
 
     def __init__(
@@ -82,11 +84,13 @@ class PartitionWriter:
         incarnation: Incarnation,
         batch_id: int,
         lanes: Sequence[int] | None = None,
+        rewrite: Rewrite | None = None,
     ) -> None:
         self._sinks = sinks
         self._lanes = lanes
         self._incarnation = incarnation
         self._batch_id = batch_id
+        self._rewrite = rewrite
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -105,16 +109,19 @@ class PartitionWriter:
             PrepareRejectedError: a sink refused the rows, or could not be reached.
         """
         rows = size = 0
+        sinks = [s for s in self._sinks if self._wants(s, partition)]
+        if not sinks:
+            for _ in batches:  # to the end: a stateful query commits its state there
+                pass
+            return PartitionSummary(partition, 0, 0, ())
         branches: list[_Branch] = []
-        with ThreadPoolExecutor(len(self._sinks), thread_name_prefix="sparkonce") as pool:
+        with ThreadPoolExecutor(len(sinks), thread_name_prefix="sparkonce") as pool:
             try:
                 for batch in batches:
                     if batch.num_rows == 0:
                         continue
                     if not branches:
-                        branches = [
-                            _Branch(sink, self._branch_id(sink, attempt)) for sink in self._sinks
-                        ]
+                        branches = [_Branch(sink, self._branch_id(sink, attempt)) for sink in sinks]
                         _at_once(pool, [branch.begin for branch in branches])
                         reach("write.first", batch=self._batch_id, partition=partition)
                     _at_once(pool, self._writes(branches, batch))
@@ -134,9 +141,11 @@ class PartitionWriter:
         if self._lanes is None:
             return [branch.writer(batch) for branch in branches]
         lanes = [pa.RecordBatch.from_struct_array(cast("pa.StructArray", c)) for c in batch.columns]
-        return [
-            branch.writer(lanes[lane]) for branch, lane in zip(branches, self._lanes, strict=True)
-        ]
+        lane_of = {sink.name: n for sink, n in zip(self._sinks, self._lanes, strict=True)}
+        return [branch.writer(lanes[lane_of[branch.sink.name]]) for branch in branches]
+
+    def _wants(self, sink: AnySink, partition: int) -> bool:
+        return self._rewrite is None or self._rewrite.wants(sink.name, partition)
 
     def _branch_id(self, sink: AnySink, attempt: int) -> BranchId:
         return BranchId(
@@ -144,7 +153,7 @@ class PartitionWriter:
             batch_id=self._batch_id,
             token=self._incarnation.token,
             sink=sink.name,
-            write_pass=0,
+            write_pass=0 if self._rewrite is None else self._rewrite.write_pass,
             attempt=attempt,
         )
 

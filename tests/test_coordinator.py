@@ -15,15 +15,31 @@ from sparkonce.errors import (
     LogUnavailableError,
     PreparedBranchLostError,
     PrepareRejectedError,
+    ProtocolError,
 )
 from sparkonce.failpoints import POINTS, InjectedError
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
 from sparkonce.txn_log.record import State
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
 
 BATCHES = [[[1, 2], [3]], [[], []], [[4], []], [[5, 6], [7, 8]]]
+
+IN_RECOVERY = {"recover.before_finish", "abandon.before", "abandon.after"}
+AFTER_A_LOSS = {"redo.before", "amend.before", "amend.after"}
+WAITING = {"prepared.before", "prepared.after"}
+
+POLICIES: tuple[CommitPolicy, ...] = ("prepared", "checkpoint")
+
+
+def steps(policy: CommitPolicy) -> list[str]:
+    """The points that an undisturbed run reaches."""
+    never = IN_RECOVERY | AFTER_A_LOSS | (WAITING if policy == "prepared" else set())
+    return [point for point in POINTS if point not in never]
+
+
+EVERY_STEP = [(policy, point) for policy in POLICIES for point in steps(policy)]
 
 
 @pytest.fixture
@@ -46,9 +62,10 @@ def test_undisturbed_run_delivers_every_row_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-@pytest.mark.parametrize("point", [p for p in POINTS if p != "recover.before_finish"])
-def test_driver_crashes_at(world: World, point: str, nth: int) -> None:
+@pytest.mark.parametrize(("policy", "point"), EVERY_STEP)
+def test_driver_crashes_at(world: World, policy: CommitPolicy, point: str, nth: int) -> None:
     """After a crash at any point the next driver goes on, and every row is visible once."""
+    world.commit = policy
     process = Process()
     with at_point(point, process.crash, nth=nth) as fault:
         while not fault.fired:
@@ -64,11 +81,23 @@ def test_driver_crashes_at(world: World, point: str, nth: int) -> None:
 
 
 @pytest.mark.parametrize("second", list(POINTS))
-@pytest.mark.parametrize("first", ["decide.before", "decide.after", "commit.after"])
+@pytest.mark.parametrize(
+    ("policy", "first"),
+    [
+        ("prepared", "decide.before"),
+        ("prepared", "decide.after"),
+        ("prepared", "commit.after"),
+        ("checkpoint", "prepared.after"),
+        ("checkpoint", "return.before"),
+        ("checkpoint", "decide.before"),
+        ("checkpoint", "commit.after"),
+    ],
+)
 def test_driver_crashes_and_its_successor_crashes_in_recovery(
-    world: World, first: str, second: str
+    world: World, policy: CommitPolicy, first: str, second: str
 ) -> None:
     """A crash during recovery is one crash more, no new situation."""
+    world.commit = policy
     for point in (first, second):
         process = Process()
         with at_point(point, process.crash) as fault, contextlib.suppress(Crash):
@@ -78,9 +107,12 @@ def test_driver_crashes_and_its_successor_crashes_in_recovery(
     world.check()
 
 
-@pytest.mark.parametrize("point", [p for p in POINTS if not p.startswith("recover")])
-def test_error_at(world: World, point: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "point"), [step for step in EVERY_STEP if not step[1].startswith("recover")]
+)
+def test_error_at(world: World, policy: CommitPolicy, point: str) -> None:
     """An error fails the query; the next start delivers every row once."""
+    world.commit = policy
     with at_point(point, raise_injected) as fault:
         with pytest.raises((InjectedError, CommitUnresolvedError, PrepareRejectedError)):
             world.start(Process())
@@ -151,16 +183,201 @@ def test_commit_that_stays_unresolved_fails_the_query_and_the_next_start_carries
     world.check()
 
 
-def test_lost_branch_stops_the_pipeline(world: World) -> None:
-    """A decided branch that is proven lost is never skipped."""
+def crash_after_deciding(world: World) -> None:
     process = Process()
-    with at_point("decide.after", process.crash), pytest.raises(Crash):
+    with at_point("decide.after", process.crash) as fault, pytest.raises(Crash):
         world.start(process)
-    world.stores["left"].prepared.popitem()
+    assert fault.fired
+
+
+def lose(world: World, store: str, *numbers: int) -> None:
+    """Drop these of the store's prepared branches, as a server does that times them out."""
+    prepared = world.stores[store].prepared
+    for name in [list(prepared)[n] for n in numbers]:
+        del prepared[name]
+
+
+@pytest.mark.parametrize("numbers", [[0], [1], [0, 1]])
+def test_lost_branch_is_written_again_from_the_replay(world: World, numbers: list[int]) -> None:
+    """Only what is lost is written again; the decision is amended and says so (I3)."""
+    crash_after_deciding(world)
+    lose(world, "left", *numbers)
+    world.start(Process())
+    world.check()
+    redone = SqliteLog(world.path).history("orders")[-1]
+    assert (redone.revision, len(redone.lost)) == (1, len(numbers))
+    assert {c.branch_id.write_pass for c in redone.shares["right"].committables} == {0}
+    passes = sorted(c.branch_id.write_pass for c in redone.shares["left"].committables)
+    assert passes == [0] * (2 - len(numbers)) + [1] * len(numbers)
+    assert redone.shares["left"].rows == 3
+
+
+@pytest.mark.parametrize("store", ["left", "right"])
+@pytest.mark.parametrize("point", [*sorted(AFTER_A_LOSS), *steps("prepared")])
+def test_driver_crashes_while_it_writes_lost_branches_again(
+    world: World, point: str, store: str
+) -> None:
+    """A second crash anywhere in between writes nothing twice."""
+    crash_after_deciding(world)
+    lose(world, store, 0)
+    process = Process()
+    with at_point(point, process.crash) as fault, pytest.raises(Crash):
+        world.start(process)
+    assert fault.fired
+    world.start(Process())
+    world.check()
+
+
+def test_branch_that_is_lost_twice_is_written_twice_more(world: World) -> None:
+    crash_after_deciding(world)
+    lose(world, "left", 0)
+    process = Process()
+    with at_point("amend.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    rewritten = [name for name in world.stores["left"].prepared if ".p1." in name]
+    del world.stores["left"].prepared[rewritten[0]]
+    world.start(Process())
+    world.check()
+    assert SqliteLog(world.path).history("orders")[-1].revision == 2
+
+
+def test_branch_lost_between_decision_and_commit_is_written_again_at_once(world: World) -> None:
+    """No restart is needed while Spark's replay is in hand."""
+    with at_point("decide.after", lambda: lose(world, "right", 0)) as fault:
+        world.start(Process())
+    assert fault.fired
+    world.check()
+
+
+def test_sink_that_is_lost_whole_takes_a_replay_with_other_partitions(world: World) -> None:
+    """The sums over all partitions are compared, so it does not matter how Spark cuts the batch."""
+    crash_after_deciding(world)
+    lose(world, "left", 0, 1)
+    world.spark.batches = [[[3], [], [2], [1]], *BATCHES[1:]]
+    world.start(Process())
+    world.check()
+
+
+@pytest.mark.parametrize(
+    ("replay", "told"),
+    [
+        ([[1, 99], [3]], "partition 0: the 2 rows of the replay have other values"),
+        ([[1], [3, 2]], "partition 0: it had 2 rows, and the replay has 1"),
+        ([[], [3]], "partition 0: one of the two has no rows"),
+    ],
+)
+def test_replay_with_other_rows_is_never_taken_for_the_lost_ones(
+    world: World, replay: list[list[int]], told: str
+) -> None:
+    """The error names batch, sink, branch and rows; every start says it again, none goes on."""
+    crash_after_deciding(world)
+    lose(world, "left", 0)
+    world.spark.batches = [replay, *BATCHES[1:]]
     for _ in range(2):
-        with pytest.raises(PreparedBranchLostError):
+        with pytest.raises(PreparedBranchLostError, match=r"batch 0 .*\(2 rows\).*'left', " + told):
             world.start(Process())
+        assert not any(".p1." in name for name in world.stores["left"].prepared)
+    assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1}
     assert len(SqliteLog(world.path).unfinished("orders")) == 1
+    assert world.spark.committed == -1
+
+
+def test_loss_that_spark_does_not_replay_stops_the_pipeline(world: World) -> None:
+    """With commit="checkpoint" Spark has moved on: an operator settles it, no batch follows."""
+    world.commit = "checkpoint"
+    process = Process()
+    with at_point("decide.before", process.crash) as fault, pytest.raises(Crash):
+        world.start(process)
+    assert fault.fired
+    lose(world, "left", 0)
+    for _ in range(2):
+        with pytest.raises(PreparedBranchLostError, match="does not replay the batch any more"):
+            world.start(Process())
+    assert world.spark.committed == 0
+
+
+def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
+    """Prepared and logged when run returns, and visible once commits/N is there."""
+    world.commit = "checkpoint"
+    coordinator = world.coordinator(process := Process())
+    coordinator.recover(0)
+    coordinator.run(world.batch(process))
+    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
+    assert not coordinator.settle()
+    assert not any(store.visible for store in world.stores.values())
+    world.spark.committed = 0
+    assert coordinator.settle()
+    assert [len(store.visible) for store in world.stores.values()] == [2, 2]
+    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
+
+
+def test_next_batch_is_refused_while_one_is_undecided(world: World) -> None:
+    """Batch N+1 begins only when N's commit log entry is there (I5)."""
+    world.commit = "checkpoint"
+    coordinator = world.coordinator(process := Process())
+    coordinator.run(world.batch(process))
+    world.spark.committed = 0
+    batch = world.batch(process)
+    world.spark.committed = -1
+    with pytest.raises(ProtocolError, match="has no batch 0 yet"):
+        coordinator.run(batch)
+
+
+def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_aborted(
+    world: World,
+) -> None:
+    """The log says so first: else an older driver could still decide what is aborted already."""
+    world.commit = "checkpoint"
+    process = Process()
+    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    with at_point("abandon.after", raise_injected) as fault, pytest.raises(InjectedError):
+        world.start(Process())
+    assert fault.fired
+    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.ABANDONED]
+    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
+    world.start(Process())
+    world.check()
+
+
+def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> None:
+    """It prepared, slept, and a newer driver abandoned and replayed the batch: it commits none."""
+    world.commit = "checkpoint"
+    old = world.coordinator(process := Process())
+    old.run(world.batch(process))
+    world.start(Process())
+    with pytest.raises(FencedError, match="took token 2"):
+        old.settle()
+    world.check()
+
+
+def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) -> None:
+    """A zombie's Spark wrote commits/N of an aborted batch: no start goes on over the gap."""
+    world.commit = "checkpoint"
+    process = Process()
+    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    process = Process()
+    with at_point("abandon.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    world.spark.committed = 0
+    with pytest.raises(ConfigurationError, match="it was abandoned and aborted"):
+        world.start(Process())
+
+
+def test_policy_may_change_between_starts(world: World) -> None:
+    """What a start finds is settled by its record, whatever the policy is now."""
+    world.commit = "checkpoint"
+    process = Process()
+    with at_point("decide.before", process.crash), pytest.raises(Crash):
+        world.start(process)
+    world.commit = "prepared"
+    process = Process()
+    with at_point("decide.after", process.crash, nth=2), pytest.raises(Crash):
+        world.start(process)
+    world.commit = "checkpoint"
+    world.start(Process())
+    world.check()
 
 
 def test_failing_vote_aborts_the_batch_in_every_sink(world: World) -> None:

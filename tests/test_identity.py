@@ -10,7 +10,7 @@ import pytest
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Owner
 from sparkonce.txn_log.identity import Claim, Known, admit
-from sparkonce.txn_log.record import Head, Incarnation, Share, TransactionRecord
+from sparkonce.txn_log.record import Head, Incarnation, Share, State, TransactionRecord
 from tests.test_log import QUERY, claim, record
 
 LOG_ID = "0123456789abcdef"
@@ -20,7 +20,7 @@ HEAD = Head("orders", QUERY, 4, "run", "host:1", 0.0, sinks={"kafka": "topic"})
 
 def known(*batches: int, head: Head | None = HEAD, **changes: Any) -> Known:
     """A log that has completed `batches`."""
-    records = {n: record(INCARNATION, n).completed(1.0) for n in batches}
+    records = {n: record(INCARNATION, n).moved(State.COMPLETE, 1.0) for n in batches}
     values: dict[str, Any] = {
         "log_id": LOG_ID,
         "log": "sqlite:////var/txn.db",
@@ -43,6 +43,10 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         claim(3, offsets=offsets(2, 3), checkpoint_log_id=LOG_ID, checkpoint_pipeline="orders"),
         known(1, 2),
     ),
+    "replay of an abandoned batch": (
+        claim(2, offsets=offsets(1, 2)),
+        known(newest=replace(record(INCARNATION, 2), state=State.ABANDONED)),
+    ),
     "replay of the newest batch": (claim(2, offsets=offsets(1, 2)), known(1, 2)),
     "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
     "sink added": (claim(3, sinks={"kafka": "topic", "s3": "bucket"}), known(2)),
@@ -52,7 +56,7 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         known(head=replace(HEAD, first_batch=9)),
     ),
     "other log lost, adopted": (
-        claim(9, adopt=True, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
+        claim(9, adopt="f" * 16, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
         known(head=None),
     ),
     "fresh checkpoint that replaces the old one": (
@@ -89,6 +93,24 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         known(head=None),
         r"log= is sqlite:////var/txn\.db",
     ),
+    "adopt=True left in the settings, another log": (
+        claim(5, adopt=True, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
+        known(head=None),
+        f'adopt="{"f" * 16}"',
+    ),
+    "fresh checkpoint while only the old one can say what commits": (
+        claim(0, query_id="new", replaces=QUERY),
+        known(unfinished=[replace(record(INCARNATION, 2), state=State.PREPARED)]),
+        "start once with that checkpoint",
+    ),
+    "Spark has passed a batch that was abandoned": (
+        claim(3),
+        known(
+            newest=replace(record(INCARNATION, 2), state=State.ABANDONED),
+            records={2: replace(record(INCARNATION, 2), state=State.ABANDONED)},
+        ),
+        "Delete commits/2",
+    ),
     "old checkpoint that never met a log": (claim(5), known(head=None), "adopt=True"),
     "pipeline renamed": (
         claim(3, checkpoint_log_id=LOG_ID, checkpoint_pipeline="old-name"),
@@ -109,12 +131,12 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "batches ran without the log": (claim(9), known(2), "the ones between ran without it"),
     "sink removed while a record names it": (
         claim(3, sinks={}),
-        known(2, unfinished=unfinished(kafka=Share("topic", 1, 1, BRANCHES))),
+        known(2, unfinished=unfinished(kafka=Share("topic", (), BRANCHES))),
         "Start once with the old sinks",
     ),
     "sink's target changed while a record names it": (
         claim(3, sinks={"kafka": "elsewhere"}),
-        known(2, unfinished=unfinished(kafka=Share("topic", 1, 1, BRANCHES))),
+        known(2, unfinished=unfinished(kafka=Share("topic", (), BRANCHES))),
         "now it is elsewhere",
     ),
 }
@@ -144,6 +166,6 @@ def test_sink_without_branches_may_go() -> None:
     """An unfinished record in which the removed sink wrote nothing does not hold it back."""
     admit(
         claim(3, sinks={}),
-        known(2, unfinished=unfinished(kafka=Share("topic", 0, 0, ()))),
+        known(2, unfinished=unfinished(kafka=Share("topic"))),
         now=5.0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY = "11111111-2222-3333-4444-555555555555"
+PART = Part(0, "branch", 64, Fingerprint("test", 2, 12))
 
 
 def claim(batch_id: int = 0, **changes: Any) -> Claim:
@@ -49,8 +51,8 @@ def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> Transacti
         "token": incarnation.token,
         "state": State.DECIDED,
         "offsets": (f"[{batch_id}]",),
-        "shares": {"kafka": Share("topic", 2, 64, (committable,))},
-        "decided_at": 12.25,
+        "shares": {"kafka": Share("topic", (PART,), (committable,))},
+        "times": {State.DECIDED: 12.25},
     }
     return TransactionRecord(**{**values, **changes})
 
@@ -64,8 +66,9 @@ class LogContract:
 
     def test_decided_record_reads_back_equal(self, log: TransactionLog, address: str) -> None:
         """A second process sees exactly what was decided."""
-        decided = record(log.begin(claim()), 0)
-        assert log.decide(decided) == decided
+        given = record(log.begin(claim()), 0)
+        decided = log.decide(given)
+        assert decided == replace(given, times=decided.times)
         assert open_log(address).find(decided.id) == decided
         assert open_log(address).unfinished("orders") == [decided]
 
@@ -75,6 +78,64 @@ class LogContract:
         first = log.decide(record(incarnation, 0))
         assert log.decide(record(incarnation, 0, offsets=("other",))) == first
         assert log.find(first.id) == first
+
+    def test_prepared_record_is_decided_once(self, log: TransactionLog, address: str) -> None:
+        """PREPARED is unfinished, becomes DECIDED by a newer driver too, and stays decided."""
+        old = log.begin(claim())
+        prepared = log.prepare(record(old, 0))
+        assert prepared.state is State.PREPARED
+        assert log.prepare(record(old, 0)) == prepared
+        assert open_log(address).unfinished("orders") == [prepared]
+        newer = log.begin(claim())
+        decided = log.decide(prepared, newer.token)
+        assert (decided.state, decided.token) == (State.DECIDED, old.token)
+        assert log.decide(prepared, newer.token) == decided
+        assert log.abandon(prepared, newer.token) == decided
+
+    def test_abandoned_batch_is_made_anew_by_its_replay(self, log: TransactionLog) -> None:
+        """It is finished for all but its replay: never decided, never followed."""
+        old = log.begin(claim())
+        prepared = log.prepare(record(old, 0))
+        newer = log.begin(claim())
+        abandoned = log.abandon(prepared, newer.token)
+        assert abandoned.state is State.ABANDONED
+        assert log.abandon(prepared, newer.token) == abandoned
+        assert log.unfinished("orders") == []
+        with pytest.raises(ProtocolError, match="abandoned"):
+            log.decide(prepared, newer.token)
+        with pytest.raises(ProtocolError, match="never decided"):
+            log.complete(prepared, newer.token)
+        with pytest.raises(ProtocolError, match="the next batch of the log is 0"):
+            log.decide(record(newer, 1))
+        assert log.prepare(record(newer, 0)).token == newer.token
+
+    def test_batch_does_not_follow_an_undecided_one(self, log: TransactionLog) -> None:
+        """N+1 is refused while N is prepared (I5), and when a batch between was left out."""
+        incarnation = log.begin(claim())
+        prepared = log.prepare(record(incarnation, 0))
+        for write in (log.prepare, log.decide):
+            with pytest.raises(ProtocolError, match="undecided"):
+                write(record(incarnation, 1))
+        log.decide(prepared)
+        with pytest.raises(ProtocolError, match="the next batch of the log is 1"):
+            log.decide(record(incarnation, 2))
+        log.decide(record(incarnation, 1))
+
+    def test_amendment_takes_the_place_of_the_decision_it_amends(self, log: TransactionLog) -> None:
+        """Once; the log keeps what was lost. Nothing else changes a decision (I3)."""
+        incarnation = log.begin(claim())
+        decided = log.decide(record(incarnation, 0))
+        lost = decided.shares["kafka"].committables
+        amended = decided.amended({"kafka": Share("topic", (PART,))}, lost)
+        assert log.amend(amended, incarnation.token) == amended
+        assert log.amend(amended, incarnation.token) == amended
+        assert log.find(decided.id) == amended
+        assert (amended.revision, amended.lost) == (1, lost)
+        with pytest.raises(ProtocolError, match="cannot be amended"):
+            log.amend(decided.amended({}, ()), incarnation.token)
+        done = log.complete(amended, incarnation.token)
+        with pytest.raises(ProtocolError, match="cannot be amended"):
+            log.amend(done.amended({}, ()), incarnation.token)
 
     def test_complete_is_idempotent(self, log: TransactionLog) -> None:
         incarnation = log.begin(claim())
@@ -99,6 +160,13 @@ class LogContract:
             log.decide(record(old, 1))
         with pytest.raises(FencedError):
             log.complete(decided, old.token)
+        for write in (log.prepare, log.decide):
+            with pytest.raises(FencedError):
+                write(record(old, 1))
+        with pytest.raises(FencedError):
+            log.abandon(decided, old.token)
+        with pytest.raises(FencedError):
+            log.amend(decided.amended({}, ()), old.token)
         with pytest.raises(FencedError):
             log.forget(decided, old.token, retain=1)
         assert log.find(record(old, 1).id) is None
@@ -162,9 +230,9 @@ class TestSqliteLog(LogContract):
     def test_write_is_synced_to_the_disk(self, tmp_path: Path) -> None:
         """synchronous=FULL and a write-ahead log: a decision survives a power loss."""
         log = SqliteLog(tmp_path / "txn.db")
-        with log._read() as connection:
-            assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
-            assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection = log._connect()
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
     @pytest.mark.parametrize(
         "damage",
@@ -232,7 +300,9 @@ class TestSqliteLog(LogContract):
         log._open = Failing(log._connect())  # type: ignore[assignment]
         with pytest.raises(DecisionUnknownError, match="read the log again"):
             log.decide(record(incarnation, 0))
-        assert log.find(record(incarnation, 0).id) == record(incarnation, 0)
+        standing = log.find(record(incarnation, 0).id)
+        assert standing is not None
+        assert standing.state is State.DECIDED
 
     def test_missing_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="nowhere does not exist"):
@@ -257,8 +327,9 @@ class TestSqliteLog(LogContract):
             Committable(BranchId(incarnation.owner, 0, 1, "kafka", 0, n), {"n": n})
             for n in range(10_000)
         )
-        decided = record(incarnation, 0, shares={"kafka": Share("topic", 1, 1, many)})
-        log.decide(decided)
+        decided = log.decide(
+            record(incarnation, 0, shares={"kafka": Share("topic", (PART,), many)})
+        )
         assert log.find(decided.id) == decided
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,10 +19,11 @@ from sparkonce import failpoints
 from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Incarnation, Share
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY_ID = "11111111-2222-3333-4444-555555555555"
@@ -125,29 +126,35 @@ class MemoryBatch:
     ) -> None:
         self.batch_id = batch_id
         self.offsets = (f'{{"upTo":{batch_id}}}',)
-        self.checkpoint = "memory:/checkpoint"
         self._spark = spark
         self._sinks = sinks
         self._process = process
 
-    def write(self, incarnation: Incarnation) -> Mapping[str, Share]:
-        writer = PartitionWriter(self._sinks, incarnation, self.batch_id)
-        committables: list[Committable] = []
-        for partition, rows in enumerate(self._spark.batches[self.batch_id]):
-            self._process.check()
-            record_batches = [pa.record_batch({"id": rows})] if rows else []
-            self._spark.attempts += 1
-            summary = writer.write(iter(record_batches), partition, self._spark.attempts)
-            committables += summary.committables
-        return {
-            sink.name: Share(
-                sink.target,
-                sum(map(len, self._spark.batches[self.batch_id])),
-                0,
-                tuple(c for c in committables if c.branch_id.sink == sink.name),
-            )
+    def write(
+        self, incarnation: Incarnation, rewrite: Rewrite | None = None
+    ) -> Mapping[str, Share]:
+        shares = {
+            sink.name: Share(sink.target)
             for sink in self._sinks
+            if rewrite is None or sink.name in rewrite.partitions
         }
+        for partition, rows in enumerate(self._spark.replay(self.batch_id)):
+            self._process.check()
+            self._spark.attempts += 1
+            record_batches = [pa.record_batch({"id": rows})] if rows else []
+            writer = PartitionWriter(self._sinks, incarnation, self.batch_id, None, rewrite)
+            summary = writer.write(iter(record_batches), partition, self._spark.attempts)
+            content = Fingerprint("test", len(rows), sum(hash((row, 7)) for row in rows) % 2**64)
+            for committable in summary.committables:
+                branch_id = committable.branch_id
+                share = shares[branch_id.sink]
+                part = Part(partition, branch_id.name, 8 * len(rows), content)
+                shares[branch_id.sink] = replace(
+                    share,
+                    parts=(*share.parts, part),
+                    committables=(*share.committables, committable),
+                )
+        return shares
 
     def drain(self) -> None:
         self._process.check()
@@ -156,7 +163,10 @@ class MemoryBatch:
 
 @dataclass
 class MemorySpark:
-    """Replays the first batch that is not committed, as Spark does."""
+    """Replays the first batch that is not committed, as Spark does.
+
+    `replay` may be replaced by a test, so that a replay has other partitions or rows.
+    """
 
     batches: Sequence[Sequence[Sequence[int]]]
     committed: int = -1
@@ -164,12 +174,32 @@ class MemorySpark:
     attempts: int = 0
     drained: list[int] = field(default_factory=list)
 
+    def replay(self, batch_id: int) -> Sequence[Sequence[int]]:
+        return self.batches[batch_id]
+
+
+@dataclass
+class MemoryCheckpoint:
+    """The commit log, as the coordinator reads it."""
+
+    spark: MemorySpark
+    location: str = "memory:/checkpoint"
+
+    def committed(self) -> int:
+        return self.spark.committed
+
 
 class World:
     """Two stores, a log on disk, and a streaming query over them."""
 
-    def __init__(self, folder: Path, batches: Sequence[Sequence[Sequence[int]]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        batches: Sequence[Sequence[Sequence[int]]],
+        commit: CommitPolicy = "prepared",
+    ) -> None:
         self.path = folder / "log.db"
+        self.commit = commit
         self.stores = {"left": Store(), "right": Store()}
         self.spark = MemorySpark(batches)
         self.sinks: list[MemorySink] = []
@@ -198,6 +228,8 @@ class World:
             self.sinks,
             SqliteLog(self.path),
             self.claim(**changes),
+            MemoryCheckpoint(self.spark),
+            commit=self.commit,
             commit_timeout_s=0.2,
             retain=10,
         )
@@ -209,11 +241,12 @@ class World:
         """Run the query to its end, or until it fails or crashes."""
         self.spark.runs += 1
         coordinator = self.coordinator(process)
-        coordinator.recover()
+        coordinator.recover(self.spark.committed + 1)
         while self.spark.committed + 1 < len(self.spark.batches):
             coordinator.run(self.batch(process))
             process.check()
             self.spark.committed += 1
+        coordinator.settle()
 
     def check(self) -> None:
         """Every row is visible once in every store, and nothing is left over."""

@@ -1,32 +1,70 @@
 """The transaction log: the one place that says what holds.
 
-    begin ──► token          (one conditional write: identity guard, binding, token)
-    decide ──► DECIDED       the point of no return
-    complete ──► COMPLETE    every branch is known to be committed
+    begin ──► token                       (one conditional write: identity guard, binding, token)
+
+    (nothing) ──decide──────────────────► DECIDED ──complete──► COMPLETE
+        │                                  ▲  └─amend─┘
+        └──prepare──► PREPARED ──decide────┘
+                         └────abandon───► ABANDONED ──prepare, decide (Spark's replay)──► …
 
 All writes of one pipeline are totally ordered, and each is conditional on the fencing token in the
 same step: checking the token and then writing would let a paused driver write after a newer one
-has taken over (I6). A record, once decided, changes only from DECIDED to COMPLETE (I3).
+has taken over (I6). A decision changes only by an amendment, which takes lost branches out (I3).
 
-A log knows no sink and no Spark.
+The rules are written here, once. A backend gives them a `Store` to work on: its `_write` runs such
+a rule as one atomic, ordered and durable step. A log knows no sink and no Spark.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
-from sparkonce.model import TransactionId
-from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Head, Incarnation, TransactionRecord
+from sparkonce.errors import FencedError, ProtocolError
+from sparkonce.model import Owner, TransactionId
+from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
+from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
+
+ResultT = TypeVar("ResultT")
+
+
+class Store(Protocol):
+    """What a backend shows to one atomic step of the log, and takes from it."""
+
+    def head(self, pipeline: str) -> Head | None: ...
+
+    def find(self, transaction_id: TransactionId) -> TransactionRecord | None: ...
+
+    def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:
+        """The record of the query's highest batch, in whatever state."""
+
+    def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
+        """Records whose state `is_unfinished`, lowest batch first."""
+
+    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
+        """Records of every state, highest batch first."""
+
+    def put_head(self, head: Head) -> None: ...
+
+    def put(self, record: TransactionRecord) -> None:
+        """Insert the record, or replace the one with its id."""
+
+    def forget(self, pipeline: str, query_id: str, below: int) -> None:
+        """Drop the query's complete records of batches below `below`."""
 
 
 class TransactionLog(ABC):
     """Durable record of the decisions of any number of pipelines.
 
     Every method may be called from any thread, and may raise `LogUnavailableError` (nothing was
-    written; try again) and `LogCorruptError` (an operator restores the log).
+    written; try again) and `LogCorruptError` (an operator restores the log). Every method that
+    writes may raise `DecisionUnknownError` (it may have been written: call it again, it is
+    idempotent) and `FencedError` (a newer incarnation holds the token; nothing was written).
     """
+
+    # -- what a backend gives ----------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -39,61 +77,232 @@ class TransactionLog(ABC):
         """Where the log is, resolved, without secrets; for messages."""
 
     @abstractmethod
+    def close(self) -> None:
+        """Free connections. The log can be used again after it."""
+
+    @abstractmethod
+    def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
+        """Answer `question` from one consistent view."""
+
+    @abstractmethod
+    def _write(self, step: Callable[[Store], ResultT]) -> ResultT:
+        """Run `step` as one atomic step, ordered among all of its pipeline, and durable.
+
+        What `step` raises undoes it. It may be run again when another writer was faster.
+        """
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def head(self, pipeline: str) -> Head | None:
+        """Who holds the pipeline; None when the name is new."""
+        return self._read(lambda store: store.head(pipeline))
+
+    def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
+        """The record that stands; None when the batch is not known."""
+        return self._read(lambda store: store.find(transaction_id))
+
+    def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
+        """Prepared and decided transactions that are not known to be committed, oldest first."""
+        return self._read(lambda store: store.unfinished(pipeline))
+
+    def history(self, pipeline: str, limit: int = 100) -> Sequence[TransactionRecord]:
+        """The newest `limit` records of the pipeline, newest first."""
+        return self._read(lambda store: store.history(pipeline, limit))
+
+    # -- writing -----------------------------------------------------------------------------------
+
     def begin(self, claim: Claim) -> Incarnation:
         """Admit a driver and give it the next fencing token, in one conditional write.
 
+        After a `DecisionUnknownError` a token may have been taken: `begin` again takes a new one.
+
         Raises:
             ConfigurationError: the identity guard refuses; nothing was written, nobody is fenced.
-            DecisionUnknownError: a token may have been taken; call `begin` again for a new one.
         """
 
-    @abstractmethod
-    def head(self, pipeline: str) -> Head | None:
-        """Who holds the pipeline; None when the name is new."""
+        def step(store: Store) -> Head:
+            near = [
+                store.find(TransactionId(claim.pipeline, claim.query_id, batch_id))
+                for batch_id in (claim.batch_id - 1, claim.batch_id)
+            ]
+            known = Known(
+                log_id=self.log_id,
+                log=self.address,
+                head=store.head(claim.pipeline),
+                newest=store.newest(claim.pipeline, claim.query_id),
+                records={record.id.batch_id: record for record in near if record is not None},
+                unfinished=store.unfinished(claim.pipeline),
+            )
+            head = admit(claim, known, time.time())
+            store.put_head(head)
+            return head
 
-    @abstractmethod
-    def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
-        """The record that stands; None when the batch is not decided."""
+        head = self._write(step)
+        return Incarnation(
+            claim.pipeline,
+            Owner(self.log_id, claim.query_id),
+            head.token,
+            tuple(Owner(self.log_id, query_id) for query_id in head.retired),
+        )
 
-    @abstractmethod
-    def decide(self, record: TransactionRecord) -> TransactionRecord:
-        """Make the decision durable, if `record.token` is still the highest.
+    def prepare(self, record: TransactionRecord) -> TransactionRecord:
+        """Note that every branch of `record` is prepared and waits for Spark's checkpoint.
 
         Returns:
-            The record that stands: the given one, or the one that was decided before.
+            The record that stands: the given one, or the one that was there before.
 
         Raises:
-            FencedError: a newer incarnation has taken the token; nothing was written.
-            DecisionUnknownError: the record may stand or not; `find` tells.
+            ProtocolError: another batch is prepared and not decided, or a batch was left out.
+        """
+        return self._write(lambda store: self._first(store, record.moved(State.PREPARED, _now())))
+
+    def decide(self, record: TransactionRecord, token: int | None = None) -> TransactionRecord:
+        """Make the decision durable: the point of no return.
+
+        Args:
+            record: a new one, or one that is prepared.
+            token: of the incarnation that decides; default: the one that prepared the record.
+
+        Returns:
+            The record that stands: the given one, decided, or the one that was decided before.
+
+        Raises:
+            ProtocolError: the batch was abandoned, or a batch was left out.
         """
 
-    @abstractmethod
+        def step(store: Store) -> TransactionRecord:
+            decided = record.moved(State.DECIDED, _now())
+            if record.state is not State.PREPARED:
+                return self._first(store, decided)
+            self._require_token(store, record, record.token if token is None else token)
+            standing = store.find(record.id)
+            if standing is None or standing.state is State.ABANDONED:
+                raise ProtocolError(f"{record.id} cannot be decided: it was abandoned")
+            if standing.state is not State.PREPARED:
+                return standing
+            store.put(decided)
+            return decided
+
+        return self._write(step)
+
+    def abandon(self, record: TransactionRecord, token: int) -> TransactionRecord:
+        """Note that a prepared record will never be decided; its branches may be aborted now.
+
+        Returns:
+            The record that stands: abandoned, or the one that was decided before.
+        """
+
+        def step(store: Store) -> TransactionRecord:
+            self._require_token(store, record, token)
+            standing = store.find(record.id)
+            if standing is None or standing.state is not State.PREPARED:
+                return standing or record.moved(State.ABANDONED, _now())
+            abandoned = standing.moved(State.ABANDONED, _now())
+            store.put(abandoned)
+            return abandoned
+
+        return self._write(step)
+
+    def amend(self, record: TransactionRecord, token: int) -> TransactionRecord:
+        """Put a decided record, of which lost branches were written again, in the old one's place.
+
+        The one way in which a decision may change (I3). `record` is `TransactionRecord.amended`
+        of the one that stands.
+
+        Returns:
+            The record that stands.
+
+        Raises:
+            ProtocolError: what stands is not what was amended.
+        """
+
+        def step(store: Store) -> TransactionRecord:
+            self._require_token(store, record, token)
+            standing = store.find(record.id)
+            if standing == record:
+                return record
+            if (
+                standing is None
+                or standing.state is not State.DECIDED
+                or standing.revision != record.revision - 1
+            ):
+                raise ProtocolError(f"{record.id} cannot be amended: what stands is {standing}")
+            store.put(record)
+            return record
+
+        return self._write(step)
+
     def complete(self, record: TransactionRecord, token: int) -> TransactionRecord:
-        """Note that every branch of a decided record is committed. Idempotent.
+        """Note that every branch of a decided record is committed.
 
         Raises:
-            FencedError: a newer incarnation has taken the token; nothing was written.
-            DecisionUnknownError: the note may stand or not; call `complete` again.
+            ProtocolError: the record is not decided.
         """
 
-    @abstractmethod
-    def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
-        """Decided transactions with branches that are not known to be committed, oldest first."""
+        def step(store: Store) -> TransactionRecord:
+            self._require_token(store, record, token)
+            standing = store.find(record.id)
+            if standing is None or standing.state not in {State.DECIDED, State.COMPLETE}:
+                raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
+            if standing.state is State.COMPLETE:
+                return standing
+            done = standing.moved(State.COMPLETE, _now())
+            store.put(done)
+            return done
 
-    @abstractmethod
-    def history(self, pipeline: str, limit: int = 100) -> Sequence[TransactionRecord]:
-        """The newest `limit` records of the pipeline, newest first."""
+        return self._write(step)
 
-    @abstractmethod
     def forget(self, record: TransactionRecord, token: int, *, retain: int) -> None:
         """Drop complete records of the query that are `retain` or more batches below `record`.
 
         The highest complete record is always kept (I3).
-
-        Raises:
-            FencedError: a newer incarnation has taken the token; nothing was dropped.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Free connections. The log can be used again after it."""
+        def step(store: Store) -> None:
+            self._require_token(store, record, token)
+            below = min(record.id.batch_id, record.id.batch_id - retain + 1)
+            store.forget(record.id.pipeline, record.id.query_id, below)
+
+        self._write(step)
+
+    # -- rules that several steps share ------------------------------------------------------------
+
+    def _first(self, store: Store, record: TransactionRecord) -> TransactionRecord:
+        """Put the first record of a batch, or of its replay after it was abandoned."""
+        head = self._require_token(store, record, record.token)
+        standing = store.find(record.id)
+        if standing is not None and standing.state is not State.ABANDONED:
+            return standing
+        undecided = [
+            other for other in store.unfinished(record.id.pipeline) if other.state is State.PREPARED
+        ]
+        if undecided:
+            raise ProtocolError(f"{record.id} cannot begin while {undecided[0].id} is undecided")
+        expected = next_batch(store.newest(record.id.pipeline, record.id.query_id), head)
+        if record.id.batch_id != expected:
+            raise ProtocolError(
+                f"{record.id} cannot follow: the next batch of the log is {expected}. Call "
+                "ExactlyOnce for every batch of the query, in their order"
+            )
+        store.put(record)
+        return record
+
+    def _require_token(self, store: Store, record: TransactionRecord, token: int) -> Head:
+        pipeline = record.id.pipeline
+        head = store.head(pipeline)
+        if head is None or head.token != token:
+            newer = "the log does not know the pipeline" if head is None else _who(head)
+            raise FencedError(
+                f"this driver holds token {token} of pipeline {pipeline!r}, but {newer}. "
+                "It writes nothing more; let the newer driver run, or stop it and start again."
+            )
+        return head
+
+
+def _now() -> float:
+    return time.time()
+
+
+def _who(head: Head) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(head.started_at))
+    return f"{head.driver} took token {head.token} at {when} UTC (run {head.run_id})"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.txn_log.record import Head, TransactionRecord
+from sparkonce.txn_log.record import Head, State, TransactionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Claim:
         query_id: of the checkpoint.
         run_id: of this run of the query.
         driver: host and process, for messages.
-        sinks: targets by sink name.
+        sinks: targets by sink name, those that get no more rows among them.
         batch_id: the batch that Spark is about to run.
         offsets: what the checkpoint shows for `batch_id` and, where it is still there, for the
             batch before.
@@ -34,7 +34,8 @@ class Claim:
         checkpoint_log_id: the log id found in the checkpoint, if any.
         checkpoint_pipeline: the pipeline name found in the checkpoint, if any.
         replaces: the query id that this one takes over from.
-        adopt: take over a checkpoint that ran without this log.
+        adopt: take over a checkpoint that ran without a log (True), or with the log that has
+            this id, which is lost.
     """
 
     pipeline: str
@@ -48,7 +49,7 @@ class Claim:
     checkpoint_log_id: str | None = None
     checkpoint_pipeline: str | None = None
     replaces: str | None = None
-    adopt: bool = False
+    adopt: bool | str = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class Known:
         log_id: the log's random id.
         log: the log's resolved address, for messages.
         head: of the pipeline; None when the name is new.
-        newest: the record of the claimed query's highest batch; None when there is none.
+        newest: the record of the claimed query's highest batch, in whatever state.
         records: those of the claimed batch and of the batch before, by batch id, where known.
-        unfinished: decided transactions of the pipeline with uncommitted branches.
+        unfinished: prepared and decided transactions of the pipeline that are not complete.
     """
 
     log_id: str
@@ -88,7 +89,7 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
     first_batch = claim.batch_id
     retired: tuple[str, ...] = ()
     if head is not None and head.query_id == claim.query_id:
-        expected = _expected_batch(known, head)
+        expected = next_batch(known.newest, head)
         first_batch = claim.batch_id if claim.batch_id > expected else head.first_batch
         retired = head.retired
     elif head is not None:
@@ -113,7 +114,7 @@ def check_offsets(record: TransactionRecord, shown: Sequence[str], checkpoint: s
     if tuple(shown) == record.offsets:
         return
     raise ConfigurationError(
-        f"{record.id} was decided with source offsets {list(record.offsets)}, but the checkpoint "
+        f"{record.id} was made with source offsets {list(record.offsets)}, but the checkpoint "
         f"{checkpoint} now shows {list(shown)} for it: the checkpoint was rolled back, or copied "
         "from another run. Rows would be lost or written twice. Start with the checkpoint that "
         f"wrote batch {record.id.batch_id}; or give the pipeline a new name."
@@ -121,15 +122,14 @@ def check_offsets(record: TransactionRecord, shown: Sequence[str], checkpoint: s
 
 
 def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:
-    if claim.adopt:
-        return
-    if claim.checkpoint_log_id not in {None, known.log_id}:
+    if claim.checkpoint_log_id not in {None, known.log_id, claim.adopt}:
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} belongs to the transaction log with id "
             f"{claim.checkpoint_log_id}, but log= is {known.log} with id {known.log_id}. Without "
             "its own log, batches that are already delivered would be written again: point log= "
             "to the first one (a relative path depends on the working directory), or pass "
-            "adopt=True when it is lost and you know that its last batch is complete."
+            f'adopt="{claim.checkpoint_log_id}" when it is lost and you know that its last batch '
+            "is complete."
         )
     if claim.checkpoint_pipeline not in {None, claim.pipeline}:
         raise ConfigurationError(
@@ -145,9 +145,9 @@ def _check_sinks_can_finish(claim: Claim, known: Known) -> None:
             if share.committables and claim.sinks.get(name) != share.target:
                 now = claim.sinks.get(name, "not among the pipeline's sinks")
                 raise ConfigurationError(
-                    f"{record.id} is decided and not finished, and the sink {name!r} holds "
+                    f"{record.id} is {record.state} and not finished, and the sink {name!r} holds "
                     f"prepared branches of it in {share.target}; now it is {now}. Start once with "
-                    "the old sinks, let it finish, then change them."
+                    "the old sinks and let it finish, or pass the old sink in removed=[…]."
                 )
 
 
@@ -161,6 +161,12 @@ def _check_new_query(claim: Claim, known: Known) -> None:
             f'Use the old checkpoint, or another pipeline name; pass replaces="{head.query_id}" '
             "if the new query shall go on under this name."
         )
+    for record in known.unfinished:
+        if record.state is State.PREPARED:
+            raise ConfigurationError(
+                f"{record.id} is prepared, and only its own checkpoint can say whether it commits: "
+                "start once with that checkpoint, then with the new one."
+            )
     if claim.batch_id > 0 and not claim.adopt:
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, and the transaction "
@@ -169,20 +175,29 @@ def _check_new_query(claim: Claim, known: Known) -> None:
         )
 
 
-def _expected_batch(known: Known, head: Head) -> int:
+def next_batch(newest: TransactionRecord | None, head: Head) -> int:
     """The batch that comes after all that the log knows of the query."""
-    newest = -1 if known.newest is None else known.newest.id.batch_id
-    return max(head.first_batch, newest + 1)
+    if newest is None:
+        return head.first_batch
+    follows = newest.id.batch_id + (newest.state is not State.ABANDONED)
+    return max(head.first_batch, follows)
 
 
 def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
-    expected = _expected_batch(known, head)
+    expected = next_batch(known.newest, head)
     if claim.batch_id > expected and not claim.adopt:
+        abandoned = expected in known.records
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the next batch "
-            f"of the transaction log {known.log} is {expected}: the ones between ran without it. "
-            "Point log= to the log that was in use, or pass adopt=True if they were delivered "
-            "in some other way."
+            f"of the transaction log {known.log} is {expected}: "
+            + (
+                "it was abandoned and aborted, and another driver's Spark has moved on past it. "
+                f"Delete commits/{expected} and all later files of commits/ and offsets/ from the "
+                "checkpoint, so that it is replayed."
+                if abandoned
+                else "the ones between ran without it. Point log= to the log that was in use, or "
+                "pass adopt=True if they were delivered in some other way."
+            )
         )
     if claim.batch_id < expected and claim.batch_id not in known.records:
         raise ConfigurationError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -22,12 +22,67 @@ FORMAT_VERSION = 1
 
 
 class State(StrEnum):
-    """How far a transaction has come; a batch moves down and never back."""
+    """How far a transaction has come."""
 
+    PREPARED = "prepared"
+    """Every branch is prepared; Spark's checkpoint will say whether the batch commits."""
+    ABANDONED = "abandoned"
+    """Spark's checkpoint has not reached the prepared batch: its branches are aborted, and Spark's
+    replay may make it anew."""
     DECIDED = "decided"
     """Every branch is prepared and will be committed, whatever happens."""
     COMPLETE = "complete"
     """Every branch is known to be committed."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether branches that the record names may still have to be committed."""
+        return self in {State.PREPARED, State.DECIDED}
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a set of rows holds, in whatever order: the sum of their hashes.
+
+    Attributes:
+        algorithm: how the rows were hashed; sums of different ones cannot be compared.
+        rows: number of rows.
+        value: sum of the rows' hashes modulo 2**64.
+    """
+
+    algorithm: str
+    rows: int
+    value: int
+
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        if self.algorithm != other.algorithm:
+            raise ValueError(f"{self.algorithm} and {other.algorithm} cannot be added")
+        value = (self.value + other.value) % 2**64
+        return Fingerprint(self.algorithm, self.rows + other.rows, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one Spark task wrote into one sink.
+
+    Attributes:
+        partition: Spark's partition.
+        branch: name of the task's branch.
+        bytes: size of the task's rows as Arrow memory, in bytes.
+        content: of the rows that the sink got.
+    """
+
+    partition: int
+    branch: str
+    bytes: int
+    content: Fingerprint
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(**{**value, "content": Fingerprint(**value["content"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +91,36 @@ class Share:
 
     Attributes:
         target: where the rows go, as the sink describes it.
-        rows: number of rows written.
-        bytes: size of those rows as Arrow memory, in bytes.
+        parts: what each task wrote; tasks without rows have none.
         committables: the prepared branches.
     """
 
     target: str
-    rows: int
-    bytes: int
-    committables: tuple[Committable, ...]
+    parts: tuple[Part, ...] = ()
+    committables: tuple[Committable, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(part.content.rows for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "parts": [part.to_json() for part in self.parts],
+            "committables": [c.to_json() for c in self.committables],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            value["target"],
+            tuple(Part.from_json(part) for part in value["parts"]),
+            tuple(Committable.from_json(c) for c in value["committables"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +129,13 @@ class TransactionRecord:
 
     Attributes:
         id: which batch.
-        token: of the incarnation that decided.
+        token: of the incarnation that prepared it.
         state: see `State`.
         offsets: source offsets of the batch, as Spark's checkpoint shows them, one per source.
         shares: by sink name.
-        decided_at: Unix time in seconds.
-        completed_at: Unix time in seconds; None while branches may be uncommitted.
+        times: Unix time in seconds at which each state was reached.
+        revision: how often the decision was amended.
+        lost: branches that were proven lost after the decision, and written again.
     """
 
     id: TransactionId
@@ -66,16 +143,35 @@ class TransactionRecord:
     state: State
     offsets: tuple[str, ...]
     shares: Mapping[str, Share]
-    decided_at: float
-    completed_at: float | None = None
+    times: Mapping[State, float] = field(default_factory=dict)
+    revision: int = 0
+    lost: tuple[Committable, ...] = ()
 
     def committables(self) -> Iterator[Committable]:
         """Every branch of every sink."""
         for share in self.shares.values():
             yield from share.committables
 
-    def completed(self, at: float) -> TransactionRecord:
-        return replace(self, state=State.COMPLETE, completed_at=at)
+    def branch_names(self) -> Iterator[str]:
+        """Names of all branches that the record needs, those under the driver's own among them."""
+        for share in self.shares.values():
+            yield from (committable.branch_id.name for committable in share.committables)
+            yield from (part.branch for part in share.parts)
+
+    def moved(self, state: State, at: float) -> TransactionRecord:
+        """This record in another state, which it reached at `at`."""
+        return replace(self, state=state, times={**self.times, state: at})
+
+    def amended(
+        self, shares: Mapping[str, Share], lost: Iterable[Committable]
+    ) -> TransactionRecord:
+        """This record with the shares that take the place of `lost`."""
+        return replace(
+            self,
+            shares={**self.shares, **shares},
+            revision=self.revision + 1,
+            lost=(*self.lost, *lost),
+        )
 
     def encode(self) -> str:
         body = {
@@ -83,17 +179,10 @@ class TransactionRecord:
             "token": self.token,
             "state": self.state.value,
             "offsets": list(self.offsets),
-            "shares": {
-                name: {
-                    "target": share.target,
-                    "rows": share.rows,
-                    "bytes": share.bytes,
-                    "committables": [c.to_json() for c in share.committables],
-                }
-                for name, share in self.shares.items()
-            },
-            "decided_at": self.decided_at,
-            "completed_at": self.completed_at,
+            "shares": {name: share.to_json() for name, share in self.shares.items()},
+            "times": {state.value: at for state, at in self.times.items()},
+            "revision": self.revision,
+            "lost": [c.to_json() for c in self.lost],
         }
         return seal(body)
 
@@ -105,17 +194,10 @@ class TransactionRecord:
             token=body["token"],
             state=State(body["state"]),
             offsets=tuple(body["offsets"]),
-            shares={
-                name: Share(
-                    share["target"],
-                    share["rows"],
-                    share["bytes"],
-                    tuple(Committable.from_json(c) for c in share["committables"]),
-                )
-                for name, share in body["shares"].items()
-            },
-            decided_at=body["decided_at"],
-            completed_at=body["completed_at"],
+            shares={name: Share.from_json(share) for name, share in body["shares"].items()},
+            times={State(state): at for state, at in body["times"].items()},
+            revision=body["revision"],
+            lost=tuple(Committable.from_json(c) for c in body["lost"]),
         )
 
 

@@ -10,23 +10,19 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
-    FencedError,
     LogCorruptError,
     LogUnavailableError,
-    ProtocolError,
 )
-from sparkonce.model import Owner, TransactionId
-from sparkonce.txn_log.base import TransactionLog
-from sparkonce.txn_log.identity import Claim, Known, admit
-from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
+from sparkonce.model import TransactionId
+from sparkonce.txn_log.base import ResultT, Store, TransactionLog
+from sparkonce.txn_log.record import Head, TransactionRecord
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sparkonce_meta (
@@ -41,7 +37,7 @@ CREATE TABLE IF NOT EXISTS sparkonce_records (
     PRIMARY KEY (pipeline, query_id, batch_id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS sparkonce_unfinished
-    ON sparkonce_records (pipeline, batch_id) WHERE state <> 'complete';
+    ON sparkonce_records (pipeline, batch_id) WHERE state IN ('prepared', 'decided');
 """
 
 
@@ -66,7 +62,7 @@ class SqliteLog(TransactionLog):
                 f"log= names {self._path}, but the folder {self._path.parent} does not exist: "
                 "create it"
             )
-        with self._write() as connection:
+        with self._transaction() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO sparkonce_meta VALUES ('log_id', ?)",
                 (secrets.token_hex(8),),
@@ -84,111 +80,6 @@ class SqliteLog(TransactionLog):
     def address(self) -> str:
         return f"sqlite:///{self._path}"
 
-    def begin(self, claim: Claim) -> Incarnation:
-        with self._write() as connection:
-            newest = self._records(
-                connection,
-                "WHERE pipeline = ? AND query_id = ? ORDER BY batch_id DESC LIMIT 1",
-                (claim.pipeline, claim.query_id),
-            )
-            near = self._records(
-                connection,
-                "WHERE pipeline = ? AND query_id = ? AND batch_id IN (?, ?)",
-                (claim.pipeline, claim.query_id, claim.batch_id - 1, claim.batch_id),
-            )
-            known = Known(
-                log_id=self._log_id,
-                log=self.address,
-                head=self._head(connection, claim.pipeline),
-                newest=newest[0] if newest else None,
-                records={record.id.batch_id: record for record in near},
-                unfinished=self._unfinished(connection, claim.pipeline),
-            )
-            head = admit(claim, known, time.time())
-            connection.execute(
-                "INSERT INTO sparkonce_heads VALUES (?, ?, ?) ON CONFLICT (pipeline)"
-                " DO UPDATE SET token = excluded.token, body = excluded.body",
-                (head.pipeline, head.token, head.encode()),
-            )
-        return Incarnation(
-            claim.pipeline,
-            Owner(self._log_id, claim.query_id),
-            head.token,
-            tuple(Owner(self._log_id, query_id) for query_id in head.retired),
-        )
-
-    def head(self, pipeline: str) -> Head | None:
-        with self._read() as connection:
-            return self._head(connection, pipeline)
-
-    def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
-        with self._read() as connection:
-            return self._find(connection, transaction_id)
-
-    def decide(self, record: TransactionRecord) -> TransactionRecord:
-        with self._write() as connection:
-            self._require_token(connection, record.id.pipeline, record.token)
-            standing = self._find(connection, record.id)
-            if standing is not None:
-                return standing
-            connection.execute(
-                "INSERT INTO sparkonce_records VALUES (?, ?, ?, ?, ?)",
-                (
-                    record.id.pipeline,
-                    record.id.query_id,
-                    record.id.batch_id,
-                    record.state.value,
-                    record.encode(),
-                ),
-            )
-        return record
-
-    def complete(self, record: TransactionRecord, token: int) -> TransactionRecord:
-        with self._write() as connection:
-            self._require_token(connection, record.id.pipeline, token)
-            standing = self._find(connection, record.id)
-            if standing is None:
-                raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
-            if standing.state is State.COMPLETE:
-                return standing
-            done = standing.completed(time.time())
-            connection.execute(
-                "UPDATE sparkonce_records SET state = ?, body = ?"
-                " WHERE pipeline = ? AND query_id = ? AND batch_id = ?",
-                (
-                    done.state.value,
-                    done.encode(),
-                    done.id.pipeline,
-                    done.id.query_id,
-                    done.id.batch_id,
-                ),
-            )
-        return done
-
-    def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
-        with self._read() as connection:
-            return self._unfinished(connection, pipeline)
-
-    def history(self, pipeline: str, limit: int = 100) -> Sequence[TransactionRecord]:
-        with self._read() as connection:
-            return self._records(
-                connection, "WHERE pipeline = ? ORDER BY batch_id DESC LIMIT ?", (pipeline, limit)
-            )
-
-    def forget(self, record: TransactionRecord, token: int, *, retain: int) -> None:
-        with self._write() as connection:
-            self._require_token(connection, record.id.pipeline, token)
-            connection.execute(
-                "DELETE FROM sparkonce_records WHERE pipeline = ? AND query_id = ?"
-                " AND batch_id <= ? AND batch_id < ? AND state = 'complete'",
-                (
-                    record.id.pipeline,
-                    record.id.query_id,
-                    record.id.batch_id - retain,
-                    record.id.batch_id,
-                ),
-            )
-
     def close(self) -> None:
         with self._lock:
             if self._open is not None:
@@ -197,65 +88,6 @@ class SqliteLog(TransactionLog):
 
     def __repr__(self) -> str:
         return f"<SqliteLog {self._path}>"
-
-    # -- one statement each, inside a transaction ------------------------------------------------
-
-    def _head(self, connection: sqlite3.Connection, pipeline: str) -> Head | None:
-        row = connection.execute(
-            "SELECT token, body FROM sparkonce_heads WHERE pipeline = ?", (pipeline,)
-        ).fetchone()
-        if row is None:
-            return None
-        head = Head.decode(row[1], f"the head of pipeline {pipeline!r} in {self.address}")
-        if head.token != row[0]:
-            raise LogCorruptError(
-                f"the head of pipeline {pipeline!r} in {self.address} holds token {row[0]} beside "
-                f"{head.token}; restore the transaction log from a copy"
-            )
-        return head
-
-    def _require_token(self, connection: sqlite3.Connection, pipeline: str, token: int) -> None:
-        head = self._head(connection, pipeline)
-        if head is None or head.token != token:
-            newer = "the log does not know the pipeline" if head is None else _who(head)
-            raise FencedError(
-                f"this driver holds token {token} of pipeline {pipeline!r}, but {newer}. "
-                "It writes nothing more; let the newer driver run, or stop it and start again."
-            )
-
-    def _find(self, connection: sqlite3.Connection, tid: TransactionId) -> TransactionRecord | None:
-        found = self._records(
-            connection,
-            "WHERE pipeline = ? AND query_id = ? AND batch_id = ?",
-            (tid.pipeline, tid.query_id, tid.batch_id),
-        )
-        return found[0] if found else None
-
-    def _unfinished(
-        self, connection: sqlite3.Connection, pipeline: str
-    ) -> Sequence[TransactionRecord]:
-        return self._records(
-            connection, "WHERE pipeline = ? AND state <> 'complete' ORDER BY batch_id", (pipeline,)
-        )
-
-    def _records(
-        self, connection: sqlite3.Connection, where: str, values: tuple[object, ...]
-    ) -> list[TransactionRecord]:
-        rows = connection.execute(
-            "SELECT pipeline, query_id, batch_id, state, body FROM sparkonce_records " + where,
-            values,
-        ).fetchall()
-        records = []
-        for pipeline, query_id, batch_id, state, body in rows:
-            tid = TransactionId(pipeline, query_id, batch_id)
-            record = TransactionRecord.decode(body, f"the record of {tid} in {self.address}")
-            if (record.id, record.state.value) != (tid, state):
-                raise LogCorruptError(
-                    f"the record of {tid} in {self.address} is that of {record.id}, "
-                    f"{record.state.value}; restore the transaction log from a copy"
-                )
-            records.append(record)
-        return records
 
     # -- connections and transactions ------------------------------------------------------------
 
@@ -278,13 +110,16 @@ class SqliteLog(TransactionLog):
             self._open = connection
         return self._open
 
-    @contextmanager
-    def _read(self) -> Iterator[sqlite3.Connection]:
+    def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
         with self._lock, self._named_errors():
-            yield self._connect()
+            return question(_SqliteStore(self._connect(), self.address))
+
+    def _write(self, step: Callable[[Store], ResultT]) -> ResultT:
+        with self._transaction() as connection:
+            return step(_SqliteStore(connection, self.address))
 
     @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             with self._named_errors():
                 connection = self._connect()
@@ -323,6 +158,83 @@ class SqliteLog(TransactionLog):
             ) from error
 
 
-def _who(head: Head) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(head.started_at))
-    return f"{head.driver} took token {head.token} at {when} UTC (run {head.run_id})"
+class _SqliteStore:
+    """The rows of the database inside one transaction; see `sparkonce.txn_log.base.Store`."""
+
+    def __init__(self, connection: sqlite3.Connection, address: str) -> None:
+        self._connection = connection
+        self._address = address
+
+    def head(self, pipeline: str) -> Head | None:
+        row = self._connection.execute(
+            "SELECT token, body FROM sparkonce_heads WHERE pipeline = ?", (pipeline,)
+        ).fetchone()
+        if row is None:
+            return None
+        head = Head.decode(row[1], f"the head of pipeline {pipeline!r} in {self._address}")
+        if head.token != row[0]:
+            raise LogCorruptError(
+                f"the head of pipeline {pipeline!r} in {self._address} holds token {row[0]} beside "
+                f"{head.token}; restore the transaction log from a copy"
+            )
+        return head
+
+    def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
+        found = self._records(
+            "WHERE pipeline = ? AND query_id = ? AND batch_id = ?", *_key(transaction_id)
+        )
+        return found[0] if found else None
+
+    def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:
+        found = self._records(
+            "WHERE pipeline = ? AND query_id = ? ORDER BY batch_id DESC LIMIT 1", pipeline, query_id
+        )
+        return found[0] if found else None
+
+    def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
+        return self._records(
+            "WHERE pipeline = ? AND state IN ('prepared', 'decided') ORDER BY batch_id", pipeline
+        )
+
+    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
+        return self._records("WHERE pipeline = ? ORDER BY batch_id DESC LIMIT ?", pipeline, limit)
+
+    def put_head(self, head: Head) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO sparkonce_heads VALUES (?, ?, ?)",
+            (head.pipeline, head.token, head.encode()),
+        )
+
+    def put(self, record: TransactionRecord) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO sparkonce_records VALUES (?, ?, ?, ?, ?)",
+            (*_key(record.id), record.state.value, record.encode()),
+        )
+
+    def forget(self, pipeline: str, query_id: str, below: int) -> None:
+        self._connection.execute(
+            "DELETE FROM sparkonce_records"
+            " WHERE pipeline = ? AND query_id = ? AND batch_id < ? AND state = 'complete'",
+            (pipeline, query_id, below),
+        )
+
+    def _records(self, where: str, *values: object) -> list[TransactionRecord]:
+        rows = self._connection.execute(
+            "SELECT pipeline, query_id, batch_id, state, body FROM sparkonce_records " + where,
+            values,
+        ).fetchall()
+        records = []
+        for pipeline, query_id, batch_id, state, body in rows:
+            tid = TransactionId(pipeline, query_id, batch_id)
+            record = TransactionRecord.decode(body, f"the record of {tid} in {self._address}")
+            if (record.id, record.state.value) != (tid, state):
+                raise LogCorruptError(
+                    f"the record of {tid} in {self._address} is that of {record.id}, "
+                    f"{record.state.value}; restore the transaction log from a copy"
+                )
+            records.append(record)
+        return records
+
+
+def _key(transaction_id: TransactionId) -> tuple[str, str, int]:
+    return transaction_id.pipeline, transaction_id.query_id, transaction_id.batch_id

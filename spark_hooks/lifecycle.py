@@ -1,0 +1,72 @@
+"""When a query starts and when the interpreter ends: the two moments without a batch."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQueryListener
+
+from sparkonce.spark_hooks.checkpoint import RunId
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import QueryStartedEvent
+
+
+class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
+    """Calls `action`, a bound method, in a thread of its own whenever a query starts.
+
+    The method's object is held weakly: a pipeline that nobody uses any more is not kept.
+    """
+
+    def __init__(
+        self, session: SparkSession, action: Callable[[SparkSession, RunId], None]
+    ) -> None:
+        self._session = session
+        self._action = weakref.WeakMethod(action)
+
+    @classmethod
+    def add(cls, action: Callable[[SparkSession, RunId], None]) -> Self | None:
+        """Listen to the session of this process; None when there is no classic one yet."""
+        session = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
+        if session is None or not hasattr(session, "_jsparkSession"):
+            return None
+        listener = cls(session, action)
+        session.streams.addListener(listener)
+        return listener
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
+        action = self._action()
+        if action is not None:
+            # `start()` waits for this call, so the work is done elsewhere.
+            run = RunId(str(event.id), str(event.runId))
+            threading.Thread(target=action, args=(self._session, run), daemon=True).start()
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        pass
+
+
+def call_at_exit(action: Callable[[], None]) -> None:
+    """Call `action`, a bound method, when the interpreter ends, while threads can still start.
+
+    The callbacks of `atexit` run too late for that: sinks commit from thread pools, and those are
+    shut down by then.
+    """
+    method = weakref.WeakMethod(action)
+
+    def call() -> None:
+        bound = method()
+        if bound is not None:
+            bound()
+
+    register = getattr(threading, "_register_atexit", atexit.register)
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending already
+        register(call)

@@ -1,0 +1,124 @@
+"""Writing lost branches again: what to write, and whether the replay holds the same rows.
+
+    decided: p0 ✔ committed   p1 ✘ lost   p2 ✔        rewrite: the sink, partitions {1}, pass 1
+    decided: p0 ✘ lost        p1 ✘ lost   p2 ✘        rewrite: the sink, every partition
+
+Spark replays a batch with the same rows, but it may cut them into other partitions. Where some
+branches of a sink are lost, each partition must hold what it held; where all are, the sums over the
+partitions are compared, so a replay that is cut otherwise passes. A branch that the driver made of
+all tasks' work counts as all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from sparkonce.model import Committable
+from sparkonce.txn_log.record import Fingerprint, Part, Share, TransactionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Which part of a decided batch is written again.
+
+    Attributes:
+        write_pass: of the new branches; 1 for the first rewrite of the batch.
+        partitions: by sink name, the lost partitions; None where all are.
+    """
+
+    write_pass: int
+    partitions: Mapping[str, frozenset[int] | None]
+
+    @classmethod
+    def of(cls, record: TransactionRecord, lost: Sequence[Committable]) -> Self | None:
+        """The rewrite that replaces `lost`; None when rows that are visible would come again."""
+        partitions: dict[str, frozenset[int] | None] = {}
+        for name, share in record.shares.items():
+            gone = {c.branch_id.name for c in lost if c.branch_id.sink == name}
+            if not gone:
+                continue
+            if gone == {c.branch_id.name for c in share.committables}:
+                partitions[name] = None
+                continue
+            by_task = {part.branch: part.partition for part in share.parts}
+            if not gone <= by_task.keys():  # the driver's branch, beside others that are committed
+                return None
+            partitions[name] = frozenset(by_task[branch] for branch in gone)
+        return cls(record.revision + 1, partitions)
+
+    def wants(self, sink: str, partition: int) -> bool:
+        """Whether this partition is to be written into this sink."""
+        wanted = self.partitions.get(sink, frozenset())
+        return wanted is None or partition in wanted
+
+    def difference(self, record: TransactionRecord, written: Mapping[str, Share]) -> str | None:
+        """How the replay differs from what was lost; None when it holds the same rows."""
+        for name, wanted in self.partitions.items():
+            before, now = record.shares[name].parts, written[name].parts
+            if wanted is None:
+                told = _difference(before, now)
+            else:
+                told = next(
+                    (
+                        f"partition {n}: {told}"
+                        for n in sorted(wanted)
+                        if (told := _difference(_of(before, n), _of(now, n))) is not None
+                    ),
+                    None,
+                )
+            if told is not None:
+                return f"sink {name!r}, {told}"
+        return None
+
+    def amend(
+        self,
+        record: TransactionRecord,
+        written: Mapping[str, Share],
+        lost: Sequence[Committable],
+    ) -> TransactionRecord:
+        """The record with the new branches in the place of the lost ones."""
+        gone = {c.branch_id.name for c in lost}
+        shares = {}
+        for name, wanted in self.partitions.items():
+            old, new = record.shares[name], written[name]
+            kept = () if wanted is None else (p for p in old.parts if p.partition not in wanted)
+            shares[name] = replace(
+                old,
+                parts=(*kept, *new.parts),
+                committables=(
+                    *(c for c in old.committables if c.branch_id.name not in gone),
+                    *new.committables,
+                ),
+            )
+        return record.amended(shares, lost)
+
+    def __str__(self) -> str:
+        said = (
+            f"{name!r} {'whole' if wanted is None else f'partitions {sorted(wanted)}'}"
+            for name, wanted in self.partitions.items()
+        )
+        return f"pass {self.write_pass} into {', '.join(said)}"
+
+
+def _of(parts: Sequence[Part], partition: int) -> list[Part]:
+    return [part for part in parts if part.partition == partition]
+
+
+def _difference(before: Sequence[Part], now: Sequence[Part]) -> str | None:
+    had, has = _sum(before), _sum(now)
+    if had is None or has is None:
+        return None if had == has else "one of the two has no rows"
+    if had.algorithm != has.algorithm:
+        return f"its content was summed with {had.algorithm}, which this version does not know"
+    if had.rows != has.rows:
+        return f"it had {had.rows} rows, and the replay has {has.rows}"
+    return None if had == has else f"the {had.rows} rows of the replay have other values"
+
+
+def _sum(parts: Sequence[Part]) -> Fingerprint | None:
+    total: Fingerprint | None = None
+    for part in parts:
+        total = part.content if total is None else total + part.content
+    return total
