@@ -60,12 +60,21 @@ class Job:
         shape: Callable[[DataFrame], DataFrame] = lambda df: df,
     ) -> StreamingQuery:
         """Process all files; raises what the query failed with."""
+        query = self.start(pipeline, shape)
+        query.awaitTermination()
+        return query
+
+    def start(
+        self,
+        pipeline: ExactlyOnce,
+        shape: Callable[[DataFrame], DataFrame] = lambda df: df,
+    ) -> StreamingQuery:
         rows = (
             self.spark.readStream.schema("id long, at timestamp")
             .option("maxFilesPerTrigger", 1)
             .json(str(self.source))
         )
-        query = (
+        return (
             shape(rows)
             .writeStream.foreachBatch(pipeline)
             .option("checkpointLocation", str(self.folder / self.checkpoint))
@@ -73,8 +82,6 @@ class Job:
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination()
-        return query
 
     def forget_commit(self) -> None:
         """Leave the checkpoint as a driver leaves it that dies before Spark commits the batch."""

@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, get_args
+from weakref import WeakValueDictionary
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -52,6 +53,9 @@ logger = logging.getLogger("sparkonce")
 
 _LONGEST_POLL_S = 1.0
 _EXIT_WAIT_S = 10.0
+
+_newest: WeakValueDictionary[tuple[str, str], ExactlyOnce] = WeakValueDictionary()
+"""By log id and pipeline: the object whose query is meant when a query of the pipeline starts."""
 
 
 class ExactlyOnce:
@@ -125,6 +129,7 @@ class ExactlyOnce:
         self._failure: Exception | None = None
         self._listener: StartListener | None = None
         if commit == "checkpoint":
+            _newest[self.log.log_id, name] = self
             self._listener = StartListener.add(self._on_start)
             call_at_exit(self._settle_at_exit)
 
@@ -268,6 +273,8 @@ class ExactlyOnce:
         return coordinator
 
     def _on_start(self, session: SparkSession, run: RunId) -> None:
+        if _newest.get((self.log.log_id, self.name)) is not self:
+            return  # an object of an earlier start, in this process: it must not fence the new one
         try:
             self._recover_at_start(RunningQuery.find(session, run))
         except Exception:
@@ -293,6 +300,8 @@ class ExactlyOnce:
             logger.exception("pipeline %r: the last batch is not committed", self.name)
 
     def _settle_at_exit(self) -> None:
+        if self._failure is not None:
+            return  # it was said when it happened
         try:
             self._settle_last(_EXIT_WAIT_S)
         except Exception:
