@@ -68,6 +68,7 @@ Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
 _PARALLEL_BRANCHES = 16
 _FORGET_EVERY_BATCHES = 64
 _MOST_REWRITES = 3
+_NO_REPLAY = "Spark does not replay the batch any more"
 
 
 class Batch(Protocol):
@@ -155,16 +156,15 @@ class Coordinator:
         self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
 
-    def recover(self, replay: int | None = None) -> None:
+    def recover(self) -> None:
         """Finish what older incarnations decided, and abort what they left undecided.
 
-        Args:
-            replay: the batch that Spark is about to hand over: if branches of it are lost, `run`
-                writes them again.
+        Lost branches of the batch that Spark is about to replay are left to `run`.
 
         Raises:
             PreparedBranchLostError: branches of another batch are lost.
         """
+        replay = self.incarnation.transaction_id(self._checkpoint.committed() + 1)
         pipeline = self.incarnation.pipeline
         unfinished = self._patiently(
             lambda: self._log.unfinished(pipeline), f"read the log of pipeline {pipeline!r}"
@@ -185,10 +185,8 @@ class Coordinator:
                 continue
             if not lost:
                 self._complete(record)
-            elif record.id != self.incarnation.transaction_id(-1 if replay is None else replay):
-                problems.append(
-                    _cannot_redo(record, lost, "Spark does not replay the batch any more")
-                )
+            elif record.id != replay:
+                problems.append(_cannot_redo(record, lost, _NO_REPLAY))
         if problems:
             raise problems[0]
         reach("recover.before_sweep")
@@ -378,7 +376,8 @@ class Coordinator:
                 record = self._redo(record, lost, batch)
                 lost = self._commit(record)
         if lost:
-            raise _cannot_redo(record, lost, "Spark does not replay the batch any more")
+            why = _NO_REPLAY if batch is None else "each time they were lost again"
+            raise _cannot_redo(record, lost, why)
         done = self._complete(record)
         self._sweep()
         if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:

@@ -156,7 +156,7 @@ class ExactlyOnce:
                     # What is decided must not wait for a sink that cannot be written to now.
                     if not self.log.unfinished(self.name):
                         self._validate(batch)
-                    self._coordinator = self._begin(query, replay=batch_id)
+                    self._coordinator = self._begin(query, batch_id)
                 self._validate(batch)
                 self._coordinator.run(batch)
             except BaseException:
@@ -180,7 +180,8 @@ class ExactlyOnce:
             StreamingQueryException: the query failed.
             SparkOnceError: the last batch is not committed; the next start goes on with it.
         """
-        self._recover_at_start(RunningQuery.of(query))
+        if self._commit == "checkpoint":
+            self._recover_at_start(RunningQuery.of(query))
         try:
             ended = query.awaitTermination(timeout)
             return True if ended is None else bool(ended)
@@ -224,9 +225,8 @@ class ExactlyOnce:
             batch.validate()
             self._is_validated = True
 
-    def _begin(self, query: RunningQuery, replay: int | None) -> Coordinator:
+    def _begin(self, query: RunningQuery, batch_id: int) -> Coordinator:
         log_id, pipeline = query.binding()
-        batch_id = query.committed() + 1 if replay is None else replay
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         claim = Claim(
             pipeline=self.name,
@@ -269,7 +269,7 @@ class ExactlyOnce:
                 "over in it is not aborted unless it is passed in removed=[…]",
                 gone,
             )
-        coordinator.recover(replay)
+        coordinator.recover()
         return coordinator
 
     def _on_start(self, session: SparkSession, run: RunId) -> None:
@@ -288,7 +288,7 @@ class ExactlyOnce:
                 return
             if query.binding() == (self.log.log_id, self.name):
                 self._turn_to(query)
-                self._coordinator = self._begin(query, replay=None)
+                self._coordinator = self._begin(query, query.committed() + 1)
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 

@@ -300,7 +300,7 @@ def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     """Prepared and logged when run returns, and visible once commits/N is there."""
     world.commit = "checkpoint"
     coordinator = world.coordinator(process := Process())
-    coordinator.recover(0)
+    coordinator.recover()
     coordinator.run(world.batch(process))
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
     assert not coordinator.settle()

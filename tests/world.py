@@ -241,7 +241,7 @@ class World:
         """Run the query to its end, or until it fails or crashes."""
         self.spark.runs += 1
         coordinator = self.coordinator(process)
-        coordinator.recover(self.spark.committed + 1)
+        coordinator.recover()
         while self.spark.committed + 1 < len(self.spark.batches):
             coordinator.run(self.batch(process))
             process.check()
