@@ -248,6 +248,75 @@ def test_decided_batch_is_committed_before_the_sinks_are_checked(
     assert job.visible() == Counter([1, 2])
 
 
+def fail_at(point: str) -> Callable[[str, object], None]:
+    def fail(reached: str, where: object) -> None:
+        if reached == point:
+            raise failpoints.InjectedError(reached)
+
+    return fail
+
+
+def test_removed_sink_gets_what_was_decided_for_it_and_no_more(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused without it while a record names it; with removed= finished, swept, not written."""
+    job.add(*ids(1, 2))
+    old = job.sink_folder("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("decide.after"))
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline(sinks=[FileSink(job.out), FileSink(old, name="old")]))
+    job.add(*ids(3))
+    assert "pass the old sink in removed=" in refused(job, job.pipeline())
+    job.run(job.pipeline(removed=[FileSink(old, name="old")]))
+    assert job.visible() == Counter([1, 2, 3])
+    assert job.visible(old) == Counter([1, 2])
+    job.add(*ids(4))
+    job.run(job.pipeline())
+    assert "the sink 'old' is not among the pipeline's sinks any more" in caplog.text
+
+
+def test_lost_branch_is_written_again_from_sparks_replay(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the partition that is gone; in the other sink nothing changes."""
+    job.add(*ids(1, 2, 3, 4))
+    right = job.sink_folder("right")
+    sinks = [FileSink(job.out), FileSink(right, name="right")]
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("decide.after"))
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline(sinks=sinks), lambda df: df.repartition(2, "id"))
+    first, *rest = sorted((job.out / "_sparkonce").iterdir())
+    assert rest
+    first.unlink()
+    pipeline = job.pipeline(sinks=sinks)
+    job.run(pipeline, lambda df: df.repartition(2, "id"))
+    assert job.visible() == job.visible(right) == Counter([1, 2, 3, 4])
+    (record,) = pipeline.log.history("orders")
+    assert (record.revision, [c.branch_id.sink for c in record.lost]) == (1, ["file"])
+
+
+def test_replay_with_other_rows_is_not_taken_for_the_lost_ones(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that was changed meanwhile: equal in number, other in content."""
+    job.add(*ids(1, 2, 3, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("decide.after"))
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline())
+    for hidden in (job.out / "_sparkonce").iterdir():
+        hidden.unlink()
+    for _ in range(2):
+        with pytest.raises(Exception, match="PreparedBranchLostError.*have other values"):
+            job.run(job.pipeline(), lambda df: df.selectExpr("id + 1 AS id", "at"))
+    assert job.visible() == Counter()
+    assert not list((job.out / "_sparkonce").iterdir())
+    job.run(job.pipeline())
+    assert job.visible() == Counter([1, 2, 3, 4])
+
+
 def refused(job: Job, pipeline: ExactlyOnce) -> str:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps the error it got
         job.run(pipeline)
