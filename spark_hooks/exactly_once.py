@@ -17,7 +17,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -26,6 +26,7 @@ from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.checkpoint import RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
@@ -38,6 +39,7 @@ from sparkonce.txn_log.record import Incarnation, Share
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 logger = logging.getLogger("sparkonce")
 
@@ -219,12 +221,7 @@ class _SparkBatch:
     def _write_pass(
         self, df: DataFrame, sinks: Sequence[AnySink], incarnation: Incarnation
     ) -> dict[str, Share]:
-        selects = list(dict.fromkeys(sink.select for sink in sinks))
-        if len(selects) == 1:
-            lanes, df = None, _selected(df, selects[0])
-        else:
-            lanes = [selects.index(sink.select) for sink in sinks]
-            df = df.selectExpr(*(f"struct({', '.join(columns or '*')})" for columns in selects))
+        df, lanes = _with_hashes(df, [sink.select for sink in sinks])
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
         returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
@@ -232,18 +229,38 @@ class _SparkBatch:
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
-        rows = sum(summary.rows for summary in summaries)
-        size = sum(summary.bytes for summary in summaries)
         committables = [c for summary in summaries for c in summary.committables]
         return {
             sink.name: Share(
                 sink.target,
-                rows,
-                size,
+                tuple(s.parts[sink.name] for s in summaries if s.parts),
                 tuple(c for c in committables if c.branch_id.sink == sink.name),
             )
             for sink in sinks
         }
+
+
+def _with_hashes(
+    df: DataFrame, selects: Sequence[Sequence[str] | None]
+) -> tuple[DataFrame, list[int] | None]:
+    """The rows with their hashes, and in which lane each `select` is, as `PartitionWriter` wants.
+
+    A column of structs per distinct `select`; the columns themselves where all share one and
+    Spark finds columns of such names again.
+    """
+    distinct = list(dict.fromkeys(selects))
+    if len(distinct) == 1:
+        rows = _selected(df, distinct[0])
+        if is_plain(schema := rows.schema):
+            name = free_name(schema.names)
+            return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
+    structs = (", ".join(columns or "*") for columns in distinct)
+    rows = df.selectExpr(*(f"struct({columns}) AS lane{n}" for n, columns in enumerate(structs)))
+    hashes = (
+        f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
+        for n, lane in enumerate(rows.schema)
+    )
+    return rows.selectExpr("*", *hashes), [distinct.index(select) for select in selects]
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:

@@ -109,12 +109,12 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "batches ran without the log": (claim(9), known(2), "the ones between ran without it"),
     "sink removed while a record names it": (
         claim(3, sinks={}),
-        known(2, unfinished=unfinished(kafka=Share("topic", 1, 1, BRANCHES))),
+        known(2, unfinished=unfinished(kafka=Share("topic", (), BRANCHES))),
         "Start once with the old sinks",
     ),
     "sink's target changed while a record names it": (
         claim(3, sinks={"kafka": "elsewhere"}),
-        known(2, unfinished=unfinished(kafka=Share("topic", 1, 1, BRANCHES))),
+        known(2, unfinished=unfinished(kafka=Share("topic", (), BRANCHES))),
         "now it is elsewhere",
     ),
 }
@@ -144,6 +144,6 @@ def test_sink_without_branches_may_go() -> None:
     """An unfinished record in which the removed sink wrote nothing does not hold it back."""
     admit(
         claim(3, sinks={}),
-        known(2, unfinished=unfinished(kafka=Share("topic", 0, 0, ()))),
+        known(2, unfinished=unfinished(kafka=Share("topic", (), ()))),
         now=5.0,
     )

@@ -21,7 +21,14 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
+from sparkonce.txn_log.record import (
+    Fingerprint,
+    Incarnation,
+    Part,
+    Share,
+    State,
+    TransactionRecord,
+)
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -41,6 +48,10 @@ def claim(batch_id: int = 0, **changes: Any) -> Claim:
     return Claim(**{**values, **changes})
 
 
+def part(rows: int) -> Part:
+    return Part(0, 3, 32 * rows, Fingerprint("sum/1", rows, 2**64 - rows))
+
+
 def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> TransactionRecord:
     branch_id = BranchId(incarnation.owner, batch_id, incarnation.token, "kafka", 0, 3)
     committable = Committable(branch_id, {"path": "ü/1", "parts": ["a", "b"]}, safe_until=1.5)
@@ -49,7 +60,7 @@ def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> Transacti
         "token": incarnation.token,
         "state": State.DECIDED,
         "offsets": (f"[{batch_id}]",),
-        "shares": {"kafka": Share("topic", 2, 64, (committable,))},
+        "shares": {"kafka": Share("topic", (part(2),), (committable,))},
         "decided_at": 12.25,
     }
     return TransactionRecord(**{**values, **changes})
@@ -257,9 +268,17 @@ class TestSqliteLog(LogContract):
             Committable(BranchId(incarnation.owner, 0, 1, "kafka", 0, n), {"n": n})
             for n in range(10_000)
         )
-        decided = record(incarnation, 0, shares={"kafka": Share("topic", 1, 1, many)})
+        decided = record(incarnation, 0, shares={"kafka": Share("topic", (part(1),), many)})
         log.decide(decided)
         assert log.find(decided.id) == decided
+
+
+def test_fingerprints_add_up_modulo_2_to_the_64() -> None:
+    parts = (part(1), part(2))
+    assert parts[0].content + parts[1].content == Fingerprint("sum/1", 3, 2**64 - 3)
+    assert (Share("topic", parts, ()).rows, Share("topic", parts, ()).bytes) == (3, 96)
+    with pytest.raises(ValueError, match="sum/1 and other/1"):
+        part(1).content + Fingerprint("other/1", 1, 1)
 
 
 def test_unknown_address_says_what_is_expected() -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import Owner
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
 from sparkonce.txn_log.record import Incarnation
-from tests.world import MemorySink, Process, Store
+from tests.world import MemorySink, Process, Store, hashed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 INCARNATION = Incarnation("orders", Owner("0" * 16, "5b1d"), 4)
 
 
 def batches(*sizes: int) -> Iterator[pa.RecordBatch]:
     for size in sizes:
-        yield pa.record_batch({"id": pa.array(range(size), pa.int64())})
+        yield hashed(range(size))
 
 
 @pytest.fixture
@@ -28,7 +31,11 @@ def sinks() -> list[MemorySink]:
 
 def test_every_sink_gets_every_row_and_one_branch(sinks: list[MemorySink]) -> None:
     summary = PartitionWriter(sinks, INCARNATION, 7).write(batches(2, 0, 3), 5, 11)
-    assert (summary.partition, summary.rows) == (5, 5)
+    assert summary.partition == 5
+    assert summary.parts["left"] == summary.parts["right"]
+    part = summary.parts["left"]
+    assert (part.partition, part.attempt, part.content.rows) == (5, 11, 5)
+    assert part.bytes == 5 * 8
     assert [str(c.branch_id) for c in summary.committables] == [
         "sparkonce.0000000000000000.5b1d.t4.left.p0.a11.b7.",
         "sparkonce.0000000000000000.5b1d.t4.right.p0.a11.b7.",

@@ -20,7 +20,7 @@ from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks.coordinator import Coordinator
-from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Incarnation, Share
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -117,6 +117,12 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
         return [Committable(b) for b in found if b is not None and b.owner == owner]
 
 
+def hashed(ids: Sequence[int]) -> pa.RecordBatch:
+    """Rows with the column of hashes that the partition writer expects behind them."""
+    hashes = [(row + 1) * 0x5DEECE66D2B79F5 % 2**63 for row in ids]
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "hash": pa.array(hashes, pa.int64())})
+
+
 class MemoryBatch:
     """What Spark hands over: partitions of rows, written by the real partition writer."""
 
@@ -132,18 +138,17 @@ class MemoryBatch:
 
     def write(self, incarnation: Incarnation) -> Mapping[str, Share]:
         writer = PartitionWriter(self._sinks, incarnation, self.batch_id)
-        committables: list[Committable] = []
+        summaries: list[PartitionSummary] = []
         for partition, rows in enumerate(self._spark.batches[self.batch_id]):
             self._process.check()
-            record_batches = [pa.record_batch({"id": rows})] if rows else []
+            record_batches = [hashed(rows)] if rows else []
             self._spark.attempts += 1
-            summary = writer.write(iter(record_batches), partition, self._spark.attempts)
-            committables += summary.committables
+            summaries.append(writer.write(iter(record_batches), partition, self._spark.attempts))
+        committables = [c for summary in summaries for c in summary.committables]
         return {
             sink.name: Share(
                 sink.target,
-                sum(map(len, self._spark.batches[self.batch_id])),
-                0,
+                tuple(s.parts[sink.name] for s in summaries if s.parts),
                 tuple(c for c in committables if c.branch_id.sink == sink.name),
             )
             for sink in self._sinks

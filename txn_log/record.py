@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from sparkonce.errors import LogCorruptError
-from sparkonce.model import Committable, Owner, TransactionId
+from sparkonce.model import Committable, JsonValue, Owner, TransactionId
 
 FORMAT_VERSION = 1
 
@@ -31,20 +31,108 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What some rows are, as a set that may hold a row twice: their order changes nothing.
+
+    Attributes:
+        algorithm: how `value` was made; only fingerprints of one algorithm compare.
+        rows: number of rows.
+        value: sum of the rows' hashes modulo 2^64.
+    """
+
+    algorithm: str
+    rows: int
+    value: int
+
+    def __add__(self, other: Fingerprint) -> Fingerprint:
+        """Of the rows of both.
+
+        Raises:
+            ValueError: the algorithms differ.
+        """
+        if self.algorithm != other.algorithm:
+            raise ValueError(f"{self.algorithm} and {other.algorithm} fingerprints do not add up")
+        return Fingerprint(
+            self.algorithm, self.rows + other.rows, (self.value + other.value) % 2**64
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        # Hexadecimal, since most readers of JSON round integers beyond 2^53.
+        return {"algorithm": self.algorithm, "rows": self.rows, "value": f"{self.value:016x}"}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(value["algorithm"], value["rows"], int(value["value"], 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one Spark task wrote into one sink.
+
+    Attributes:
+        partition: Spark's partition id.
+        attempt: of the task's branch, see `BranchId.attempt`.
+        bytes: size of the rows as Arrow memory, in bytes.
+        content: the rows, as this sink got them.
+    """
+
+    partition: int
+    attempt: int
+    bytes: int
+    content: Fingerprint
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "partition": self.partition,
+            "attempt": self.attempt,
+            "bytes": self.bytes,
+            "content": self.content.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        content = Fingerprint.from_json(value["content"])
+        return cls(value["partition"], value["attempt"], value["bytes"], content)
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """What one sink has in a transaction.
 
     Attributes:
         target: where the rows go, as the sink describes it.
-        rows: number of rows written.
-        bytes: size of those rows as Arrow memory, in bytes.
+        parts: what each task wrote; tasks without rows have none.
         committables: the prepared branches.
     """
 
     target: str
-    rows: int
-    bytes: int
+    parts: tuple[Part, ...]
     committables: tuple[Committable, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows written."""
+        return sum(part.content.rows for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Size of those rows as Arrow memory, in bytes."""
+        return sum(part.bytes for part in self.parts)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "target": self.target,
+            "parts": [part.to_json() for part in self.parts],
+            "committables": [c.to_json() for c in self.committables],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(
+            value["target"],
+            tuple(Part.from_json(part) for part in value["parts"]),
+            tuple(Committable.from_json(c) for c in value["committables"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +171,7 @@ class TransactionRecord:
             "token": self.token,
             "state": self.state.value,
             "offsets": list(self.offsets),
-            "shares": {
-                name: {
-                    "target": share.target,
-                    "rows": share.rows,
-                    "bytes": share.bytes,
-                    "committables": [c.to_json() for c in share.committables],
-                }
-                for name, share in self.shares.items()
-            },
+            "shares": {name: share.to_json() for name, share in self.shares.items()},
             "decided_at": self.decided_at,
             "completed_at": self.completed_at,
         }
@@ -105,15 +185,7 @@ class TransactionRecord:
             token=body["token"],
             state=State(body["state"]),
             offsets=tuple(body["offsets"]),
-            shares={
-                name: Share(
-                    share["target"],
-                    share["rows"],
-                    share["bytes"],
-                    tuple(Committable.from_json(c) for c in share["committables"]),
-                )
-                for name, share in body["shares"].items()
-            },
+            shares={name: Share.from_json(share) for name, share in body["shares"].items()},
             decided_at=body["decided_at"],
             completed_at=body["completed_at"],
         )
