@@ -37,6 +37,7 @@ def main(config: dict[str, Any]) -> None:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.codegen.wholeStage", "false")  # compiling takes longer than the rows
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(Path(config["checkpoint"]).parent / "warehouse"))
         .getOrCreate()

@@ -28,11 +28,14 @@ from integration_tests.crash.job import FILES_PER_BATCH
 from sparkonce.model import Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.crash import Arm, DriverProcess, Failpoints
+from sparkonce.testing.services.java import QUICK_START
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import State, TransactionRecord
 
 ROOT = Path(__file__).parent.parent.parent
 PIPELINE = "crash"
+JVM_OPTIONS = f"-XX:+UseSerialGC -Xshare:auto {QUICK_START}"
+"""A driver here lives for seconds, most of which a JVM would spend on compiling well."""
 ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 DAYS = ("2026-01-01", "2026-01-02")
@@ -98,7 +101,10 @@ class Driver:
             [sys.executable, "-m", "integration_tests.crash.job", str(config)],
             self.failpoints,
             log=folder / "driver.log",
-            env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+            env={
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+                "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell",
+            },
         )
         self._log_start = 0
 
