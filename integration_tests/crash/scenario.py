@@ -226,9 +226,11 @@ class Scenario:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         for driver in self.drivers:
             driver.process.close()
+        if failed:
+            print(*map(" | ".join, self.table), sep="\n")
 
     def target(self, name: str) -> Target:
         return next(target for target in self.targets if target.name == name)

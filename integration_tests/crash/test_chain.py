@@ -177,13 +177,14 @@ def batches_of(steps: Sequence[Step]) -> int:
     return sum(not step.again for step in steps) + 1
 
 
+@pytest.mark.parametrize("policy", ["prepared", pytest.param("checkpoint", marks=pytest.mark.slow)])
 def test_driver_killed_at_every_point_with_all_real_sinks(
-    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:
     """Kafka, Postgres and each S3 server in one pipeline: every row is visible once in each."""
     targets = real_targets(services, fresh_name)
-    steps = chain_of("prepared", in_turn([target.name for target in targets]))
-    with Scenario(tmp_path, targets, batches_of(steps), "prepared") as scenario:
+    steps = chain_of(policy, in_turn([target.name for target in targets]))
+    with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
         run_chain(scenario, steps)
 
 
