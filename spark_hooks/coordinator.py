@@ -22,6 +22,7 @@ Invariants (docs/protocol.md has all of them):
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -279,10 +280,11 @@ class Coordinator:
                 offsets=batch.offsets,
                 shares=shares,
             )
-        except BaseException:
+        except BaseException as error:
             # Presumed abort: no decision says commit, so nothing needs to be written. Tasks that
             # still run may prepare later; the next incarnation finds those.
             self._sweep()
+            self._raise_if_fenced(error)
             raise
 
     def _vote(
@@ -353,6 +355,15 @@ class Coordinator:
         except (PrepareRejectedError, ProtocolError):
             self._sweep()  # every try before was answered: nothing was written
             raise
+
+    def _raise_if_fenced(self, error: BaseException) -> None:
+        """A newer incarnation sweeps our branches; all that a sink sees is that they are gone."""
+        if isinstance(error, Exception):
+            with contextlib.suppress(LogUnavailableError):
+                try:
+                    self._log.check_token(self.incarnation)
+                except FencedError as fenced:
+                    raise fenced from error
 
     # -- from the decision on: nothing aborts ----------------------------------------------------
 
@@ -447,8 +458,9 @@ class Coordinator:
                 raise _cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301
             voted = self._vote(batch, written, write_pass=rewrite.write_pass)
             self._check_safe(record.id, (c for s in voted.values() for c in s.committables))
-        except BaseException:
+        except BaseException as error:
             self._sweep()  # presumed abort, as before any decision: no record names them
+            self._raise_if_fenced(error)
             raise
         amended = rewrite.amend(record, voted, gone)
         reach("amend.before", batch=batch.batch_id)

@@ -351,6 +351,24 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
     world.check()
 
 
+def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: World) -> None:
+    """Its sinks can only say that something is gone; the log knows who took it away."""
+    old = world.coordinator(process := Process())
+
+    def sweep_and_complain() -> None:
+        world.start(Process())
+        raise InjectedError
+
+    with (
+        at_point("prepare_batch.before", sweep_and_complain) as fault,
+        pytest.raises(FencedError, match="took token 2") as raised,
+    ):
+        old.run(world.batch(process))
+    assert fault.fired
+    assert isinstance(raised.value.__cause__, InjectedError)
+    world.check()
+
+
 def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) -> None:
     """A zombie's Spark wrote commits/N of an aborted batch: no start goes on over the gap."""
     world.commit = "checkpoint"
