@@ -6,6 +6,7 @@ run of the query in it, with an incarnation of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -80,9 +81,15 @@ class Process:
     def __init__(self, world: SimWorld, number: int) -> None:
         self.number = number
         self.alive = True
+        self._attempts = 0
         self.sinks: list[SimSink] = [
             SINK_OF[name](system, self) for name, system in world.systems.items()
         ]
+
+    def next_attempt(self) -> int:
+        """Spark numbers task attempts from 0 in each process, so that names differ by the token."""
+        self._attempts += 1
+        return self._attempts - 1
 
 
 class Driver:
@@ -93,6 +100,8 @@ class Driver:
         outcome: how it ended: None while it runs, an exception, or "crashed", "done".
         paused_at: the step in which it stands still.
         is_recovering: for what is called interesting.
+        looked_at: the clock as the coordinator saw it last.
+        consumed: batches that were read to their end here.
     """
 
     def __init__(self, world: SimWorld, process: Process, policy: CommitPolicy) -> None:
@@ -106,6 +115,8 @@ class Driver:
         self.paused_at: str | None = None
         self.fault: str | None = None
         self.is_recovering = False
+        self.looked_at = math.inf
+        self.consumed: set[int] = set()
         self.looks_first = world.rng.random() < 0.25
         self._greenlet = greenlet(self._run, world.scheduler)
 
@@ -227,7 +238,8 @@ class Driver:
         return coordinator
 
     def _now(self) -> float:
-        return self.world.clock
+        self.looked_at = self.world.clock
+        return self.looked_at
 
     def is_loud_gap(self) -> bool:
         """Whether the identity guard has refused Spark's step past an abandoned batch."""

@@ -14,7 +14,18 @@ from typing import Final
 
 POINT: Final = ("crash", "error", "pause", "delay", "drop")
 READ: Final = ("crash", "error", "pause", "delay", "drop")
-WRITE: Final = ("crash", "crash_after", "error", "lost", "torn", "twice", "pause", "pause_after")
+WRITE: Final = (
+    "crash",
+    "crash_after",
+    "error",
+    "lost",
+    "torn",
+    "twice",
+    "late",
+    "pause",
+    "pause_after",
+)
+""""torn": the answer is lost and nothing was written; "late": the same, and it lands afterwards."""
 SINK: Final = ("crash", "crash_after", "error", "lost", "twice", "pause", "pause_after", "drop")
 TASK: Final = ("crash", "crash_after", "error", "lost", "pause", "pause_after", "zombie", "delay")
 """A task's verb: "error" fails the task, and Spark runs it again; "zombie" runs it twice, and the

@@ -57,8 +57,8 @@ class Ledger:
             case State.PREPARED, (State.DECIDED | State.ABANDONED):
                 assert old is not None
                 world.require(_names(old) == _names(new), "I3: a prepared record changed")
-                if new.state is State.DECIDED and driver.token != new.token:
-                    world.states.add("a newer driver decides what an older one prepared")
+                if new.state is State.DECIDED:
+                    self._follows_spark(new, driver)
             case State.DECIDED, State.DECIDED:
                 assert old is not None
                 self._amends(old, new)
@@ -78,24 +78,30 @@ class Ledger:
         if new.state.is_unfinished:
             self.standing |= dict.fromkeys((*_names(new), *_parts(new)), new)
 
+    def _follows_spark(self, record: TransactionRecord, driver: Driver) -> None:
+        batch_id = record.id.batch_id
+        self.world.require(
+            self.world.spark.committed() >= batch_id,
+            f"I5: batch {batch_id} was prepared and is decided before Spark's checkpoint has it",
+        )
+        if driver.token != record.token:
+            self.world.states.add("a newer driver decides what an older one prepared")
+
     def _first(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
-        world, batch_id = self.world, new.id.batch_id
+        world, batch_id, driver = self.world, new.id.batch_id, self.world.driver
+        assert driver is not None
         if old is not None:
             world.states.add("an abandoned batch is replayed")
         undecided = self._undecided_before(batch_id)
         world.require(not undecided, f"I5: batch {batch_id} follows {undecided}, undecided")
         for committable in new.committables():
             system, full = self._where(committable)
-            world.require(
-                full in system.ever and full not in system.aborted,
-                f"I2: {full} is decided and was not prepared",
-            )
+            world.require(full in system.ever, f"I2: {full} is decided and was not prepared")
+            world.require(full not in system.aborted, f"I7: {full} was aborted and is decided")
             world.require(full not in system.visible, f"I2: {full} was visible before it")
             world.require(
-                committable.safe_until is None
-                or committable.safe_until > world.clock - 0.05
-                or full not in system.gone,
-                f"I2: {full} is decided after it was no longer safe",
+                committable.safe_until is None or committable.safe_until > driver.looked_at,
+                f"I2: {full} is decided, and nobody saw that it was still safe",
             )
         ids = Counter(
             row % OTHER_ROWS for partition in world.spark.source[batch_id] for row in partition
@@ -184,11 +190,21 @@ class Ledger:
     def spark_commits(self, batch_id: int) -> None:
         """A zombie's Spark may step past what a newer driver abandons: the guard stops the next."""
         world = self.world
-        if batch_id in self.decided:
-            return
+        assert world.driver is not None
+        world.require(
+            batch_id in world.driver.consumed,
+            f"I5: {world.driver} has not read batch {batch_id}, so Spark's own state stays behind",
+        )
         record = next((r for r in world.disk.records.values() if r.id.batch_id == batch_id), None)
         state = None if record is None else record.state
-        assert world.driver is not None
+        if batch_id in self.decided:
+            # A zombie that prepared it, and was replaced, is kept back by nobody.
+            may_go_on = world.driver.policy == "checkpoint"
+            world.require(
+                may_go_on or state in {None, State.COMPLETE},
+                f"I5: batch {batch_id} is decided and unfinished, and Spark will not replay it",
+            )
+            return
         is_zombie = any(head.token != world.driver.token for head in world.disk.heads.values())
         is_held = state is State.PREPARED or (state is State.ABANDONED and is_zombie)
         world.require(is_held, f"I5: Spark commits batch {batch_id}, which is {state}")

@@ -6,6 +6,7 @@ file exists, as Spark's checkpoint does. Several drivers may use one checkpoint:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -56,7 +57,6 @@ class Spark:
         self.written_offsets: set[int] = set(self.commits)
         self.other_rows: set[int] = set()
         self.recut: set[int] = set()
-        self.attempts = 0
 
     @property
     def location(self) -> str:
@@ -113,6 +113,7 @@ class SimBatch:
         self, incarnation: Incarnation, rewrite: Rewrite | None = None
     ) -> Mapping[str, Share]:
         self._world.ledger.batch_begins(self.batch_id)
+        self._driver.looked_at = math.inf
         self._world.call("spark.write", self._choose_rows)
         sinks = [
             sink
@@ -135,6 +136,7 @@ class SimBatch:
                     parts=(*share.parts, part),
                     committables=(*share.committables, committable),
                 )
+        self._driver.consumed.add(self.batch_id)
         return shares
 
     def _choose_rows(self) -> None:
@@ -149,6 +151,7 @@ class SimBatch:
 
     def _drained(self) -> None:
         self._world.ledger.drained(self.batch_id)
+        self._driver.consumed.add(self.batch_id)
 
     def _partition(
         self,
@@ -161,8 +164,7 @@ class SimBatch:
         write_pass = 0 if rewrite is None else rewrite.write_pass
         for _ in range(2):
             done: list[Committable] = []
-            self._spark.attempts += 1
-            attempt = self._spark.attempts
+            attempt = self._driver.process.next_attempt()
             try:
                 for sink in sinks:
                     branch_id = BranchId(
@@ -193,8 +195,7 @@ class SimBatch:
         return self._world.call(f"{sink.name}.precommit", effect)
 
     def _leave_zombie(self, sink: SimSink, branch_id: BranchId, rows: tuple[int, ...]) -> None:
-        self._spark.attempts += 1
-        zombie = replace(branch_id, attempt=self._spark.attempts)
+        zombie = replace(branch_id, attempt=self._driver.process.next_attempt())
         due = self._world.steps + self._world.rng.choice((3, 15, 40, 120))
 
         def wake() -> None:

@@ -72,7 +72,7 @@ class System:
 
     def put(self, standing: Standing) -> None:
         full = str(standing.branch_id)
-        self.world.require(full not in self.ever, f"{full} is prepared twice")
+        self.world.require(full not in self.ever, f"I6: the name {full} is taken twice")
         self.prepared[full] = standing
         self.ever.add(full)
 

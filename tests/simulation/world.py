@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from greenlet import greenlet
 
-from sparkonce.errors import DecisionUnknownError, LogUnavailableError
+from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
 from sparkonce.failpoints import InjectedError
 from tests.simulation.faults import Plan
 
@@ -113,6 +113,9 @@ class World:
                 driver.pause(step)
             case "torn":
                 raise DecisionUnknownError("the answer is lost")
+            case "late":
+                self._land_later(driver, step, effect)
+                raise DecisionUnknownError("the answer is lost")
             case "lost" | "crash_after" | "pause_after" | "twice":
                 return self._after(driver, step, fault, effect)
             case _:
@@ -142,6 +145,19 @@ class World:
             raise _lost_answer_of(step)
         return result
 
+    def _land_later(self, driver: Driver, step: str, effect: Callable[[], object]) -> None:
+        def land() -> None:
+            running, self.driver = self.driver, driver
+            try:
+                self.say(f"{step} lands now")
+                effect()
+            except SparkOnceError as error:
+                self.say(f"{step} is refused: {error!r:.80}")
+            finally:
+                self.driver = running
+
+        self.late.append((self.steps + self.rng.choice((1, 2, 5, 20, 60)), land))
+
     def drop(self) -> None:
         """A participant loses something that it had promised to keep."""
         holding = [system for system in self.systems.values() if system.prepared]
@@ -153,10 +169,10 @@ class World:
         del where
         self.call(point, _nothing)
 
-    # -- executors that nobody waits for -----------------------------------------------------------
+    # -- what nobody waits for ---------------------------------------------------------------------
 
     def fire_late(self, until: int) -> None:
-        """Let the executor zombies act that are due."""
+        """Let the executor zombies act that are due, and the writes land that were under way."""
         due = [entry for entry in self.late if entry[0] <= until]
         for entry in due:
             self.late.remove(entry)
