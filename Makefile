@@ -26,6 +26,9 @@ slow: $(READY) ## run the slow tests: the full crash matrix
 simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: replay one, with its trace)
 	$(RUN) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
+mutants: $(READY) ## seed known bugs into a copy of the code, and see that each is found
+	$(RUN) -m tests.simulation.mutate
+
 lint: $(READY) ## check style, types and the direction of imports
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check

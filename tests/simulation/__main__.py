@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from tests.simulation.coverage import PAIRS, RARE_STATES, STATES, Coverage
 from tests.simulation.simulation import simulate
@@ -21,27 +22,30 @@ from tests.simulation.simulation import simulate
 _CHUNK = 500
 
 
-def run(first: int, count: int) -> Coverage:
-    """Run the seeds from `first` on, in this process."""
+def run(first: int, count: int, *, until_red: bool = False) -> Coverage:
+    """Run the seeds from `first` on, in this process; on request only up to the first failure."""
     logging.disable(logging.CRITICAL)
     coverage = Coverage()
     try:
         for seed in range(first, first + count):
             coverage.add(simulate(seed))
+            if until_red and coverage.failures:
+                break
     finally:
         logging.disable(logging.NOTSET)
     return coverage
 
 
-def run_all(first: int, count: int, jobs: int) -> Iterator[Coverage]:
+def run_all(first: int, count: int, jobs: int, *, until_red: bool) -> Iterator[Coverage]:
     """Run the seeds in `jobs` processes; gives what each portion has met."""
+    portion = partial(run, until_red=until_red)
     starts = range(first, first + count, _CHUNK)
     sizes = [min(_CHUNK, first + count - start) for start in starts]
     if jobs == 1:
-        yield from map(run, starts, sizes)
+        yield from map(portion, starts, sizes)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run, starts, sizes)
+        yield from pool.map(portion, starts, sizes)
 
 
 def main() -> int:
@@ -68,7 +72,7 @@ def _replay(seed: int) -> int:
 def _run(first: int, count: int, jobs: int, *, until_red: bool) -> int:
     started, coverage = time.monotonic(), Coverage()
     print(f"seeds {first} to {first + count - 1} in {jobs} processes", flush=True)
-    for portion in run_all(first, count, jobs):
+    for portion in run_all(first, count, jobs, until_red=until_red):
         coverage.join(portion)
         if until_red and coverage.failures:
             break

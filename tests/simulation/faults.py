@@ -197,6 +197,8 @@ class Plan:
             fault = "error"
         elif fault == "error":
             self._outages[step] = self._rng.choice(_ERRORS_IN_A_ROW) - 1
+        elif fault in {"lost", "torn", "late"}:  # often it stays away for a while
+            self._outages[step] = self._rng.choice((0, 6))
         is_switch = fault is None and others_alive and "pause" in STEPS[step]
         if is_switch and self._pause_rate and self._rng.random() < self._pause_rate:
             fault = "pause"
