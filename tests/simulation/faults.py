@@ -84,19 +84,35 @@ class Theme:
 
     Attributes:
         openings: one of these (step, fault) pairs comes first.
-        steps: some of these get a fault each.
+        steps: some of these get a fault each, any that they can have.
+        faults: the only ones they get, if given.
         policy: with which the part is reached; None for any.
     """
 
     openings: tuple[tuple[str, str], ...]
     steps: tuple[str, ...]
     policy: str | None = None
+    faults: tuple[str, ...] = ()
 
 
 THEMES: Final = (
     Theme(  # branches are lost behind the decision
         (("decide.after", "drop"), ("commit.before", "drop"), ("log.decide", "crash_after")),
-        ("redo.before", "amend.before", "amend.after", "log.amend", "spark.write", "commit.before"),
+        ("redo.before", "amend.before", "amend.after", *["log.amend"] * 4, "spark.write"),
+    ),
+    Theme(  # branches are lost, and the replay is not what it was
+        (("decide.after", "drop"), ("decide.before", "drop"), ("commit.before", "drop")),
+        ("spark.write", "spark.write", "commit.before", "amend.after"),
+        faults=("other_rows", "repartition", "drop"),
+    ),
+    Theme(  # a write is under way while the log cannot be reached
+        (
+            ("log.decide", "late"),
+            ("log.decide", "late"),
+            ("log.prepare", "late"),
+            ("log.complete", "late"),
+        ),
+        ("decide.after", "spark.commit", "log.unfinished", "commit.before"),
     ),
     Theme(  # Spark does not commit what is prepared
         (
@@ -107,13 +123,7 @@ THEMES: Final = (
             ("spark.commit", "pause"),
             ("spark.commit", "crash"),
         ),
-        (
-            "abandon.before",
-            "abandon.after",
-            "log.abandon",
-            "recover.before_sweep",
-            "prepared.after",
-        ),
+        ("abandon.before", "abandon.after", *["log.abandon"] * 3, "prepared.after"),
         "checkpoint",
     ),
     Theme(  # Spark commits, and the driver dies before it decides
@@ -158,7 +168,7 @@ class Plan:
         self.fired: list[tuple[str, str]] = []
         self.is_on = True
         self.policy: str | None = None
-        if rng.random() < 0.6:
+        if rng.random() < 0.7:
             self._follow(rng.choice(THEMES))
         for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4, 6))):
             if rng.random() < 0.4:
@@ -175,11 +185,12 @@ class Plan:
         step, fault = rng.choice(theme.openings)
         nth = rng.choice((1, 1, 1, 2, 3))
         self._by_name.setdefault(step, []).append((nth, fault))
-        for _ in range(rng.choice((0, 1, 1, 2))):
+        for _ in range(rng.choice((0, 1, 1, 2, 2))):
             step = rng.choice(theme.steps)
             after = nth if step == theme.openings[0][0] else 0
             at = after + rng.choice((1, 1, 1, 2, 3))
-            self._by_name.setdefault(step, []).append((at, rng.choice(STEPS[step])))
+            faults = [fault for fault in STEPS[step] if fault in theme.faults or not theme.faults]
+            self._by_name.setdefault(step, []).append((at, rng.choice(faults)))
 
     def at(self, step: str, *, others_alive: bool) -> str | None:
         """The fault that meets this step now; None for none."""

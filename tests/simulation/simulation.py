@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import gmtime, strftime
+from types import SimpleNamespace
+from unittest.mock import patch
 
 from sparkonce import failpoints
 from sparkonce.errors import PreparedBranchLostError
 from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.txn_log import base as log_rules
 from tests.simulation.drivers import Driver, Process, SimWorld
 from tests.simulation.ledger import Ledger
 from tests.simulation.log import Disk
@@ -39,17 +43,19 @@ class Result:
 
 def simulate(seed: int, *, trace: bool = False) -> Result:
     """Run the schedule of one seed."""
-    before = failpoints.handler
     simulation = Simulation(seed, trace=trace)
-    failpoints.handler = simulation.world.reach
-    try:
-        simulation.run()
-    except Violation:
-        pass
-    finally:
-        failpoints.handler = before
-        simulation.end()
     world = simulation.world
+    clock = SimpleNamespace(time=lambda: world.clock, strftime=strftime, gmtime=gmtime)
+    with (
+        patch.object(failpoints, "handler", world.reach),
+        patch.object(log_rules, "time", clock),
+    ):
+        try:
+            simulation.run()
+        except Violation:
+            pass
+        finally:
+            simulation.end()
     return Result(
         seed,
         None if world.violation is None else str(world.violation),
