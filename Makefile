@@ -3,12 +3,13 @@
 
 PYTHON ?= python3
 WRITER ?= exactly-once
+SEEDS ?= 100000
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format slow bench services lock clean
+.PHONY: help demo test lint format slow simulate mutants bench services lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +22,12 @@ test: $(READY) ## run all tests but the slow ones, on real local servers
 
 slow: $(READY) ## run the slow tests: the full crash matrix
 	$(RUN) -m pytest -m slow
+
+simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: replay one, with its trace)
+	$(RUN) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+mutants: $(READY) ## seed known bugs into a copy of the code, and see that each is found
+	$(RUN) -m tests.simulation.mutate
 
 lint: $(READY) ## check style, types and the direction of imports
 	$(VENV)/bin/ruff check

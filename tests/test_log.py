@@ -119,6 +119,15 @@ class LogContract:
             log.decide(record(newer, 1))
         assert log.prepare(record(newer, 0)).token == newer.token
 
+    def test_abandonment_that_lands_late_spares_the_replay(self, log: TransactionLog) -> None:
+        """Sent twice because its answer was lost, it must not abandon what was prepared since."""
+        prepared = log.prepare(record(log.begin(claim()), 0))
+        newer = log.begin(claim())
+        log.abandon(prepared, newer.token)
+        replay = log.prepare(record(newer, 0))
+        assert log.abandon(prepared, newer.token) == replay
+        assert log.unfinished("orders") == [replay]
+
     def test_batch_does_not_follow_an_undecided_one(self, log: TransactionLog) -> None:
         """N+1 is refused while N is prepared (I5), and when a batch between was left out."""
         incarnation = log.begin(claim())

@@ -201,7 +201,7 @@ class TransactionLog(ABC):
         """Note that a prepared record will never be decided; its branches may be aborted now.
 
         Returns:
-            The record that stands: abandoned, or the one that was decided before.
+            The record that stands: abandoned, or the one that was decided or prepared since.
         """
 
         def step(store: Store) -> TransactionRecord:
@@ -209,6 +209,8 @@ class TransactionLog(ABC):
             standing = store.find(record.id)
             if standing is None or standing.state is not State.PREPARED:
                 return standing or record.moved(State.ABANDONED, _now())
+            if standing.token != record.token:  # this call was under way while the replay prepared
+                return standing
             abandoned = standing.moved(State.ABANDONED, _now())
             store.put(abandoned)
             return abandoned

@@ -1,0 +1,248 @@
+"""Drivers: the real coordinator in a greenlet, so that one can stand still in any call.
+
+A `Process` holds the connections (Postgres' open merges) and dies as a whole; a `Driver` is one
+run of the query in it, with an incarnation of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from greenlet import greenlet
+
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogUnavailableError,
+    SparkOnceError,
+)
+from sparkonce.failpoints import InjectedError
+from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator, ResultT
+from sparkonce.txn_log.identity import Claim
+from tests.simulation.log import Disk, SimLog
+from tests.simulation.spark import SimBatch, Spark, SparkError
+from tests.simulation.systems import SINK_OF, Postgres, SimSink
+from tests.simulation.world import Crash, Violation, World
+
+PIPELINE = "orders"
+QUERY_ID = "11111111-2222-3333-4444-555555555555"
+
+_TRIES = 4
+
+
+class SimWorld(World):
+    """The world with everything in it."""
+
+    disk: Disk
+    spark: Spark
+
+
+class SimCoordinator(Coordinator):
+    """The coordinator without threads, sleeps and the machine's clock."""
+
+    _log: SimLog
+
+    def _all(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
+        """All at once means in any order; each is tried, then the first error is raised."""
+        work = list(items)
+        self._log.world.rng.shuffle(order := list(range(len(work))))
+        errors: dict[int, Exception] = {}
+        for number in order:
+            try:
+                action(work[number])
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors[number] = error
+        if errors:
+            raise errors[min(errors)]
+
+    def _patiently(
+        self,
+        action: Callable[[], ResultT],
+        what: str,
+        *unsure: type[SparkOnceError],
+        deadline: float | None = None,
+    ) -> ResultT:
+        """Some tries in place of some time."""
+        del what, deadline
+        again = unsure or (LogUnavailableError, DecisionUnknownError)
+        for _ in range(_TRIES - 1):
+            try:
+                return action()
+            except again:
+                continue
+        return action()
+
+
+class Process:
+    """One driver process."""
+
+    def __init__(self, world: SimWorld, number: int) -> None:
+        self.number = number
+        self.alive = True
+        self._attempts = 0
+        self.sinks: list[SimSink] = [
+            SINK_OF[name](system, self) for name, system in world.systems.items()
+        ]
+
+    def next_attempt(self) -> int:
+        """Spark numbers task attempts from 0 in each process, so that names differ by the token."""
+        self._attempts += 1
+        return self._attempts - 1
+
+
+class Driver:
+    """One run of the query.
+
+    Attributes:
+        token: what it holds; None until it has one.
+        outcome: how it ended: None while it runs, an exception, or "crashed", "done".
+        paused_at: the step in which it stands still.
+        is_recovering: for what is called interesting.
+        looked_at: the clock as the coordinator saw it last.
+        consumed: batches that were read to their end here.
+    """
+
+    def __init__(self, world: SimWorld, process: Process, policy: CommitPolicy) -> None:
+        self.world = world
+        self.process = process
+        self.policy = policy
+        self.number = len(world.drivers)
+        self.sinks = process.sinks
+        self.token: int | None = None
+        self.outcome: Exception | str | None = None
+        self.paused_at: str | None = None
+        self.fault: str | None = None
+        self.is_recovering = False
+        self.looked_at = math.inf
+        self.consumed: set[int] = set()
+        self.looks_first = world.rng.random() < 0.25
+        self._greenlet = greenlet(self._run, world.scheduler)
+
+    def __str__(self) -> str:
+        token = "" if self.token is None else f" t{self.token}"
+        return f"d{self.number}/p{self.process.number}{token}"
+
+    # -- what the scheduler does with it -----------------------------------------------------------
+
+    def go(self) -> None:
+        """Run until it ends or pauses."""
+        self.world.driver = self
+        if self.paused_at is not None:
+            self.world.ledger.resumes(self)
+            self.paused_at = None
+        self._greenlet.switch()
+        self.world.driver = None
+
+    def pause(self, step: str) -> None:
+        self.paused_at = step
+        self.world.scheduler.switch()
+        if not self.process.alive:
+            raise Crash
+
+    def crash(self) -> None:
+        """The process is gone; whatever else runs in it is, too."""
+        self.die()
+        raise Crash
+
+    def die(self) -> None:
+        self.world.ledger.crashes(self)
+        self.process.alive = False
+        for system in self.world.systems.values():
+            if isinstance(system, Postgres):
+                system.close(self.process)
+
+    def take_fault(self) -> str | None:
+        """The fault that the present step applies itself."""
+        fault, self.fault = self.fault, None
+        return fault
+
+    # -- the query ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._query()
+            self.outcome = "done"
+        except (Crash, Violation):
+            self.outcome = "crashed"
+        except (SparkOnceError, SparkError, ConnectionError, InjectedError) as error:
+            self.outcome = error
+        except Exception as error:  # noqa: BLE001 - a finding
+            self.outcome = error
+            text = f"{type(error).__name__} is no error that a caller knows: {error}"
+            self.world.violation = self.world.violation or Violation(
+                f"seed {self.world.seed}, step {self.world.steps}: {text}"
+            )
+        self.world.say(f"ends: {self.outcome!r:.300}")
+
+    def _query(self) -> None:
+        world, spark = self.world, self.world.spark
+        batch_id = world.call("spark.plan", spark.committed) + 1
+        coordinator: SimCoordinator | None = None
+        if self.looks_first or batch_id >= spark.end:
+            coordinator = self._look(batch_id)
+        is_new = batch_id not in spark.written_offsets
+        while batch_id < spark.end:
+            if is_new:
+                world.call("spark.offsets", partial(spark.write_offsets, batch_id))
+            is_new = True
+            if coordinator is None:
+                coordinator = self._begin(batch_id)
+            coordinator.run(SimBatch(self, batch_id))
+            world.call("spark.commit", partial(spark.write_commit, batch_id))
+            if world.rng.random() < 0.5:
+                coordinator.settle()
+            batch_id += 1
+        if coordinator is not None:
+            coordinator.settle()
+
+    def _look(self, batch_id: int) -> SimCoordinator | None:
+        """Recovery without a batch, as the query's start does; the first batch tries again."""
+        try:
+            return self._begin(batch_id)
+        except SparkOnceError as error:
+            if batch_id >= self.world.spark.end:
+                raise
+            self.world.say(f"the start was not recovered: {error!r:.200}")
+            return None
+
+    def _begin(self, batch_id: int) -> SimCoordinator:
+        world, spark = self.world, self.world.spark
+        shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
+        claim = Claim(
+            pipeline=PIPELINE,
+            query_id=QUERY_ID,
+            run_id=str(self.number),
+            driver=str(self),
+            sinks={sink.name: sink.target for sink in self.sinks},
+            batch_id=batch_id,
+            offsets={b: (str(b),) for b in shown},
+            adopt=spark.first > 0 and not world.disk.heads,
+        )
+        self.token = None
+        coordinator = SimCoordinator(
+            self.sinks,
+            SimLog(world.disk),
+            claim,
+            spark,
+            commit=self.policy,
+            commit_timeout_s=1.0,
+            retain=1,
+            clock=self._now,
+        )
+        self.token = coordinator.incarnation.token
+        self.is_recovering = True
+        coordinator.recover()
+        self.is_recovering = False
+        return coordinator
+
+    def _now(self) -> float:
+        self.looked_at = self.world.clock
+        return self.looked_at
+
+    def is_loud_gap(self) -> bool:
+        """Whether the identity guard has refused Spark's step past an abandoned batch."""
+        return isinstance(
+            self.outcome, ConfigurationError
+        ) and "it was abandoned and aborted" in str(self.outcome)

@@ -1,0 +1,218 @@
+"""What can go wrong, and when: every step of the simulation with the faults that may meet it.
+
+A seed makes a `Plan`. Some of its faults meet the n-th step of the whole run, so that busy parts of
+the protocol get many; some meet the n-th time of one named step; and a `Theme` leads the run to a
+part of the protocol that only faults reach, to hit it there again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+POINT: Final = ("crash", "error", "pause", "delay", "drop")
+READ: Final = ("crash", "error", "pause", "delay", "drop")
+WRITE: Final = (
+    "crash",
+    "crash_after",
+    "error",
+    "lost",
+    "torn",
+    "twice",
+    "late",
+    "pause",
+    "pause_after",
+)
+""""torn": the answer is lost and nothing was written; "late": the same, and it lands afterwards."""
+SINK: Final = ("crash", "crash_after", "error", "lost", "twice", "pause", "pause_after", "drop")
+TASK: Final = ("crash", "crash_after", "error", "lost", "pause", "pause_after", "zombie", "delay")
+"""A task's verb: "error" fails the task, and Spark runs it again; "zombie" runs it twice, and the
+second attempt prepares much later."""
+
+DRIVER_POINTS: Final = (
+    "begin.before",
+    "begin.after",
+    "recover.before_finish",
+    "recover.before_sweep",
+    "prepare_batch.before",
+    "prepare_batch.after",
+    "prepared.before",
+    "prepared.after",
+    "abandon.before",
+    "abandon.after",
+    "decide.before",
+    "decide.after",
+    "commit.before",
+    "commit.after",
+    "redo.before",
+    "amend.before",
+    "amend.after",
+    "complete.before",
+    "complete.after",
+    "return.before",
+)
+SINKS: Final = ("plain", "kafka", "postgres")
+
+STEPS: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(DRIVER_POINTS, POINT),
+    **dict.fromkeys(("log.find", "log.unfinished", "log.check_token"), READ),
+    **dict.fromkeys(
+        [
+            f"log.{verb}"
+            for verb in ("begin", "prepare", "decide", "abandon", "amend", "complete", "forget")
+        ],
+        WRITE,
+    ),
+    **{f"{sink}.{verb}": SINK for sink in SINKS for verb in ("commit", "abort")},
+    **{f"{sink}.find_branches": READ for sink in SINKS},
+    **{f"{sink}.precommit": TASK for sink in SINKS},
+    "postgres.prepare_batch": ("crash", "crash_after", "error", "lost", "pause", "drop"),
+    "spark.plan": ("crash", "pause", "delay"),
+    "spark.offsets": ("crash", "pause", "error"),
+    "spark.write": ("crash", "error", "pause", "delay", "repartition", "other_rows"),
+    "spark.drain": ("crash", "error", "pause"),
+    "spark.commit": ("crash", "crash_after", "error", "pause", "pause_after"),
+}
+"""Every step with its faults: the pairs that a run has to have met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """A first fault that opens a part of the protocol, and the steps of that part.
+
+    Attributes:
+        openings: one of these (step, fault) pairs comes first.
+        steps: some of these get a fault each, any that they can have.
+        faults: the only ones they get, if given.
+        policy: with which the part is reached; None for any.
+    """
+
+    openings: tuple[tuple[str, str], ...]
+    steps: tuple[str, ...]
+    policy: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+THEMES: Final = (
+    Theme(  # branches are lost behind the decision
+        (("decide.after", "drop"), ("commit.before", "drop"), ("log.decide", "crash_after")),
+        ("redo.before", "amend.before", "amend.after", *["log.amend"] * 4, "spark.write"),
+    ),
+    Theme(  # branches are lost, and the replay is not what it was
+        (("decide.after", "drop"), ("decide.before", "drop"), ("commit.before", "drop")),
+        ("spark.write", "spark.write", "commit.before", "amend.after"),
+        faults=("other_rows", "repartition", "drop"),
+    ),
+    Theme(  # a write is under way while the log cannot be reached
+        (
+            ("log.decide", "late"),
+            ("log.decide", "late"),
+            ("log.prepare", "late"),
+            ("log.complete", "late"),
+        ),
+        ("decide.after", "spark.commit", "log.unfinished", "commit.before"),
+    ),
+    Theme(  # Spark does not commit what is prepared
+        (
+            ("prepared.after", "crash"),
+            ("prepared.after", "pause"),
+            ("return.before", "crash"),
+            ("return.before", "error"),
+            ("spark.commit", "pause"),
+            ("spark.commit", "crash"),
+        ),
+        ("abandon.before", "abandon.after", *["log.abandon"] * 3, "prepared.after"),
+        "checkpoint",
+    ),
+    Theme(  # Spark commits, and the driver dies before it decides
+        (("spark.commit", "crash_after"), ("spark.commit", "pause_after"), ("log.decide", "crash")),
+        ("log.decide", "decide.before", "decide.after", "recover.before_finish", "commit.before"),
+        "checkpoint",
+    ),
+    Theme(  # something is aborted
+        (
+            ("decide.before", "error"),
+            ("decide.before", "pause"),
+            ("prepare_batch.after", "crash"),
+            ("prepare_batch.after", "pause"),
+            ("postgres.prepare_batch", "error"),
+            ("kafka.precommit", "zombie"),
+        ),
+        tuple(f"{sink}.{verb}" for sink in SINKS for verb in ("abort", "find_branches")),
+    ),
+)
+
+_NAMES: Final = tuple(STEPS)
+_ERRORS_IN_A_ROW: Final = (1, 1, 1, 6)
+_STEPS_OF_A_RUN: Final = 260
+
+
+class Plan:
+    """The faults of one seed.
+
+    Attributes:
+        fired: the (step, fault) pairs that were met.
+        policy: the commit policy that its theme needs, if any.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._by_number: set[int] = set()
+        self._by_name: dict[str, list[tuple[int, str]]] = {}
+        self._outages: dict[str, int] = {}
+        self._seen: Counter[str] = Counter()
+        self._pause_rate = rng.choice((0.0, 0.0, 0.0, 0.02, 0.15))
+        self._steps = 0
+        self.fired: list[tuple[str, str]] = []
+        self.is_on = True
+        self.policy: str | None = None
+        if rng.random() < 0.7:
+            self._follow(rng.choice(THEMES))
+        for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4, 6))):
+            if rng.random() < 0.4:
+                self._by_number.add(int(rng.random() * _STEPS_OF_A_RUN))
+            else:
+                step = _NAMES[int(rng.random() * len(_NAMES))]
+                fault = rng.choice(STEPS[step])
+                nth = 1 + int(rng.random() ** 2 * 5)
+                self._by_name.setdefault(step, []).append((nth, fault))
+
+    def _follow(self, theme: Theme) -> None:
+        rng = self._rng
+        self.policy = theme.policy
+        step, fault = rng.choice(theme.openings)
+        nth = rng.choice((1, 1, 1, 2, 3))
+        self._by_name.setdefault(step, []).append((nth, fault))
+        for _ in range(rng.choice((0, 1, 1, 2, 2))):
+            step = rng.choice(theme.steps)
+            after = nth if step == theme.openings[0][0] else 0
+            at = after + rng.choice((1, 1, 1, 2, 3))
+            faults = [fault for fault in STEPS[step] if fault in theme.faults or not theme.faults]
+            self._by_name.setdefault(step, []).append((at, rng.choice(faults)))
+
+    def at(self, step: str, *, others_alive: bool) -> str | None:
+        """The fault that meets this step now; None for none."""
+        if not self.is_on:
+            return None
+        self._steps += 1
+        seen = self._seen[step] = self._seen[step] + 1
+        fault: str | None = None
+        if self._steps in self._by_number:
+            fault = self._rng.choice(STEPS[step])
+        elif step in self._by_name:
+            fault = next((fault for nth, fault in self._by_name[step] if nth == seen), None)
+        if fault is None and self._outages and self._outages.get(step, 0):
+            self._outages[step] -= 1
+            fault = "error"
+        elif fault == "error":
+            self._outages[step] = self._rng.choice(_ERRORS_IN_A_ROW) - 1
+        elif fault in {"lost", "torn", "late"}:  # often it stays away for a while
+            self._outages[step] = self._rng.choice((0, 6))
+        is_switch = fault is None and others_alive and "pause" in STEPS[step]
+        if is_switch and self._pause_rate and self._rng.random() < self._pause_rate:
+            fault = "pause"
+        if fault is not None:
+            self.fired.append((step, fault))
+        return fault

@@ -1,0 +1,310 @@
+"""The invariants I1 to I8, checked at every change of the world.
+
+The ledger sees what an omniscient observer sees: each write of the log, each branch that becomes
+visible or is aborted, each step of Spark's commit log. A check needs no trust in the code under
+test, only in the simulated systems.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PreparedBranchLostError
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
+from sparkonce.txn_log.record import Head, State, TransactionRecord
+from tests.simulation.spark import OTHER_ROWS
+from tests.simulation.systems import System
+
+if TYPE_CHECKING:
+    from tests.simulation.drivers import Driver, SimWorld
+
+
+class Ledger:
+    """What has happened, and whether it may."""
+
+    def __init__(self, world: SimWorld) -> None:
+        self.world = world
+        self.decided: set[int] = set()
+        self.complete: set[int] = set()
+        self.standing: dict[str, TransactionRecord] = {}
+        """Full ids of all branches that an unfinished record names."""
+        self.shown: dict[str, set[int]] = {name: set() for name in world.systems}
+        self.zombies: set[str] = set()
+        self.crashed = 0
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    def begins(self, old: Head | None, new: Head) -> None:
+        self.world.require(
+            new.token == (1 if old is None else old.token + 1), "I6: a token is taken twice"
+        )
+
+    def writes(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
+        world, batch_id = self.world, new.id.batch_id
+        driver = world.driver
+        assert driver is not None
+        head = world.disk.heads[new.id.pipeline]
+        world.require(
+            driver.token in {None, head.token},
+            f"I6: {driver} writes {new.state} of batch {batch_id} behind token {head.token}",
+        )
+        world.say(f"log: batch {batch_id} {new.state} revision {new.revision} token {new.token}")
+        was = None if old is None else old.state
+        match was, new.state:
+            case ((None | State.ABANDONED), (State.PREPARED | State.DECIDED)):
+                self._first(old, new)
+            case State.PREPARED, (State.DECIDED | State.ABANDONED):
+                assert old is not None
+                world.require(_names(old) == _names(new), "I3: a prepared record changed")
+                if new.state is State.DECIDED:
+                    self._follows_spark(new, driver)
+            case State.DECIDED, State.DECIDED:
+                assert old is not None
+                self._amends(old, new)
+            case State.DECIDED, State.COMPLETE:
+                assert old is not None
+                self._completes(old, new)
+            case _:
+                world.fail(f"I3: batch {batch_id} turns from {was} to {new.state}")
+        if new.state in {State.DECIDED, State.COMPLETE}:
+            self.decided.add(batch_id)
+        self._note(old, new)
+
+    def _note(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
+        if old is not None:
+            for full in (*_names(old), *_parts(old)):
+                self.standing.pop(full, None)
+        if new.state.is_unfinished:
+            self.standing |= dict.fromkeys((*_names(new), *_parts(new)), new)
+
+    def _follows_spark(self, record: TransactionRecord, driver: Driver) -> None:
+        batch_id = record.id.batch_id
+        self.world.require(
+            self.world.spark.committed() >= batch_id,
+            f"I5: batch {batch_id} was prepared and is decided before Spark's checkpoint has it",
+        )
+        if driver.token != record.token:
+            self.world.states.add("a newer driver decides what an older one prepared")
+
+    def _first(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
+        world, batch_id, driver = self.world, new.id.batch_id, self.world.driver
+        assert driver is not None
+        if old is not None:
+            world.states.add("an abandoned batch is replayed")
+        undecided = self._undecided_before(batch_id)
+        world.require(not undecided, f"I5: batch {batch_id} follows {undecided}, undecided")
+        for committable in new.committables():
+            system, full = self._where(committable)
+            world.require(full in system.ever, f"I2: {full} is decided and was not prepared")
+            world.require(full not in system.aborted, f"I7: {full} was aborted and is decided")
+            world.require(full not in system.visible, f"I2: {full} was visible before it")
+            world.require(
+                committable.safe_until is None or committable.safe_until > driver.looked_at,
+                f"I2: {full} is decided, and nobody saw that it was still safe",
+            )
+        ids = Counter(
+            row % OTHER_ROWS for partition in world.spark.source[batch_id] for row in partition
+        )
+        for name, share in new.shares.items():
+            world.require(
+                share.rows == ids.total(), f"I2: {name} has {share.rows} rows of {ids.total()}"
+            )
+
+    def _amends(self, old: TransactionRecord, new: TransactionRecord) -> None:
+        world = self.world
+        before, after = _names(old), _names(new)
+        world.require(new.revision == old.revision + 1, "I3: an amendment skips a revision")
+        out = before - after
+        world.require(out, "I3: an amendment replaces nothing")
+        listed = {str(c.branch_id) for c in new.lost} - {str(c.branch_id) for c in old.lost}
+        world.require(out == listed, "I3: an amendment does not say what it replaces")
+        for committable in old.committables():
+            system, full = self._where(committable)
+            if full in out:
+                world.require(full not in system.visible, f"I3: {full} is replaced and visible")
+                world.require(full not in system.prepared, f"I3: {full} is replaced and stands")
+        for name, share in new.shares.items():
+            world.require(share.rows == old.shares[name].rows, "I3: an amendment changes the rows")
+            whole = not {str(c.branch_id) for c in share.committables} & before
+            if share != old.shares[name]:
+                world.states.add(
+                    "a whole sink is written again" if whole else "one branch is written again"
+                )
+                if whole and new.id.batch_id in world.spark.recut:
+                    world.states.add("a whole sink is written again from other partitions")
+        if new.revision > 1:
+            world.states.add("a branch is lost twice")
+
+    def _completes(self, old: TransactionRecord, new: TransactionRecord) -> None:
+        self.world.require(_names(old) == _names(new), "I3: a decision changed when it completed")
+        for committable in new.committables():
+            system, full = self._where(committable)
+            self.world.require(full in system.visible, f"I1: complete, but {full} is not visible")
+        self.complete.add(new.id.batch_id)
+
+    def forgets(self, record: TransactionRecord) -> None:
+        above = any(batch_id > record.id.batch_id for batch_id in self.complete)
+        self.world.require(above, f"I3: {record.id} is forgotten and nothing above is complete")
+
+    # -- branches ----------------------------------------------------------------------------------
+
+    def became_visible(self, system: System, full: str, rows: tuple[int, ...]) -> None:
+        world = self.world
+        record = self.standing.get(full)
+        named = record is not None and record.state is State.DECIDED and full in _names(record)
+        world.require(named, f"I2: {full} becomes visible and no decision names it")
+        world.require(full not in system.aborted, f"I7: {full} was aborted and becomes visible")
+        ids = {row % OTHER_ROWS for row in rows}
+        again = ids & self.shown[system.name]
+        world.require(not again, f"I4: rows {sorted(again)} of {system.name} are visible twice")
+        self.shown[system.name] |= ids
+
+    def aborted(self, system: System, full: str, branch_id: BranchId) -> None:
+        world, driver = self.world, self.world.driver
+        world.require(full not in self.standing, f"I1: {full} is aborted and a record names it")
+        if driver is not None and driver.token is not None:
+            world.require(
+                branch_id.token <= driver.token, f"I6: {driver} aborts {full} of a younger driver"
+            )
+        if full in self.zombies:
+            world.states.add("a sweep finds what an executor zombie prepared")
+        world.say(f"{system.name} aborts {full}")
+
+    def _where(self, committable: Committable) -> tuple[System, str]:
+        return self.world.systems[committable.branch_id.sink], str(committable.branch_id)
+
+    # -- Spark -------------------------------------------------------------------------------------
+
+    def batch_begins(self, batch_id: int) -> None:
+        undecided = self._undecided_before(batch_id)
+        self.world.require(
+            not undecided, f"I5: batch {batch_id} is written, {undecided} is undecided"
+        )
+
+    def drained(self, batch_id: int) -> None:
+        self.world.require(
+            batch_id in self.decided, f"I5: batch {batch_id} is drained and was never decided"
+        )
+
+    def spark_commits(self, batch_id: int) -> None:
+        """A zombie's Spark may step past what a newer driver abandons: the guard stops the next."""
+        world = self.world
+        assert world.driver is not None
+        world.require(
+            batch_id in world.driver.consumed,
+            f"I5: {world.driver} has not read batch {batch_id}, so Spark's own state stays behind",
+        )
+        record = next((r for r in world.disk.records.values() if r.id.batch_id == batch_id), None)
+        state = None if record is None else record.state
+        if batch_id in self.decided:
+            # A zombie that prepared it, and was replaced, is kept back by nobody.
+            may_go_on = world.driver.policy == "checkpoint"
+            world.require(
+                may_go_on or state in {None, State.COMPLETE},
+                f"I5: batch {batch_id} is decided and unfinished, and Spark will not replay it",
+            )
+            return
+        is_zombie = any(head.token != world.driver.token for head in world.disk.heads.values())
+        is_held = state is State.PREPARED or (state is State.ABANDONED and is_zombie)
+        world.require(is_held, f"I5: Spark commits batch {batch_id}, which is {state}")
+        if state is State.ABANDONED:
+            world.states.add("a zombie's Spark commits what is abandoned")
+
+    def _undecided_before(self, batch_id: int) -> list[int]:
+        return [b for b in range(self.world.spark.first, batch_id) if b not in self.decided]
+
+    # -- interesting states ------------------------------------------------------------------------
+
+    def crashes(self, driver: Driver) -> None:
+        self._look(driver)
+        if driver.is_recovering and self.crashed:
+            self.world.states.add("a second crash inside recovery")
+        self.crashed += 1
+
+    def resumes(self, driver: Driver) -> None:
+        newest = max((head.token for head in self.world.disk.heads.values()), default=0)
+        if driver.token is not None and driver.token < newest:
+            if driver.paused_at in {"decide.after", "commit.before"}:
+                self.world.states.add("a zombie wakes between decision and commit")
+            elif driver.paused_at in {"decide.before", "log.decide", "log.prepare"}:
+                self.world.states.add("a zombie wakes before its decision")
+            elif driver.paused_at in {"amend.before", "log.amend", "redo.before"}:
+                self.world.states.add("a zombie wakes inside a redo")
+            elif driver.paused_at and driver.paused_at.endswith(("abort", "find_branches")):
+                self.world.states.add("a zombie wakes inside a sweep")
+        if sum(other.outcome is None for other in self.world.drivers) > 2:
+            self.world.states.add("three drivers are alive")
+
+    def _look(self, driver: Driver) -> None:
+        del driver
+        for record in {id(r): r for r in self.standing.values()}.values():
+            if record.state is not State.DECIDED:
+                continue
+            done = [
+                all(self._where(c)[1] in self._where(c)[0].visible for c in share.committables)
+                for share in record.shares.values()
+                if share.committables
+            ]
+            if 0 < sum(done) < len(done):
+                self.world.states.add(f"decided, {sum(done)} of {len(done)} sinks committed")
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def check_stands_still(self, error: PreparedBranchLostError) -> None:
+        """A loss that cannot be made good: the pipeline is loud, and nothing follows it."""
+        world = self.world
+        branch_id = error.branch_id
+        world.require(branch_id is not None, "I8: the error names no branch")
+        assert branch_id is not None
+        assert branch_id.batch_id is not None
+        batch_id = branch_id.batch_id
+        record = self.standing.get(str(branch_id))
+        world.require(record is not None, f"I1: {branch_id} is called lost and no record names it")
+        assert record is not None
+        held_in = {str(branch_id)} | (
+            _parts(record) if branch_id.attempt == DRIVER_ATTEMPT else set()
+        )
+        lost = held_in & world.systems[branch_id.sink].gone
+        world.require(lost, f"I1: {branch_id} is called lost and is not")
+        excused = (
+            world.spark.committed() >= batch_id
+            or batch_id in world.spark.other_rows
+            or batch_id in world.spark.recut
+        )
+        world.require(excused, f"I1: {branch_id} could be written again: {error}")
+        world.require(not any(b > batch_id for b in self.decided), "I5: batches follow a loss")
+        world.states.add("a loss that cannot be made good stops the pipeline")
+
+    def check_end(self) -> None:
+        """Every row of the source once in every sink, the same values in all; nothing left."""
+        world = self.world
+        unfinished = world.disk.unfinished()
+        world.require(not unfinished, f"I8: {unfinished} is unfinished at the end")
+        source = Counter(
+            row % OTHER_ROWS
+            for partitions in world.spark.source.values()
+            for partition in partitions
+            for row in partition
+        )
+        values = set()
+        for name, system in world.systems.items():
+            rows = Counter(row for part in system.visible.values() for row in part)
+            ids: Counter[int] = Counter()
+            for row, count in rows.items():
+                ids[row % OTHER_ROWS] += count
+            world.require(ids == source, f"I4, I5: {name} shows {ids - source} / {source - ids}")
+            values.add(tuple(sorted(rows)))
+            world.require(not system.prepared, f"I8: {name} keeps {list(system.prepared)}")
+        world.require(len(values) == 1, f"I1: the sinks show different rows: {values}")
+
+
+def _names(record: TransactionRecord) -> set[str]:
+    return {str(committable.branch_id) for committable in record.committables()}
+
+
+def _parts(record: TransactionRecord) -> set[str]:
+    batch_id = record.id.batch_id
+    return {
+        f"{part.branch}b{batch_id}." for share in record.shares.values() for part in share.parts
+    }

@@ -1,0 +1,380 @@
+"""Bugs to seed: each breaks one rule of the protocol, and something has to turn red.
+
+A mutant is a named replacement of source text. `tests.simulation.mutate` applies it to a copy of
+the tree and runs what is meant to catch it: the simulation, unit tests, or both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+COORDINATOR: Final = "spark_hooks/coordinator.py"
+REWRITE: Final = "spark_hooks/rewrite.py"
+LOG: Final = "txn_log/base.py"
+RECORD: Final = "txn_log/record.py"
+IDENTITY: Final = "txn_log/identity.py"
+SQLITE: Final = "txn_log/sqlite.py"
+SINK: Final = "sinks/base.py"
+MODEL: Final = "src/sparkonce/model.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One replacement; the old text is in the file exactly once."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A seeded bug.
+
+    Attributes:
+        name: what is wrong.
+        invariant: the one that it breaks first.
+        edits: the bug.
+        tests: pytest node ids that have to fail.
+        simulated: whether the simulation has to fail, too.
+    """
+
+    name: str
+    invariant: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...] = ()
+    simulated: bool = True
+
+
+def _coordinator(name: str, invariant: str, old: str, new: str) -> Mutant:
+    return Mutant(name, invariant, (Edit(COORDINATOR, old, new),))
+
+
+def _tested(name: str, invariant: str, edit: Edit, *tests: str) -> Mutant:
+    return Mutant(name, invariant, (edit,), tests, simulated=False)
+
+
+_BEFORE_THE_DECISION: Final = (
+    _coordinator(
+        "commit before decide",
+        "I2",
+        '        if self._policy == "prepared":\n',
+        '        if self._policy == "prepared":\n            self._commit(record)\n',
+    ),
+    _coordinator(
+        "safe_until ignored",
+        "I2",
+        "committable.safe_until <= now:",
+        "committable.safe_until <= -1.0:",
+    ),
+    _coordinator(
+        "abort after decide was sent",
+        "I7",
+        "except (PrepareRejectedError, ProtocolError):",
+        "except Exception:",
+    ),
+    _coordinator(
+        "decide again after the abort",
+        "I7",
+        "            self._sweep()  # every try before was answered: nothing was written\n"
+        "            raise\n",
+        "            self._sweep()\n"
+        "            return self._patiently(lambda: write(record), what)\n",
+    ),
+    _coordinator(
+        "batch N+1 begun while N is undecided",
+        "I5",
+        "if self.pending is not None and not self.settle():",
+        "if False:",
+    ),
+    _coordinator(
+        "no orphan is ever aborted",
+        "I8",
+        "                    sink.abort(found)\n",
+        "                    pass\n",
+    ),
+)
+
+_RECOVERY: Final = (
+    _coordinator(
+        "abandonment not logged before the abort",
+        "I1",
+        '        batch_id = record.id.batch_id\n        reach("abandon.before", batch=batch_id)\n',
+        "        batch_id = record.id.batch_id\n"
+        "        for found in record.committables():\n"
+        "            self._all_sinks[found.branch_id.sink].abort(found)\n"
+        '        reach("abandon.before", batch=batch_id)\n',
+    ),
+    _coordinator(
+        "PREPARED decided without looking at Spark's commit log",
+        "I5",
+        "        if self._is_checkpointed(record):\n",
+        "        if True:\n",
+    ),
+    _coordinator(
+        "PREPARED abandoned without looking at Spark's commit log",
+        "I5",
+        "        if self._is_checkpointed(record):\n",
+        "        if False:\n",
+    ),
+    _coordinator(
+        "abandoned batch committed",
+        "I2",
+        "            if record.state is not State.DECIDED:\n",
+        "            if record.state is State.COMPLETE:\n",
+    ),
+    _coordinator(
+        "recovery passes over what is decided",
+        "I8",
+        "            if record.state is not State.DECIDED:\n",
+        "            if True:\n",
+    ),
+    _coordinator(
+        "no sweep at recovery",
+        "I8",
+        '        reach("recover.before_sweep")\n        self._sweep()\n',
+        '        reach("recover.before_sweep")\n',
+    ),
+    _coordinator(
+        "no drain of a batch that is complete",
+        "I5",
+        "            batch.drain()\n",
+        "            pass\n",
+    ),
+    _coordinator(
+        "decided and unfinished batch drained, not finished",
+        "I5",
+        "            if standing.state is State.DECIDED:\n                self._finish",
+        "            if standing.state is None:\n                self._finish",
+    ),
+)
+
+_COMMIT: Final = (
+    _coordinator(
+        "complete before the commits",
+        "I1",
+        "        lost = self._commit(record)\n        for _ in",
+        "        self._complete(record)\n        lost = self._commit(record)\n        for _ in",
+    ),
+    _coordinator(
+        "unknown taken for committed",
+        "I1",
+        "                # An error that the sink does not name says nothing about the outcome.\n",
+        "                return\n",
+    ),
+    _coordinator(
+        "unknown taken for lost",
+        "I3",
+        "            except PreparedBranchLostError as error:\n                logger.warning(",
+        "            except (PreparedBranchLostError, CommitUnresolvedError) as error:\n"
+        "                logger.warning(",
+    ),
+    _coordinator(
+        "loss passed over",
+        "I1",
+        "        if lost:\n            why =",
+        "        if False:\n            why =",
+    ),
+    _coordinator(
+        "redo without amendment",
+        "I2",
+        "            lambda: self._log.amend(amended, self.incarnation.token), "
+        'f"amend {record.id}"\n',
+        '            lambda: amended, f"amend {record.id}"\n',
+    ),
+    _coordinator(
+        "content not compared in the redo",
+        "I1",
+        "            if told := rewrite.difference(record, written):\n",
+        "            if (told := rewrite.difference(record, written)) and not told:\n",
+    ),
+    Mutant(
+        "redo of one branch writes every partition",
+        "I3",
+        (
+            Edit(
+                REWRITE,
+                "        return wanted is None or partition in wanted\n",
+                "        return sink in self.partitions\n",
+            ),
+            Edit(
+                COORDINATOR,
+                "            if told := rewrite.difference(record, written):\n",
+                "            if (told := rewrite.difference(record, written)) and not told:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "redo of one branch writes the sink whole",
+        "I4",
+        (
+            Edit(
+                REWRITE,
+                "            partitions[name] = frozenset(by_task[branch] for branch in gone)\n",
+                "            partitions[name] = None\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "redo forgets the branches that are not lost",
+        "I3",
+        (Edit(REWRITE, "if c.branch_id.name not in gone),\n", "if False),\n"),),
+    ),
+)
+
+_SWEEP: Final = (
+    _coordinator("sweep hits a decided branch", "I1", " or branch_id.name in named:", ":"),
+    _coordinator(
+        "sweep hits a younger driver's branch",
+        "I6",
+        "younger = branch_id.token > self.incarnation.token",
+        "younger = False",
+    ),
+    Mutant(
+        "staging part not protected from a sweep",
+        "I1",
+        (Edit(RECORD, "            yield from (part.branch for part in share.parts)\n", ""),),
+    ),
+    Mutant(
+        "names without the token",
+        "I6",
+        (Edit(MODEL, "{self.owner.prefix}t{self.token}.", "{self.owner.prefix}t1."),),
+    ),
+)
+
+_LOG_RULES: Final = (
+    Mutant(
+        "token not checked",
+        "I6",
+        (Edit(LOG, "if head is None or head.token != token:", "if head is None:"),),
+    ),
+    Mutant(
+        "token checked in a step before the write",
+        "I6",
+        (
+            Edit(
+                LOG,
+                "        head = self._require_token(store, record.id.pipeline, record.token)\n",
+                "        head = store.head(record.id.pipeline)\n",
+            ),
+            Edit(
+                LOG,
+                "            decided = record.moved(State.DECIDED, _now())\n",
+                "            decided = record.moved(State.DECIDED, _now())\n"
+                "            if record.state is State.PREPARED:\n"
+                "                self._require_token(\n"
+                "                    store, record.id.pipeline, token or record.token\n"
+                "                )\n",
+            ),
+            Edit(
+                LOG,
+                "            store.put(decided)\n"
+                "            return decided\n\n"
+                "        return self._write(step)\n",
+                "            store.put(decided)\n"
+                "            return decided\n\n"
+                "        self._read(\n"
+                "            lambda store: self._require_token(\n"
+                "                store, record.id.pipeline, token or record.token\n"
+                "            )\n"
+                "        )\n"
+                "        return self._write(step)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "token not raised by a new driver",
+        "I6",
+        (Edit(IDENTITY, "head.token + 1", "head.token"),),
+    ),
+    Mutant(
+        "second decision replaces the first",
+        "I3",
+        (
+            Edit(
+                LOG,
+                "        if standing is not None and standing.state is not State.ABANDONED:\n"
+                "            return standing\n",
+                "",
+            ),
+            Edit(LOG, "        if record.id.batch_id != expected:\n", "        if False:\n"),
+        ),
+    ),
+    Mutant(
+        "records forgotten up to the newest",
+        "I3",
+        (
+            Edit(
+                LOG,
+                "below = min(record.id.batch_id, record.id.batch_id - retain + 1)",
+                "below = record.id.batch_id + 1",
+            ),
+        ),
+    ),
+    Mutant(
+        "late abandonment hits the replay",
+        "I5",
+        (Edit(LOG, "            if standing.token != record.token:", "            if False:"),),
+        ("tests/test_log.py::TestSqliteLog::test_abandonment_that_lands_late_spares_the_replay",),
+    ),
+    _tested(
+        "log takes a batch behind an undecided one",
+        "I5",
+        Edit(LOG, "        if undecided:\n", "        if False:\n"),
+        "tests/test_log.py::TestSqliteLog::test_batch_does_not_follow_an_undecided_one",
+    ),
+    _tested(
+        "no fsync (synchronous=OFF)",
+        "I3",
+        Edit(SQLITE, "PRAGMA synchronous = FULL", "PRAGMA synchronous = OFF"),
+        "tests/test_log.py::TestSqliteLog::test_write_is_synced_to_the_disk",
+    ),
+    _tested(
+        "checksum of a record not compared",
+        "I3",
+        Edit(RECORD, "    if checksum != _checksum(body):\n", "    if False:\n"),
+        "tests/test_log.py::TestSqliteLog::test_changed_record_is_corrupt",
+    ),
+)
+
+_GUARD_AND_SINKS: Final = (
+    Mutant(
+        "guard lets a start pass an abandoned batch",
+        "I5",
+        (
+            Edit(
+                IDENTITY,
+                "    if claim.batch_id > expected and not claim.adopt:\n",
+                "    if False:\n",
+            ),
+        ),
+    ),
+    _tested(
+        "guard compares no offsets",
+        "I5",
+        Edit(IDENTITY, "    if tuple(shown) == record.offsets:\n", "    if True:\n"),
+        "tests/test_coordinator.py::test_batch_that_is_known_with_other_offsets_is_refused",
+        "tests/test_coordinator.py::test_second_replayed_batch_with_other_offsets_is_refused",
+    ),
+    Mutant(
+        "vote drops what the tasks prepared",
+        "I1",
+        (Edit(SINK, "        return committables\n", "        return committables[:1]\n"),),
+    ),
+    _tested(
+        "perishable branches are not committed first",
+        "I1",
+        Edit(COORDINATOR, "key=lambda c: c.safe_until or math.inf", "key=lambda c: 0"),
+        "tests/test_coordinator.py::test_branches_that_expire_first_are_committed_first",
+    ),
+)
+
+MUTANTS: Final = (
+    *_BEFORE_THE_DECISION,
+    *_RECOVERY,
+    *_COMMIT,
+    *_SWEEP,
+    *_LOG_RULES,
+    *_GUARD_AND_SINKS,
+)

@@ -1,0 +1,175 @@
+"""One seed: faults and several drivers for a while, then quiet, then the end is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import gmtime, strftime
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from sparkonce import failpoints
+from sparkonce.errors import PreparedBranchLostError
+from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.txn_log import base as log_rules
+from tests.simulation.drivers import Driver, Process, SimWorld
+from tests.simulation.ledger import Ledger
+from tests.simulation.log import Disk
+from tests.simulation.spark import Spark
+from tests.simulation.systems import SYSTEM_OF, Postgres
+from tests.simulation.world import Violation
+
+_STARTS = (2, 3, 4, 6)
+_LAST_STARTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one seed has shown.
+
+    Attributes:
+        failure: the invariant that broke; None when all held.
+        fired: (step, fault) pairs.
+        states: interesting states that were reached.
+        trace: every step, when asked for.
+    """
+
+    seed: int
+    failure: str | None
+    fired: frozenset[tuple[str, str]]
+    states: frozenset[str]
+    steps: int
+    trace: tuple[str, ...]
+
+
+def simulate(seed: int, *, trace: bool = False) -> Result:
+    """Run the schedule of one seed."""
+    simulation = Simulation(seed, trace=trace)
+    world = simulation.world
+    clock = SimpleNamespace(time=lambda: world.clock, strftime=strftime, gmtime=gmtime)
+    with (
+        patch.object(failpoints, "handler", world.reach),
+        patch.object(log_rules, "time", clock),
+    ):
+        try:
+            simulation.run()
+        except Violation:
+            pass
+        finally:
+            simulation.end()
+    return Result(
+        seed,
+        None if world.violation is None else str(world.violation),
+        frozenset(world.plan.fired),
+        frozenset(world.states),
+        world.steps,
+        tuple(world.lines or ()),
+    )
+
+
+class Simulation:
+    """The scheduler: it alone decides which driver goes on."""
+
+    def __init__(self, seed: int, *, trace: bool) -> None:
+        world = self.world = SimWorld(seed, trace=trace)
+        world.systems = {name: kind(world, name) for name, kind in SYSTEM_OF.items()}
+        postgres = world.systems["postgres"]
+        assert isinstance(postgres, Postgres)
+        postgres.can_prepare = world.rng.random() < 0.5
+        world.disk = Disk(world)
+        world.spark = Spark(world)
+        world.ledger = Ledger(world)
+        self._policy: CommitPolicy = "prepared"
+        if world.plan.policy == "checkpoint" or world.rng.random() < 0.4:
+            self._policy = "checkpoint"
+        self._processes = 0
+
+    def run(self) -> None:
+        world, rng = self.world, self.world.rng
+        starts = rng.choice(_STARTS)
+        while starts > 0 or self._paused():
+            paused = self._paused()
+            if paused and (starts == 0 or len(paused) > 2 or rng.random() < 0.5):
+                driver = rng.choice(paused)
+                if starts == 0 and rng.random() < 0.3:
+                    break  # it sleeps on, beyond the end of all faults
+            else:
+                starts -= 1
+                driver = self._start()
+            self._go(driver)
+            if not self._paused() and driver.outcome == "done":
+                break
+        self._be_quiet()
+        self._finish()
+        if sleepers := self._paused():
+            world.say("the zombies wake up behind the end")
+            for driver in sleepers:
+                self._go(driver)
+            self._finish()
+
+    def _paused(self) -> list[Driver]:
+        return [d for d in self.world.drivers if d.outcome is None and d.process.alive]
+
+    def _start(self) -> Driver:
+        world, rng = self.world, self.world.rng
+        world.clock += rng.choice((1.0, 1.0, 60.0, 1000.0)) if world.plan.is_on else 1.0
+        if rng.random() < 0.15:
+            self._policy = "checkpoint" if self._policy == "prepared" else "prepared"
+            if world.ledger.standing:
+                world.states.add("the policy changes over an unfinished batch")
+        last = world.drivers[-1] if world.drivers else None
+        is_idle = last is not None and last.outcome is not None and last.process.alive
+        if last is not None and is_idle and rng.random() < 0.3:
+            world.states.add("a second start in one process")
+            return self._add(last.process)
+        self._processes += 1
+        return self._add(Process(world, self._processes))
+
+    def _add(self, process: Process) -> Driver:
+        driver = Driver(self.world, process, self._policy)
+        self.world.drivers.append(driver)
+        self.world.say(f"start of {driver}, commit={self._policy!r}")
+        return driver
+
+    def _go(self, driver: Driver) -> None:
+        driver.go()
+        if self.world.violation is not None:
+            raise self.world.violation
+
+    def _be_quiet(self) -> None:
+        """Faults stop; who is paused may stay so, or is gone."""
+        world = self.world
+        world.say("faults stop")
+        world.plan.is_on = False
+        for driver in self._paused():
+            if world.rng.random() < 0.4:
+                driver.die()
+
+    def _finish(self) -> None:
+        """A last healthy driver runs to the end, or stands still loudly."""
+        world = self.world
+        world.fire_late(world.steps + 10_000)
+        for _ in range(_LAST_STARTS):
+            driver = self._start()
+            self._go(driver)
+            world.driver = None
+            if driver.outcome == "done":
+                world.ledger.check_end()
+                return
+            if isinstance(driver.outcome, PreparedBranchLostError):
+                world.ledger.check_stands_still(driver.outcome)
+                return
+            if not driver.is_loud_gap():
+                break
+            world.states.add("an operator closes a gap")
+            newest = max(record.id.batch_id for record in world.disk.records.values())
+            world.spark.delete_from(newest)
+        world.fail(f"I8: the last healthy driver ends with {driver.outcome!r}")
+
+    def end(self) -> None:
+        """Let no greenlet outlive its seed."""
+        world = self.world
+        for driver in world.drivers:
+            if driver.outcome is None:
+                driver.process.alive = False
+                driver.paused_at = None
+                driver.go()

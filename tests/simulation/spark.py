@@ -1,0 +1,206 @@
+"""A Spark of a few lines: it replays batch N while its commit log has not N, and runs tasks.
+
+Offsets of a batch are written before it runs, once; commits/N after it, once: both refuse when the
+file exists, as Spark's checkpoint does. Several drivers may use one checkpoint: zombies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PrepareRejectedError
+from sparkonce.model import BranchId, Committable
+from sparkonce.spark_hooks.rewrite import Rewrite
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
+from tests.simulation.systems import SimSink
+from tests.simulation.world import TaskFailed, World
+
+if TYPE_CHECKING:
+    from tests.simulation.drivers import Driver
+
+OTHER_ROWS = 10_000
+"""Added to a row by a replay that computes another value for it."""
+
+Partitions = list[list[int]]
+
+
+class SparkError(Exception):
+    """Spark fails the query by itself."""
+
+
+class Spark:
+    """The checkpoint and the source of one query.
+
+    Attributes:
+        source: row ids by batch; a replay may give them other values.
+        commits: the batches of the commit log.
+        other_rows: batches of which a replay had other rows than the one before.
+    """
+
+    def __init__(self, world: World) -> None:
+        rng = world.rng
+        self.world = world
+        self.first = rng.choice((0, 0, 0, 0, 63))
+        self.source: dict[int, Partitions] = {}
+        row = 0
+        for batch_id in range(self.first, self.first + rng.choice((1, 2, 2, 3))):
+            partitions: Partitions = [[] for _ in range(rng.choice((1, 2, 2, 3)))]
+            for _ in range(rng.choice((0, 2, 3, 4))):
+                row += 1
+                rng.choice(partitions).append(row)
+            self.source[batch_id] = partitions
+        self.end = self.first + len(self.source)
+        self.commits: set[int] = {self.first - 1} if self.first else set()
+        self.written_offsets: set[int] = set(self.commits)
+        self.other_rows: set[int] = set()
+        self.recut: set[int] = set()
+
+    @property
+    def location(self) -> str:
+        return "memory:/checkpoint"
+
+    def committed(self) -> int:
+        return max(self.commits, default=-1)
+
+    def write_offsets(self, batch_id: int) -> None:
+        if batch_id in self.written_offsets:
+            raise SparkError(f"offsets/{batch_id} exists")
+        self.written_offsets.add(batch_id)
+
+    def write_commit(self, batch_id: int) -> None:
+        if batch_id in self.commits:
+            raise SparkError(f"commits/{batch_id} exists")
+        self.world.ledger.spark_commits(batch_id)
+        self.commits.add(batch_id)
+
+    def delete_from(self, batch_id: int) -> None:
+        """What an operator is told to do about a gap."""
+        self.commits = {known for known in self.commits if known < batch_id}
+        self.written_offsets = {known for known in self.written_offsets if known <= batch_id}
+
+    def change_rows(self, batch_id: int) -> None:
+        """From now on a row of the batch has another value."""
+        for partition in self.source[batch_id]:
+            if partition:
+                partition[0] += OTHER_ROWS
+                self.other_rows.add(batch_id)
+                return
+
+    def cut_otherwise(self, batch_id: int) -> None:
+        """From now on the rows are in other partitions."""
+        rows = [row for partition in self.source[batch_id] for row in partition]
+        partitions: Partitions = [[] for _ in range(self.world.rng.choice((1, 2, 3)))]
+        for row in rows:
+            self.world.rng.choice(partitions).append(row)
+        self.recut.add(batch_id)
+        self.source[batch_id] = partitions
+
+
+class SimBatch:
+    """A micro-batch in the hands of one driver."""
+
+    def __init__(self, driver: Driver, batch_id: int) -> None:
+        self.batch_id = batch_id
+        self.offsets = (str(batch_id),)
+        self._driver = driver
+        self._world = driver.world
+        self._spark = driver.world.spark
+
+    def write(
+        self, incarnation: Incarnation, rewrite: Rewrite | None = None
+    ) -> Mapping[str, Share]:
+        self._world.ledger.batch_begins(self.batch_id)
+        self._driver.looked_at = math.inf
+        self._world.call("spark.write", self._choose_rows)
+        sinks = [
+            sink
+            for sink in self._driver.sinks
+            if rewrite is None or sink.name in rewrite.partitions
+        ]
+        shares = {sink.name: Share(sink.target) for sink in sinks}
+        partitions = [tuple(rows) for rows in self._spark.source[self.batch_id]]
+        for partition, rows in enumerate(partitions):
+            wanting = [s for s in sinks if rewrite is None or rewrite.wants(s.name, partition)]
+            if not rows or not wanting:
+                continue
+            content = Fingerprint("sim", len(rows), sum(hash((row, 7)) for row in rows) % 2**64)
+            for committable in self._partition(wanting, incarnation, rewrite, rows):
+                branch_id = committable.branch_id
+                share = shares[branch_id.sink]
+                part = Part(partition, branch_id.name, 8 * len(rows), content)
+                shares[branch_id.sink] = replace(
+                    share,
+                    parts=(*share.parts, part),
+                    committables=(*share.committables, committable),
+                )
+        self._driver.consumed.add(self.batch_id)
+        return shares
+
+    def _choose_rows(self) -> None:
+        match self._driver.take_fault():
+            case "repartition":
+                self._spark.cut_otherwise(self.batch_id)
+            case "other_rows":
+                self._spark.change_rows(self.batch_id)
+
+    def drain(self) -> None:
+        self._world.call("spark.drain", self._drained)
+
+    def _drained(self) -> None:
+        self._world.ledger.drained(self.batch_id)
+        self._driver.consumed.add(self.batch_id)
+
+    def _partition(
+        self,
+        sinks: list[SimSink],
+        incarnation: Incarnation,
+        rewrite: Rewrite | None,
+        rows: tuple[int, ...],
+    ) -> list[Committable]:
+        """Run the task; once more when it fails, as Spark does."""
+        write_pass = 0 if rewrite is None else rewrite.write_pass
+        for _ in range(2):
+            done: list[Committable] = []
+            attempt = self._driver.process.next_attempt()
+            try:
+                for sink in sinks:
+                    branch_id = BranchId(
+                        incarnation.owner,
+                        self.batch_id,
+                        incarnation.token,
+                        sink.name,
+                        write_pass,
+                        attempt,
+                    )
+                    done.append(self._prepare(sink, branch_id, rows))
+            except TaskFailed:
+                for committable in done:  # its `give_up`, best effort
+                    if self._world.rng.random() < 0.7:
+                        self._world.systems[committable.branch_id.sink].end(
+                            str(committable.branch_id)
+                        )
+            else:
+                return done
+        raise PrepareRejectedError("a task failed twice")
+
+    def _prepare(self, sink: SimSink, branch_id: BranchId, rows: tuple[int, ...]) -> Committable:
+        def effect() -> Committable:
+            if self._driver.take_fault() == "zombie":
+                self._leave_zombie(sink, branch_id, rows)
+            return sink.system.stand(branch_id, rows)
+
+        return self._world.call(f"{sink.name}.precommit", effect)
+
+    def _leave_zombie(self, sink: SimSink, branch_id: BranchId, rows: tuple[int, ...]) -> None:
+        zombie = replace(branch_id, attempt=self._driver.process.next_attempt())
+        due = self._world.steps + self._world.rng.choice((3, 15, 40, 120))
+
+        def wake() -> None:
+            self._world.say(f"an executor zombie prepares {zombie}")
+            self._world.ledger.zombies.add(str(zombie))
+            sink.system.stand(zombie, rows)
+
+        self._world.late.append((due, wake))

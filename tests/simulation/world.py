@@ -1,0 +1,200 @@
+"""The ground of the simulation: one clock, one random generator, one place that every call passes.
+
+    driver (greenlet) ─► World.call(step, effect) ─► fault? ─► effect on the simulated systems
+                              └─ pause: back to the scheduler, which runs another driver
+
+Nothing here sleeps, starts a thread or asks the machine for the time, so a seed replays exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+from greenlet import greenlet
+
+from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
+from sparkonce.failpoints import InjectedError
+from tests.simulation.faults import Plan
+
+if TYPE_CHECKING:
+    from tests.simulation.drivers import Driver
+    from tests.simulation.ledger import Ledger
+    from tests.simulation.systems import System
+
+ResultT = TypeVar("ResultT")
+
+STEP_S = 0.01
+
+
+class Crash(BaseException):
+    """The process is gone. A BaseException, as nothing of its clean-up code can stop that."""
+
+
+class Violation(BaseException):
+    """An invariant does not hold."""
+
+
+class TaskFailed(Exception):  # noqa: N818
+    """A verb on an executor failed, or its answer was lost."""
+
+
+class World:
+    """What all drivers of one seed share."""
+
+    def __init__(self, seed: int, *, trace: bool) -> None:
+        self.seed = seed
+        self.rng = Random(seed)  # noqa: S311 - it makes schedules, no secrets
+        self.clock = 1000.0
+        self.plan = Plan(self.rng)
+        self.systems: dict[str, System] = {}
+        self.driver: Driver | None = None
+        self.drivers: list[Driver] = []
+        self.scheduler = greenlet.getcurrent()
+        self.late: list[tuple[int, Callable[[], None]]] = []
+        self.steps = 0
+        self.states: set[str] = set()
+        self.lines: list[str] | None = [] if trace else None
+        self.violation: Violation | None = None
+        self.ledger: Ledger
+
+    # -- what is said ------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        if self.lines is not None:
+            who = "-" if self.driver is None else str(self.driver)
+            self.lines.append(f"{self.steps:5d} {self.clock:9.2f}s {who:12s} {text}")
+
+    def fail(self, text: str) -> None:
+        """An invariant is broken: remember the first, and end this driver at once."""
+        violation = Violation(f"seed {self.seed}, step {self.steps}: {text}")
+        if self.violation is None:
+            self.violation = violation
+        self.say(f"VIOLATION {text}")
+        raise violation
+
+    def require(self, condition: object, text: str) -> None:
+        if not condition:
+            self.fail(text)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def call(self, step: str, effect: Callable[[], ResultT]) -> ResultT:
+        """Let the running driver take `step`, with whatever fault the plan has for it."""
+        driver = self.driver
+        assert driver is not None
+        if not driver.process.alive:
+            raise Crash
+        self.steps += 1
+        self.clock += STEP_S
+        if self.late:
+            self.fire_late(self.steps)
+        fault = self.plan.at(step, others_alive=len(self.drivers) > 1)
+        if self.lines is not None:
+            self.say(step + (f"  <- {fault}" if fault else ""))
+        if fault is None:
+            return effect()
+        return self._faulty(driver, step, fault, effect)
+
+    def _faulty(
+        self, driver: Driver, step: str, fault: str, effect: Callable[[], ResultT]
+    ) -> ResultT:
+        match fault:
+            case "crash":
+                driver.crash()
+            case "error":
+                raise _error_of(step)
+            case "delay":
+                self.clock += self.rng.choice((5.0, 300.0, 1000.0))
+            case "drop":
+                self.drop()
+            case "pause":
+                driver.pause(step)
+            case "torn":
+                raise DecisionUnknownError("the answer is lost")
+            case "late":
+                self._land_later(driver, step, effect)
+                raise DecisionUnknownError("the answer is lost")
+            case "lost" | "crash_after" | "pause_after" | "twice":
+                return self._after(driver, step, fault, effect)
+            case _:
+                driver.fault = fault  # the step's own: its effect looks at it
+        return effect()
+
+    def _after(
+        self, driver: Driver, step: str, fault: str, effect: Callable[[], ResultT]
+    ) -> ResultT:
+        try:
+            result = effect()
+        except Exception:
+            if fault == "crash_after":
+                driver.crash()
+            if fault == "lost":
+                raise _lost_answer_of(step) from None
+            raise
+        if fault == "crash_after":
+            driver.crash()
+        if fault == "pause_after":
+            driver.pause(step)
+        if fault == "twice":
+            return effect()
+        if fault == "lost":
+            if step == "log.decide":
+                self.states.add("the answer to a decision is lost")
+            raise _lost_answer_of(step)
+        return result
+
+    def _land_later(self, driver: Driver, step: str, effect: Callable[[], object]) -> None:
+        def land() -> None:
+            running, self.driver = self.driver, driver
+            try:
+                self.say(f"{step} lands now")
+                effect()
+            except SparkOnceError as error:
+                self.say(f"{step} is refused: {error!r:.80}")
+            finally:
+                self.driver = running
+
+        self.late.append((self.steps + self.rng.choice((1, 2, 5, 20, 60)), land))
+
+    def drop(self) -> None:
+        """A participant loses something that it had promised to keep."""
+        holding = [system for system in self.systems.values() if system.prepared]
+        if holding:
+            self.rng.choice(holding).drop(self.rng)
+
+    def reach(self, point: str, where: object) -> None:
+        """A fail point of the code under test."""
+        del where
+        self.call(point, _nothing)
+
+    # -- what nobody waits for ---------------------------------------------------------------------
+
+    def fire_late(self, until: int) -> None:
+        """Let the executor zombies act that are due, and the writes land that were under way."""
+        due = [entry for entry in self.late if entry[0] <= until]
+        for entry in due:
+            self.late.remove(entry)
+            entry[1]()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _error_of(step: str) -> Exception:
+    place, _, verb = step.partition(".")
+    if place == "log":
+        return LogUnavailableError("away; nothing was written")
+    if verb == "precommit":
+        return TaskFailed(step)
+    if place in {"plain", "kafka", "postgres", "spark"}:
+        return ConnectionError(f"{step} failed")
+    return InjectedError(step)
+
+
+def _lost_answer_of(step: str) -> Exception:
+    if step.startswith("log."):
+        return DecisionUnknownError("the answer is lost")
+    return TaskFailed(step) if step.endswith("precommit") else ConnectionError("no answer")
