@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,6 +240,20 @@ def test_decided_batch_is_committed_before_the_sinks_are_checked(
     assert job.visible() == Counter()
     assert "no rows today" in refused(job, job.pipeline(sinks=[Refusing(job.out)]))
     assert job.visible() == Counter([1, 2])
+
+
+def test_collections_after_a_task_do_not_walk_all_modules(job: Job) -> None:
+    """PySpark collects after every task, which would cost more than a small batch itself."""
+
+    def count(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in rows:
+            pass
+        yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
+
+    job.add(*ids(1, 2, 3))
+    job.run(job.pipeline())
+    counted = job.spark.range(2).mapInArrow(count, "frozen long").collect()
+    assert max(row.frozen for row in counted) > 10_000
 
 
 def refused(job: Job, pipeline: ExactlyOnce) -> str:
