@@ -241,37 +241,40 @@ class Coordinator:
                 logger.warning("old records could not be dropped now; tried later", exc_info=True)
 
     def _commit(self, record: TransactionRecord) -> TransactionRecord:
-        def commit(committable: Committable) -> None:
-            where = {"batch": record.id.batch_id, "sink": committable.branch_id.sink}
-            reach("commit.before", **where)
-            try:
-                self._commit_branch(committable)
-            except SparkOnceError as error:
-                # Said at once: the other branches may take long, and the query fails after them.
-                logger.error("%s is not committed: %s", committable.branch_id, error)  # noqa: TRY400
-                raise
-            reach("commit.after", **where)
-
         # Those that their servers drop first come first, so that no slow sink lets them expire.
-        self._all(commit, sorted(record.committables(), key=lambda c: c.safe_until or math.inf))
+        by_sink: dict[str, list[Committable]] = {}
+        for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
+            by_sink.setdefault(committable.branch_id.sink, []).append(committable)
+        self._all(self._commit_branches, by_sink.values())
         return record
 
-    def _commit_branch(self, committable: Committable) -> None:
-        branch_id = committable.branch_id
-        sink = self._sinks[branch_id.sink]
+    def _commit_branches(self, committables: Sequence[Committable]) -> None:
+        """Commit one sink's branches of a transaction; repeat those whose outcome is unknown."""
+        sink = self._sinks[committables[0].branch_id.sink]
+        batch_id = committables[0].branch_id.batch_id
+        left = list(committables)
+        failed: list[SparkOnceError] = []
+        for _ in left:
+            reach("commit.before", batch=batch_id, sink=sink.name)
 
         def once() -> None:
-            try:
-                sink.commit(committable)
-            except SparkOnceError:
-                raise
-            except Exception as error:
-                # An error that the sink does not name says nothing about the outcome.
-                raise CommitUnresolvedError(
-                    f"{sink!r} raised {type(error).__name__} from commit: {error}", branch_id
-                ) from error
+            outcomes = list(zip(left, _commit_once(sink, left), strict=True))
+            unsure = [(c, e) for c, e in outcomes if isinstance(e, CommitUnresolvedError)]
+            left[:] = [committable for committable, _ in unsure]
+            for committable, error in outcomes:
+                if error is not None and not isinstance(error, CommitUnresolvedError):
+                    # Said at once: the others may take long, and the query fails after them.
+                    logger.error("%s is not committed: %s", committable.branch_id, error)
+                    failed.append(error)
+            for _, error in outcomes:
+                if error is None:
+                    reach("commit.after", batch=batch_id, sink=sink.name)
+            if unsure:
+                raise unsure[0][1]
 
-        self._patiently(once, f"commit {branch_id}", CommitUnresolvedError)
+        self._patiently(once, f"commit batch {batch_id} in {sink!r}", CommitUnresolvedError)
+        if failed:
+            raise failed[0]
 
     def _complete(self, record: TransactionRecord) -> TransactionRecord:
         reach("complete.before", batch=record.id.batch_id)
@@ -347,3 +350,17 @@ class Coordinator:
             reraise=True,
         )
         return retrying(action)
+
+
+def _commit_once(
+    sink: AnySink, committables: Sequence[Committable]
+) -> Sequence[SparkOnceError | None]:
+    try:
+        return sink.commitBatch(committables)
+    except SparkOnceError:
+        raise
+    except Exception as error:
+        raise CommitUnresolvedError(
+            f"{sink!r} raised {type(error).__name__} from commitBatch: {error}",
+            committables[0].branch_id,
+        ) from error

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
@@ -40,8 +41,8 @@ logger = logging.getLogger("sparkonce")
 _BATCHES_WAITING = 1
 """Record batches that a sink may have before it while it writes another one."""
 
-SUMMARY_SCHEMA = "summary string"
-"""Spark's schema of the rows that a `PartitionWriter` returns."""
+SUMMARY_SCHEMA = StructType([StructField("summary", StringType())])
+"""Of the rows that a `PartitionWriter` returns. Spark would parse a string anew for each batch."""
 
 
 @dataclass(frozen=True, slots=True)
