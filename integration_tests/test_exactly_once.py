@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -401,6 +402,20 @@ def test_replay_with_other_rows_is_not_taken_for_the_lost_ones(
     assert not list((job.out / "_sparkonce").iterdir())
     job.run(job.pipeline())
     assert job.visible() == Counter([1, 2, 3, 4])
+
+
+def test_collections_after_a_task_do_not_walk_all_modules(job: Job) -> None:
+    """PySpark collects after every task, which would cost more than a small batch itself."""
+
+    def count(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in rows:
+            pass
+        yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
+
+    job.add(*ids(1, 2, 3))
+    job.run(job.pipeline())
+    counted = job.spark.range(2).mapInArrow(count, "frozen long").collect()
+    assert max(row.frozen for row in counted) > 10_000
 
 
 def refused(job: Job, pipeline: ExactlyOnce) -> str:

@@ -41,6 +41,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.kafka import together
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.producer import OpenTransaction
 from sparkonce.testing.services import KafkaServer
@@ -307,6 +308,79 @@ def test_many_branches_from_many_threads(sink: KafkaSink, owner: Owner, world: W
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(sink.commit, committables * 2))
     world.sees(*["1", "2", "3"] * 8)
+
+
+def prepare_three(sink: KafkaSink, owner: Owner) -> list[Committable]:
+    return [prepare(sink, BranchId(owner, 7, 1, "kafka", 0, i), ROWS.slice(i, 1)) for i in range(3)]
+
+
+def test_branches_of_a_batch_are_committed_with_few_requests(
+    sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once where nothing is wrong, visible when the call returns; again changes nothing."""
+    committables = prepare_three(sink, owner)
+    assert world.values() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(Finisher, "end", lambda *_args, **_kwargs: pytest.fail("one by one"))
+        for _ in range(2):
+            assert sink.commitBatch(committables) == [None] * 3
+            partitions = {world.topic: [0, 1]}
+            for committable in committables:
+                producer_id = committable.payload["producer_id"]
+                assert not sink._finisher.open_partitions(partitions, int(str(producer_id)))
+    world.sees("1", "2", "3")
+
+
+def test_lost_branch_keeps_no_other_of_its_batch_back(
+    sink: KafkaSink, owner: Owner, world: World
+) -> None:
+    """Each branch has its own outcome, in the order in which they were given."""
+    committables = prepare_three(sink, owner)
+    sink.abort(committables[1])
+    first, second, third = sink.commitBatch(committables)
+    assert (first, third) == (None, None)
+    assert isinstance(second, PreparedBranchLostError)
+    world.sees("1", "3")
+
+
+@pytest.mark.parametrize("failure", [errors.NotCoordinatorError(), KeyError("a partition")])
+def test_batch_that_cannot_be_committed_together_is_committed_one_by_one(
+    sink: KafkaSink,
+    owner: Owner,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+) -> None:
+    """Some EndTxn may have been sent by then: sent again it changes nothing."""
+    real = Finisher.commit_together
+
+    def fail(self: Finisher, branches: Any) -> set[str]:
+        real(self, branches[:1])
+        raise failure
+
+    monkeypatch.setattr(Finisher, "commit_together", fail)
+    assert sink.commitBatch(prepare_three(sink, owner)) == [None] * 3
+    world.sees("1", "2", "3")
+
+
+def test_markers_that_stay_away_are_waited_for_one_by_one(
+    sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EndTxn's yes is not the end: what is still open in a partition is not called committed."""
+    committables = prepare_three(sink, owner)
+    monkeypatch.setattr(together, "PATIENCE_S", 0.05)
+    seen = []
+
+    async def nothing_visible(*_args: Any) -> set[str]:
+        seen.append(1)
+        return set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "_visible", nothing_visible)
+        assert sink._outcome.commit_together(committables) == set()
+    assert len(seen) > 1
+    assert sink.commitBatch(committables) == [None] * 3
+    world.sees("1", "2", "3")
 
 
 # -- crashes ---------------------------------------------------------------------------------------

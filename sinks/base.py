@@ -24,14 +24,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner, is_label
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+
+_PARALLEL_BRANCHES = 16
 
 HandleT = TypeVar("HandleT")
 """What a sink holds open while one task writes: a producer, a connection, an upload."""
@@ -123,6 +126,36 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             CommitRejectedError: the target refuses the decided branch; an operator settles it.
             PreparedBranchLostError: proven: the branch is gone and was never committed.
         """
+
+    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+        """Commit all of this sink's branches of one transaction; for sinks that can do so cheaper.
+
+        As many `commit`s, each with its own outcome: an error is returned in the branch's place
+        and keeps no other branch back. By default `commit` is called for each, several at once.
+
+        Returns:
+            For each committable, in order: None when it is committed, or the error that `commit`
+            would raise. The coordinator calls again with those that are a CommitUnresolvedError.
+        """
+        if len(committables) <= 1:
+            return [self._outcome_of(committable) for committable in committables]
+        with ThreadPoolExecutor(min(_PARALLEL_BRANCHES, len(committables))) as pool:
+            return list(pool.map(self._outcome_of, committables))
+
+    def _outcome_of(self, committable: Committable) -> SparkOnceError | None:
+        try:
+            self.commit(committable)
+        except SparkOnceError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the coordinator raises it
+            # An error that the sink does not name says nothing about the outcome.
+            unresolved = CommitUnresolvedError(
+                f"{self!r} raised {type(error).__name__} from commit: {error}",
+                committable.branch_id,
+            )
+            unresolved.__cause__ = error
+            return unresolved
+        return None
 
     @abstractmethod
     def abort(self, branch: BranchId | Committable) -> None:

@@ -76,8 +76,10 @@ class RunningQuery:
         self.run = run
         self.checkpoint = str(query.resolvedCheckpointRoot())
         self._query = query
-        self._jvm = jvm
-        self._root = jvm.org.apache.hadoop.fs.Path(self.checkpoint)
+        # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
+        self._path_class: Any = jvm.org.apache.hadoop.fs.Path
+        self._io_utils: Any = jvm.org.apache.commons.io.IOUtils
+        self._root = self._path_class(self.checkpoint)
         self._fs = self._root.getFileSystem(query.sparkSession().sessionState().newHadoopConf())
 
     @classmethod
@@ -156,7 +158,7 @@ class RunningQuery:
             )
 
     def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+        return self._path_class(self._root, name)
 
     def _read(self, name: str) -> str | None:
         path = self._path(name)
@@ -164,6 +166,6 @@ class RunningQuery:
             return None
         stream = self._fs.open(path)
         try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return str(self._io_utils.toString(stream, "UTF-8"))
         finally:
             stream.close()

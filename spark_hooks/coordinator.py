@@ -400,43 +400,46 @@ class Coordinator:
     def _commit(self, record: TransactionRecord) -> Lost:
         """Commit every branch; returns what is proven lost, and raises for what is unresolved."""
         deadline = time.monotonic() + self._commit_timeout_s
-        lost: list[tuple[Committable, PreparedBranchLostError]] = []
-
-        def commit(committable: Committable) -> None:
-            where = {"batch": record.id.batch_id, "sink": committable.branch_id.sink}
-            reach("commit.before", **where)
-            try:
-                self._commit_branch(committable, deadline)
-            except PreparedBranchLostError as error:
-                logger.warning("%s is lost: %s", committable.branch_id, error)
-                lost.append((committable, error))
-                return
-            except SparkOnceError as error:
-                # Said at once: the other branches may take long, and the query fails after them.
-                logger.error("%s is not committed: %s", committable.branch_id, error)  # noqa: TRY400
-                raise
-            reach("commit.after", **where)
-
         # Those that their servers drop first come first, so that no slow sink lets them expire.
-        self._all(commit, sorted(record.committables(), key=lambda c: c.safe_until or math.inf))
+        by_sink: dict[str, list[Committable]] = {}
+        for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
+            by_sink.setdefault(committable.branch_id.sink, []).append(committable)
+        lost: list[tuple[Committable, PreparedBranchLostError]] = []
+        self._all(lambda some: lost.extend(self._commit_branches(some, deadline)), by_sink.values())
         return lost
 
-    def _commit_branch(self, committable: Committable, deadline: float) -> None:
-        branch_id = committable.branch_id
-        sink = self._all_sinks[branch_id.sink]
+    def _commit_branches(self, committables: Sequence[Committable], deadline: float) -> Lost:
+        """Commit one sink's branches of a transaction; repeat those whose outcome is unknown."""
+        sink = self._all_sinks[committables[0].branch_id.sink]
+        batch_id = committables[0].branch_id.batch_id
+        left = list(committables)
+        lost: list[tuple[Committable, PreparedBranchLostError]] = []
+        failed: list[SparkOnceError] = []
+        for _ in left:
+            reach("commit.before", batch=batch_id, sink=sink.name)
 
         def once() -> None:
-            try:
-                sink.commit(committable)
-            except SparkOnceError:
-                raise
-            except Exception as error:
-                # An error that the sink does not name says nothing about the outcome.
-                raise CommitUnresolvedError(
-                    f"{sink!r} raised {type(error).__name__} from commit: {error}", branch_id
-                ) from error
+            outcomes = list(zip(left, _commit_once(sink, left), strict=True))
+            left[:] = [c for c, error in outcomes if isinstance(error, CommitUnresolvedError)]
+            for committable, error in outcomes:
+                if isinstance(error, PreparedBranchLostError):
+                    logger.warning("%s is lost: %s", committable.branch_id, error)
+                    lost.append((committable, error))
+                elif error is None:
+                    reach("commit.after", batch=batch_id, sink=sink.name)
+                elif not isinstance(error, CommitUnresolvedError):
+                    # Said at once: the others may take long, and the query fails after them.
+                    logger.error("%s is not committed: %s", committable.branch_id, error)
+                    failed.append(error)
+            for _, error in outcomes:
+                if isinstance(error, CommitUnresolvedError):
+                    raise error
 
-        self._patiently(once, f"commit {branch_id}", CommitUnresolvedError, deadline=deadline)
+        what = f"commit batch {batch_id} in {sink!r}"
+        self._patiently(once, what, CommitUnresolvedError, deadline=deadline)
+        if failed:
+            raise failed[0]
+        return lost
 
     def _redo(self, record: TransactionRecord, lost: Lost, batch: Batch) -> TransactionRecord:
         """Write lost branches again from Spark's replay, and amend the decision.
@@ -567,3 +570,17 @@ def _cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBra
     )
     said.__cause__ = error
     return said
+
+
+def _commit_once(
+    sink: AnySink, committables: Sequence[Committable]
+) -> Sequence[SparkOnceError | None]:
+    try:
+        return sink.commitBatch(committables)
+    except SparkOnceError:
+        raise
+    except Exception as error:
+        raise CommitUnresolvedError(
+            f"{sink!r} raised {type(error).__name__} from commitBatch: {error}",
+            committables[0].branch_id,
+        ) from error

@@ -1,8 +1,11 @@
 """What runs in each Spark task: one pass over the rows, every sink at once.
 
-    Arrow record batches ──► sink 1 ─┐
-                         ──► sink 2 ─┼─► preCommit each ─► one summary row to the driver
-                         ──► sink 3 ─┘
+    Arrow record batches ──► sink 1: begin ─► write* ─► preCommit ─┐
+                         ──► sink 2: begin ─► write* ─► preCommit ─┼─► one summary row to the driver
+                         ──► sink 3: begin ─► write* ─► preCommit ─┘
+
+Each sink has a thread of its own and waits for no other one; the rows wait for the slowest sink, so
+that none gets more than one batch ahead. The first error of any of them is the task's.
 
 A task without rows opens no branch. A task that fails frees its handles and aborts what it had
 prepared, as well as it can: what it cannot reach is an orphan, and the driver sweeps those.
@@ -10,17 +13,21 @@ prepared, as well as it can: what it cannot reach is an orphan, and the driver s
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
+from queue import SimpleQueue
+from threading import Semaphore
 from typing import Any, NamedTuple, Self, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
@@ -32,8 +39,11 @@ from sparkonce.txn_log.record import Fingerprint, Incarnation, Part
 
 logger = logging.getLogger("sparkonce")
 
-SUMMARY_SCHEMA = "summary string"
-"""Spark's schema of the rows that a `PartitionWriter` returns."""
+_BATCHES_WAITING = 1
+"""Record batches that a sink may have before it while it writes another one."""
+
+SUMMARY_SCHEMA = StructType([StructField("summary", StringType())])
+"""Of the rows that a `PartitionWriter` returns. Spark would parse a string anew for each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class PartitionWriter:
         attempt = context.taskAttemptId() % ATTEMPT_BOUND
         summary = self.write(batches, context.partitionId(), attempt)
         yield pa.RecordBatch.from_pydict({"summary": [summary.encode()]})
+        _spare_the_collector()
 
     def write(
         self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int
@@ -117,28 +128,47 @@ class PartitionWriter:
             for _ in batches:  # to the end: a stateful query commits its state there
                 pass
             return PartitionSummary(partition, {}, ())
-        branches: list[_Branch] = []
+        failures: list[BaseException] = []
         with ThreadPoolExecutor(len(sinks), thread_name_prefix="sparkonce") as pool:
-            try:
-                for batch in batches:
-                    if batch.num_rows == 0:
-                        continue
-                    if not branches:
-                        branches = [_Branch(sink, self._branch_id(sink, attempt)) for sink in sinks]
-                        _at_once(pool, [branch.begin for branch in branches])
-                        reach("write.first", batch=self._batch_id, partition=partition)
-                    rows = self._split(batch)
-                    _at_once(pool, [branch.writer(rows[branch.sink.name]) for branch in branches])
-                    reach("write.batch", batch=self._batch_id, partition=partition)
-                _at_once(pool, [branch.prepare for branch in branches])
-            except BaseException:
-                _at_once(pool, [branch.give_up for branch in branches])
-                raise
+
+            def open_lanes() -> list[_Lane]:
+                branches = [_Branch(sink, self._branch_id(sink, attempt)) for sink in sinks]
+                return [_Lane(pool, branch, partition, failures) for branch in branches]
+
+            lanes = self._feed(batches, open_lanes, failures)
+            wait(lane.done for lane in lanes)
+            if failures:
+                wait(pool.submit(lane.branch.give_up) for lane in lanes)
+                raise failures[0]
         return PartitionSummary(
             partition,
-            {branch.sink.name: branch.part(partition) for branch in branches},
-            tuple(b.committable for b in branches if b.committable is not None),
+            {lane.branch.sink.name: lane.branch.part(partition) for lane in lanes},
+            tuple(c for lane in lanes if (c := lane.branch.committable) is not None),
         )
+
+    def _feed(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        open_lanes: Callable[[], list[_Lane]],
+        failures: list[BaseException],
+    ) -> list[_Lane]:
+        """Hand every row to its lanes, which are opened at the first one, and end them."""
+        lanes: list[_Lane] = []
+        try:
+            for batch in batches:
+                if failures:
+                    break
+                if batch.num_rows == 0:
+                    continue
+                lanes = lanes or open_lanes()
+                rows = self._split(batch)
+                for lane in lanes:
+                    lane.put(rows[lane.branch.sink.name])
+        except BaseException as error:  # noqa: BLE001 - the task raises it
+            failures.append(error)
+        for lane in lanes:
+            lane.end()
+        return lanes
 
     def _split(self, batch: pa.RecordBatch) -> dict[str, _Rows]:
         """Each sink's rows, by its name."""
@@ -192,13 +222,10 @@ class _Branch:
         self._handle = self._named(lambda: self.sink.beginTransaction(self.branch_id))
         self._open = True
 
-    def writer(self, rows: _Rows) -> Callable[[], None]:
-        def write() -> None:
-            self._named(lambda: self.sink.write(self._handle, rows.batch))
-            self._bytes += rows.batch.nbytes
-            self._contents.append(rows.content)
-
-        return write
+    def write(self, rows: _Rows) -> None:
+        self._named(lambda: self.sink.write(self._handle, rows.batch))
+        self._bytes += rows.batch.nbytes
+        self._contents.append(rows.content)
 
     def prepare(self) -> None:
         where = {"batch": self.branch_id.batch_id, "sink": self.sink.name}
@@ -231,12 +258,70 @@ class _Branch:
             ) from error
 
 
-def _at_once(pool: ThreadPoolExecutor, actions: Sequence[Callable[[], None]]) -> None:
-    """Run the actions in parallel; wait for every one, then raise the first error."""
-    if len(actions) == 1:
-        actions[0]()
-        return
-    futures: list[Future[None]] = [pool.submit(action) for action in actions]
-    for error in [future.exception() for future in futures]:
-        if error is not None:
-            raise error
+class _Lane:
+    """Takes one branch through its verbs in a thread of its own.
+
+    Args:
+        pool: gives the thread.
+        branch: to be begun, written and prepared.
+        partition: Spark's partition id.
+        failures: of all lanes of the task and of its rows; the first one is the task's. What is
+            not prepared when there is one stays so.
+    """
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        branch: _Branch,
+        partition: int,
+        failures: list[BaseException],
+    ) -> None:
+        self.branch = branch
+        self._where = {
+            "batch": branch.branch_id.batch_id,
+            "partition": partition,
+            "sink": branch.sink.name,
+        }
+        self._failures = failures
+        self._rows: SimpleQueue[_Rows | None] = SimpleQueue()
+        self._room = Semaphore(1 + _BATCHES_WAITING)
+        self.done = pool.submit(self._run)
+
+    def put(self, rows: _Rows) -> None:
+        """Hand rows over; wait while there is no room."""
+        self._room.acquire()
+        self._rows.put(rows)
+
+    def end(self) -> None:
+        """No rows come any more: prepare, unless something has failed."""
+        self._rows.put(None)
+
+    def _run(self) -> None:
+        try:
+            self.branch.begin()
+            reach("write.first", **self._where)
+            while (rows := self._rows.get()) is not None and not self._failures:
+                self.branch.write(rows)
+                reach("write.batch", **self._where)
+                self._room.release()
+            if not self._failures:
+                self.branch.prepare()
+        except BaseException as error:  # noqa: BLE001 - the task raises it
+            self._failures.append(error)
+        self._room.release()  # nobody waits for a lane that has ended
+
+
+_spared = False
+
+
+def _spare_the_collector() -> None:
+    """Keep what this worker has loaded out of later garbage collections.
+
+    PySpark collects after every task, and the modules of Spark, Arrow and the sinks' clients take
+    it longer to walk than a small task to run, at the very time at which the driver commits.
+    """
+    global _spared  # noqa: PLW0603 - a fact of the process
+    if not _spared:
+        _spared = True
+        gc.collect()
+        gc.freeze()

@@ -8,6 +8,7 @@ from typing import Any, Never
 
 import pytest
 
+from sparkonce import failpoints
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
@@ -181,6 +182,55 @@ def test_commit_that_stays_unresolved_fails_the_query_and_the_next_start_carries
     world.prepare_sinks = lambda sinks: None
     world.start(Process())
     world.check()
+
+
+def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> None:
+    """commitBatch says for each branch how it ended; the others are not asked for twice."""
+    asked: list[list[str]] = []
+
+    class Batching(MemorySink):
+        def commitBatch(self, committables: Any) -> Any:
+            asked.append([str(c.branch_id) for c in committables])
+            if len(asked) == 1:
+                return [*super().commitBatch(committables[:1]), CommitUnresolvedError("away")]
+            return super().commitBatch(committables)
+
+    process = Process()
+    coordinator = world.coordinator(process)
+    coordinator._all_sinks["left"] = Batching(world.stores["left"], process, "left")
+    counted = {"commit.before": 0, "commit.after": 0}
+
+    def count(point: str, where: Any) -> None:
+        if point in counted and where["sink"] == "left":
+            counted[point] += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoints, "handler", count)
+        coordinator.run(world.batch(process))
+    assert [len(names) for names in asked] == [2, 1]
+    assert asked[1] == asked[0][1:]
+    assert counted == {"commit.before": 2, "commit.after": 2}
+    assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
+
+
+def test_sink_whose_commit_of_a_batch_raises_is_asked_again(world: World) -> None:
+    """An error that the sink does not name says nothing about any branch's outcome."""
+    asked: list[int] = []
+
+    class Raising(MemorySink):
+        def commitBatch(self, committables: Any) -> Any:
+            asked.append(len(committables))
+            outcomes = super().commitBatch(committables)
+            if len(asked) == 1:
+                raise ConnectionError("the answer is lost")
+            return outcomes
+
+    process = Process()
+    coordinator = world.coordinator(process)
+    coordinator._all_sinks["left"] = Raising(world.stores["left"], process, "left")
+    coordinator.run(world.batch(process))
+    assert asked == [2, 2]
+    assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
 
 
 def crash_after_deciding(world: World) -> None:
@@ -522,7 +572,7 @@ def test_branches_that_expire_first_are_committed_first(world: World) -> None:
 
     def noting(action: Any, items: Any) -> None:
         work = list(items)
-        order.extend(c.branch_id.sink for c in work if isinstance(c, Committable))
+        order.extend(c.branch_id.sink for group in work if isinstance(group, list) for c in group)
         commit_all(action, work)
 
     coordinator._all = noting  # type: ignore[method-assign]

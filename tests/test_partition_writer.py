@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -83,6 +85,56 @@ def test_failing_sink_is_named_and_nothing_stays_behind(sinks: list[MemorySink],
     opened = [sink for sink in sinks if not (sink is sinks[1] and verb == "beginTransaction")]
     for sink in opened:
         assert sink.calls[-1] in {"discard", "abort"}
+
+
+def test_slow_sink_holds_no_other_one_back(sinks: list[MemorySink]) -> None:
+    """Kafka needs several round trips to begin; meanwhile the others write and prepare."""
+    prepared = threading.Event()
+
+    def wait_for_the_other(verb: str) -> None:
+        if verb == "beginTransaction" and not prepared.wait(5):
+            raise TimeoutError("the other sink waits for this one")
+
+    def tell(verb: str) -> None:
+        if verb == "preCommit":
+            prepared.set()
+
+    sinks[0].fail, sinks[1].fail = wait_for_the_other, tell
+    PartitionWriter(sinks, INCARNATION, 7).write(batches(2), 5, 11)
+    assert [len(sink.store.prepared) for sink in sinks] == [1, 1]
+
+
+def test_rows_wait_for_the_slowest_sink(sinks: list[MemorySink]) -> None:
+    """Memory is bounded: no more than one record batch waits behind the one being written."""
+    taken = []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in batches(*[1] * 9):
+            taken.append(sinks[0].calls.count("write"))
+            yield batch
+
+    def be_slow(verb: str) -> None:
+        if verb == "write":
+            time.sleep(0.01)
+
+    sinks[0].fail = be_slow
+    PartitionWriter(sinks, INCARNATION, 7).write(rows(), 5, 11)
+    ahead = [number - written for number, written in enumerate(taken)]
+    assert max(ahead) <= 3, ahead  # one in the reader's hand, one that waits, one begun
+
+
+def test_failing_sink_ends_the_task_while_rows_still_come(sinks: list[MemorySink]) -> None:
+    """The rows of a large partition are not read to their end for nothing."""
+    left = iter(range(1000))
+
+    def fail(verb: str) -> None:
+        if verb == "write":
+            raise OSError("disk full")
+
+    sinks[1].fail = fail
+    with pytest.raises(PrepareRejectedError, match="disk full"):
+        PartitionWriter(sinks, INCARNATION, 7).write((hashed([n]) for n in left), 5, 11)
+    assert next(left) < 900
 
 
 def test_failing_source_discards_every_branch(sinks: list[MemorySink]) -> None:

@@ -27,13 +27,16 @@ from kafka.protocol.producer.transaction import (
     WriteTxnMarkersRequest,
 )
 
+from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Connection
 from sparkonce.sinks.kafka.settings import KafkaSettings
+from sparkonce.sinks.kafka.together import (
+    FENCING_VERSION,
+    GONE_OR_HIDDEN,
+    STABLE_OFFSETS_VERSION,
+    commit_together,
+)
 
-FENCING_VERSION: Final = 5
-"""From this version of EndTxn on (Kafka 4.0) the broker fences the producer as it ends."""
-
-STABLE_OFFSETS_VERSION: Final = 8
 LIST_BY_PATTERN_VERSION: Final = 2
 _NOT_SAID: Final = 31
 """The one bit that a broker sets which was not asked for operations."""
@@ -122,6 +125,17 @@ class Finisher:
             return bool(response.API_VERSION >= FENCING_VERSION)
 
         return self._connection.ask(ask, forget=[transactional_id])
+
+    def commit_together(self, branches: Sequence[KafkaBranch]) -> set[str]:
+        """Commit branches in a healthy cluster; those not among the answer may be committed or not.
+
+        Raises:
+            kafka.errors.KafkaError: of whatever request failed; nothing is known of any branch.
+        """
+        return self._connection.ask(
+            lambda admin: commit_together(admin, branches),
+            forget=[branch.transactional_id for branch in branches],
+        )
 
     def end_fences(self) -> bool:
         """Whether `end` also fences the producer on these brokers."""
@@ -303,7 +317,7 @@ class Finisher:
                 response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
                 for topic in response.topics:
                     for partition in topic.partitions:
-                        if partition.error_code in _GONE_OR_HIDDEN:
+                        if partition.error_code in GONE_OR_HIDDEN:
                             continue
                         _raise_for(partition.error_code)
                         if any(
@@ -362,14 +376,6 @@ class Finisher:
         self._connection.ask(ask)
 
 
-_GONE_OR_HIDDEN: Final = frozenset(
-    {
-        errors.UnknownTopicOrPartitionError.errno,
-        errors.TopicAuthorizationFailedError.errno,
-    }
-)
-
-
 async def _metadata(admin: Any, topics: Collection[str]) -> dict[str, dict[int, int]]:
     """The leader's node of each partition, by topic; topics that are gone are left out."""
     wanted = MetadataRequest.MetadataRequestTopic
@@ -379,7 +385,7 @@ async def _metadata(admin: Any, topics: Collection[str]) -> dict[str, dict[int, 
     response = await admin._manager.send(request)  # noqa: SLF001
     found = {}
     for topic in response.topics:
-        if topic.error_code in _GONE_OR_HIDDEN:
+        if topic.error_code in GONE_OR_HIDDEN:
             continue
         _raise_for(topic.error_code)
         for partition in topic.partitions:

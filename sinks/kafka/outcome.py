@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from kafka import errors
@@ -102,6 +103,24 @@ class Outcome:
             raise self._unresolved(
                 branch_id, f"asked for {self._patience_s:g} s, last answer: {_text(error)}"
             ) from error
+
+    def commit_together(self, committables: Sequence[Committable]) -> set[str]:
+        """Commit what a healthy cluster lets us commit with few requests.
+
+        Returns:
+            The names of the branches that are proven committed; `commit` has the others.
+        """
+        branches = [
+            branch
+            for branch in map(KafkaBranch.of, committables)
+            if branch.marker_topic is not None and branch.producer_id >= 0
+        ]
+        try:
+            if branches and self._finisher.end_fences():
+                return self._finisher.commit_together(branches)
+        except (errors.KafkaError, KeyError) as error:  # KeyError: a partition without a leader
+            logger.debug("branches are committed one by one: %s", error)
+        return set()
 
     def _commit(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> None:
         fencing = patience(self._finisher.end_fences)

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, Producer
 from kafka import errors
 from kafka.admin import ACLOperation
 
-from sparkonce.errors import ConfigurationError, SinkError
+from sparkonce.errors import ConfigurationError, SinkError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
@@ -126,6 +126,12 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     def commit(self, committable: Committable) -> None:
         self._outcome.commit(committable)
+
+    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+        proven = self._outcome.commit_together(committables) if len(committables) > 1 else set()
+        left = [c for c in committables if c.branch_id.name not in proven]
+        errors_left = iter(super().commitBatch(left))
+        return [None if c.branch_id.name in proven else next(errors_left) for c in committables]
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._outcome.abort(branch)

@@ -20,6 +20,7 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     PreparedBranchLostError,
     PrepareRejectedError,
+    SparkOnceError,
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
@@ -183,6 +184,12 @@ class SimSink(TwoPhaseCommitSink[None]):
 
     def preCommit(self, handle: None) -> Never:
         raise NotImplementedError
+
+    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+        """All at once means in any order."""
+        self.world.rng.shuffle(order := list(range(len(committables))))
+        outcomes = {number: self._outcome_of(committables[number]) for number in order}
+        return [outcomes[number] for number in sorted(outcomes)]
 
     def commit(self, committable: Committable) -> None:
         self.world.call(f"{self.name}.commit", lambda: self._commit(committable))

@@ -1,0 +1,205 @@
+"""The commit of several branches with one question: what one broker knows is asked for at once.
+
+    find the coordinators ─► EndTxn each ─► no partition open, marker stable? ─► committed
+                                            (asked again until a short time has passed)
+
+This is the way of a healthy cluster only. A branch that it does not prove to be committed, for
+whatever reason, is committed by `outcome` alone: a second EndTxn changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from kafka import errors
+from kafka.protocol.admin.transactions import DescribeProducersRequest
+from kafka.protocol.consumer.group import OffsetFetchRequest
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer.transaction import EndTxnRequest
+
+from sparkonce.sinks.kafka.branch import KafkaBranch
+
+FENCING_VERSION: Final = 5
+"""From this version of EndTxn on (Kafka 4.0) the broker fences the producer as it ends."""
+
+STABLE_OFFSETS_VERSION: Final = 8
+MANY_KEYS_VERSION: Final = 4
+"""Of FindCoordinator; every broker since Kafka 3.0 has both."""
+
+GONE_OR_HIDDEN: Final = frozenset(
+    {
+        errors.UnknownTopicOrPartitionError.errno,
+        errors.TopicAuthorizationFailedError.errno,
+    }
+)
+
+PATIENCE_S: Final = 0.2
+_COORDINATORS: Final = (CoordinatorType.GROUP, CoordinatorType.TRANSACTION)
+_FIRST_WAIT_S: Final = 0.002
+
+
+async def commit_together(admin: Any, branches: Sequence[KafkaBranch]) -> set[str]:
+    """Send EndTxn for each and wait a little; the transactional ids that are proven committed."""
+    # All are under way before the first answer is waited for.
+    lookups = [_ask_coordinators(admin, branches, kind) for kind in _COORDINATORS]
+    metadata = _ask_leaders(admin, branches)
+    groups, coordinators = [await _coordinators(admin, *lookup) for lookup in lookups]
+    ended = await _end(admin, branches, coordinators)
+    left = [branch for branch in branches if branch.transactional_id in ended]
+    leaders = {
+        (topic.name, partition.partition_index): partition.leader_id
+        for topic in (await metadata).topics
+        for partition in topic.partitions
+    }
+    proven: set[str] = set()
+    until, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
+    while left:
+        visible = await _visible(admin, left, groups, leaders)
+        proven |= visible
+        left = [branch for branch in left if branch.transactional_id not in visible]
+        if time.monotonic() > until:
+            break
+        if left:
+            await admin._manager._net.sleep(wait_s)  # noqa: SLF001
+            wait_s *= 2
+    return proven
+
+
+def _ask_coordinators(admin: Any, branches: Sequence[KafkaBranch], kind: Any) -> tuple[Any, Any]:
+    names = [branch.transactional_id for branch in branches]
+    request = FindCoordinatorRequest(
+        key_type=kind.value, coordinator_keys=names, min_version=MANY_KEYS_VERSION
+    )
+    return kind, admin._manager.send(request)  # noqa: SLF001
+
+
+async def _coordinators(admin: Any, kind: Any, answer: Any) -> dict[str, int]:
+    """The coordinator's node of each name."""
+    add = admin._manager.cluster.add_coordinator  # noqa: SLF001
+    return {
+        found.key: add(found, kind, found.key, synthesize_node_id=False)
+        for found in (await answer).coordinators
+    }
+
+
+async def _end(
+    admin: Any, branches: Sequence[KafkaBranch], coordinators: dict[str, int]
+) -> set[str]:
+    """The transactional ids of those that are decided now, and whose producers are fenced."""
+    sent = [
+        admin._manager.send(  # noqa: SLF001
+            EndTxnRequest(
+                transactional_id=branch.transactional_id,
+                producer_id=branch.producer_id,
+                producer_epoch=branch.producer_epoch,
+                committed=True,
+                min_version=FENCING_VERSION,
+                max_version=FENCING_VERSION,
+            ),
+            node_id=coordinators[branch.transactional_id],
+        )
+        for branch in branches
+    ]
+    ended = set()
+    for branch, answer in zip(branches, sent, strict=True):
+        if (await answer).error_code == 0:
+            ended.add(branch.transactional_id)
+    return ended
+
+
+def _ask_leaders(admin: Any, branches: Sequence[KafkaBranch]) -> Any:
+    wanted = MetadataRequest.MetadataRequestTopic
+    topics = {topic for branch in branches for topic in branch.partitions}
+    request = MetadataRequest(
+        topics=[wanted(name=name) for name in sorted(topics)], allow_auto_topic_creation=False
+    )
+    return admin._manager.send(request)  # noqa: SLF001
+
+
+async def _visible(
+    admin: Any,
+    branches: Sequence[KafkaBranch],
+    groups: dict[str, int],
+    leaders: dict[tuple[str, int], int],
+) -> set[str]:
+    """Those of which no partition is open and whose marker is stable."""
+    producers = _ask_producers(admin, branches, leaders)
+    offsets = _ask_offsets(admin, branches, groups)
+    still_open = set()
+    for answer in producers:
+        for topic in (await answer).topics:
+            for partition in topic.partitions:
+                if partition.error_code not in GONE_OR_HIDDEN:
+                    _raise_for(partition.error_code)
+                    still_open |= {
+                        (topic.name, partition.partition_index, producer.producer_id)
+                        for producer in partition.active_producers
+                        if producer.current_txn_start_offset >= 0
+                    }
+    stable = set()
+    for answer in offsets:
+        for group in (await answer).groups:
+            codes = {group.error_code} | {p.error_code for t in group.topics for p in t.partitions}
+            if codes == {0}:
+                stable.add(group.group_id)
+    return {
+        branch.transactional_id
+        for branch in branches
+        if branch.transactional_id in stable
+        and not any(
+            (topic, number, branch.producer_id) in still_open
+            for topic, numbers in branch.partitions.items()
+            for number in numbers
+        )
+    }
+
+
+def _ask_producers(
+    admin: Any, branches: Sequence[KafkaBranch], leaders: dict[tuple[str, int], int]
+) -> list[Any]:
+    by_node: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for branch in branches:
+        for topic, numbers in branch.partitions.items():
+            for number in numbers:
+                by_node[leaders[topic, number]][topic].add(number)
+    wanted = DescribeProducersRequest.TopicRequest
+    return [
+        admin._manager.send(  # noqa: SLF001
+            DescribeProducersRequest(
+                topics=[wanted(name=n, partition_indexes=sorted(p)) for n, p in topics.items()]
+            ),
+            node_id=node,
+        )
+        for node, topics in by_node.items()
+    ]
+
+
+def _ask_offsets(
+    admin: Any, branches: Collection[KafkaBranch], groups: dict[str, int]
+) -> list[Any]:
+    wanted = OffsetFetchRequest.OffsetFetchRequestGroup
+    by_node = defaultdict(list)
+    for branch in branches:
+        topics = [wanted.OffsetFetchRequestTopics(name=branch.marker_topic, partition_indexes=[0])]
+        group = wanted(group_id=branch.transactional_id, topics=topics)
+        by_node[groups[branch.transactional_id]].append(group)
+    return [
+        admin._manager.send(  # noqa: SLF001
+            OffsetFetchRequest(
+                groups=wanted_groups,
+                require_stable=True,  # without it an undecided marker reads as the old one
+                min_version=STABLE_OFFSETS_VERSION,
+                max_version=STABLE_OFFSETS_VERSION,
+            ),
+            node_id=node,
+        )
+        for node, wanted_groups in by_node.items()
+    ]
+
+
+def _raise_for(code: int) -> None:
+    if code:
+        raise errors.for_code(code)
