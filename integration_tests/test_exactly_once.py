@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,23 +59,34 @@ class Job:
         self,
         pipeline: ExactlyOnce,
         shape: Callable[[DataFrame], DataFrame] = lambda df: df,
+        mode: str = "update",
     ) -> StreamingQuery:
         """Process all files; raises what the query failed with."""
-        rows = (
+        query = self.start(pipeline, shape, mode)
+        query.awaitTermination()
+        return query
+
+    def start(
+        self,
+        pipeline: ExactlyOnce,
+        shape: Callable[[DataFrame], DataFrame] = lambda df: df,
+        mode: str = "update",
+    ) -> StreamingQuery:
+        return (
+            shape(self.rows())
+            .writeStream.foreachBatch(pipeline)
+            .option("checkpointLocation", str(self.folder / self.checkpoint))
+            .outputMode(mode)
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def rows(self) -> DataFrame:
+        return (
             self.spark.readStream.schema("id long, at timestamp")
             .option("maxFilesPerTrigger", 1)
             .json(str(self.source))
         )
-        query = (
-            shape(rows)
-            .writeStream.foreachBatch(pipeline)
-            .option("checkpointLocation", str(self.folder / self.checkpoint))
-            .outputMode("update")
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        return query
 
     def forget_commit(self) -> None:
         """Leave the checkpoint as a driver leaves it that dies before Spark commits the batch."""
@@ -95,6 +107,14 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 
 def ids(*values: int) -> list[str]:
     return [f'{{"id": {value}, "at": "2026-01-01T00:00:{value % 60:02d}Z"}}' for value in values]
+
+
+def fail_at(point: str) -> Callable[[str, object], None]:
+    def fail(reached: str, where: object) -> None:
+        if reached == point:
+            raise failpoints.InjectedError(reached)
+
+    return fail
 
 
 def test_rows_of_every_batch_arrive_once_in_every_sink(job: Job) -> None:
@@ -134,43 +154,124 @@ def test_replayed_batch_is_not_written_again(job: Job) -> None:
     assert not list((job.out / "_sparkonce").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("provider", "version"), [("HDFSBacked", 1), ("RocksDB", 1), ("RocksDB", 2)]
-)
-@pytest.mark.parametrize("shape", ["aggregate", "deduplicate"])
-def test_stateful_query_stays_right_over_a_drained_replay(
-    job: Job, shape: str, provider: str, version: int
-) -> None:
-    """Skipping the rows of a replay would break Spark's state for good; draining does not."""
-    kinds = {
-        "HDFSBacked": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-        "RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    }
+HDFS = "HDFSBacked"
+ROCKSDB = "RocksDB"
+
+
+@contextmanager
+def state_store(spark: SparkSession, provider: str, version: int) -> Iterator[None]:
+    package = "org.apache.spark.sql.execution.streaming.state"
     settings = {
-        "spark.sql.streaming.stateStore.providerClass": kinds[provider],
+        "spark.sql.streaming.stateStore.providerClass": f"{package}.{provider}StateStoreProvider",
         "spark.sql.streaming.stateStore.checkpointFormatVersion": str(version),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     }
+    for key, value in settings.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in settings:
+            spark.conf.unset(key)
+
+
+def joined_with_itself(job: Job) -> Callable[[DataFrame], DataFrame]:
+    def join(df: DataFrame) -> DataFrame:
+        other = job.rows().selectExpr("id AS other", "at AS other_at")
+        left, right = df.withWatermark("at", "1 day"), other.withWatermark("other_at", "1 day")
+        return left.join(right, left.id == right.other).selectExpr("id")
+
+    return join
+
+
+def numbered_by_state(df: DataFrame) -> DataFrame:
+    """transformWithState: each row with its key's running number."""
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Count(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self.state = handle.getValueState("count", "n long")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N803
+            import pandas as pd
+
+            seen = self.state.get()[0] if self.state.exists() else 0
+            for frame in rows:
+                seen += len(frame)
+            self.state.update((seen,))
+            yield pd.DataFrame({"id": [seen]})
+
+        def close(self) -> None:
+            pass
+
+    return df.groupBy("id").transformWithStateInPandas(
+        statefulProcessor=Count(),
+        outputStructType="id long",
+        outputMode="Update",
+        timeMode="none",
+    )
+
+
+STATEFUL = [
+    ("aggregate", (HDFS, 1)),
+    ("deduplicate", (ROCKSDB, 2)),
+    ("join", (ROCKSDB, 1)),
+    ("transformWithState", (ROCKSDB, 2)),
+    *(
+        pytest.param(shape, store, marks=pytest.mark.slow)
+        for shape, stores in {
+            "aggregate": [(ROCKSDB, 1), (ROCKSDB, 2)],
+            "deduplicate": [(HDFS, 1), (ROCKSDB, 1)],
+            "join": [(HDFS, 1), (ROCKSDB, 2)],
+            "transformWithState": [(ROCKSDB, 1)],
+        }.items()
+        for store in stores
+    ),
+]
+"""Shapes and state stores: of the product each shape and each store once, the rest is slow."""
+
+
+@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize(("shape", "store"), STATEFUL)
+def test_stateful_query_stays_right_over_replays(
+    job: Job, monkeypatch: pytest.MonkeyPatch, shape: str, store: tuple[str, int], commit: str
+) -> None:
+    """Batches that fail and are replayed, and that are skipped, leave Spark's state right.
+
+    Skipping the rows of a replay would break the state for good; draining does not.
+    """
     shapes: dict[str, Callable[[DataFrame], DataFrame]] = {
         "aggregate": lambda df: df.groupBy((df.id % 2).alias("id")).count(),
         "deduplicate": lambda df: df.dropDuplicates(["id"]),
+        "join": joined_with_itself(job),
+        "transformWithState": numbered_by_state,
     }
-    for key, value in settings.items():
-        job.spark.conf.set(key, value)
-    try:
-        for _ in range(3):
+    points = ["prepare_batch.after", "decide.after", "return.before"]
+    mode = "append" if shape == "join" else "update"
+    with state_store(job.spark, *store):
+        for point in points:
             job.add(*ids(1, 2, 3, 4 + job.files))
-            job.run(job.pipeline(), shapes[shape])
+            with monkeypatch.context() as patch:
+                patch.setattr(failpoints, "handler", fail_at(point))
+                with pytest.raises(Exception, match=point.replace(".", r"\.")):
+                    with job.pipeline(commit=commit) as pipeline:
+                        job.run(pipeline, shapes[shape], mode)
+            with job.pipeline(commit=commit) as pipeline:
+                job.run(pipeline, shapes[shape], mode)
             job.forget_commit()
         job.add(*ids(1))
-        job.run(job.pipeline(), shapes[shape])
-    finally:
-        for key in settings:
-            job.spark.conf.unset(key)
-    if shape == "deduplicate":
-        assert job.visible() == Counter([1, 2, 3, 4, 5, 6])
-    else:
+        with job.pipeline(commit=commit) as pipeline:
+            job.run(pipeline, shapes[shape], mode)
+    expected = {
         # The running counts of odd and even: 2 2, then 5 3, then 7 5, and 8 for the single 1.
-        assert job.visible(column="count") == Counter([2, 2, 5, 3, 7, 5, 8])
+        "aggregate": Counter([2, 2, 5, 3, 7, 5, 8]),
+        "deduplicate": Counter([1, 2, 3, 4, 5, 6]),
+        # Pairs of equal ids that a batch adds: n*n after it less those before it.
+        "join": Counter({1: 16, 2: 9, 3: 9, 4: 1, 5: 1, 6: 1}),
+        # The running number of each id: 1 to 4 for 1, 1 to 3 for 2 and 3, 1 for the others.
+        "transformWithState": Counter([1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 1, 1]),
+    }
+    assert job.visible(column="count" if shape == "aggregate" else "id") == expected[shape]
 
 
 def test_transform_that_drops_every_row_does_not_starve_a_stateful_query(job: Job) -> None:
@@ -239,6 +340,67 @@ def test_decided_batch_is_committed_before_the_sinks_are_checked(
     assert job.visible() == Counter()
     assert "no rows today" in refused(job, job.pipeline(sinks=[Refusing(job.out)]))
     assert job.visible() == Counter([1, 2])
+
+
+def test_removed_sink_gets_what_was_decided_for_it_and_no_more(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused without it while a record names it; with removed= finished, swept, not written."""
+    job.add(*ids(1, 2))
+    old = job.sink_folder("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("decide.after"))
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline(sinks=[FileSink(job.out), FileSink(old, name="old")]))
+    job.add(*ids(3))
+    assert "pass the old sink in removed=" in refused(job, job.pipeline())
+    job.run(job.pipeline(removed=[FileSink(old, name="old")]))
+    assert job.visible() == Counter([1, 2, 3])
+    assert job.visible(old) == Counter([1, 2])
+    job.add(*ids(4))
+    job.run(job.pipeline())
+    assert "the sink 'old' is not among the pipeline's sinks any more" in caplog.text
+
+
+def test_lost_branch_is_written_again_from_sparks_replay(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the partition that is gone; in the other sink nothing changes."""
+    job.add(*ids(1, 2, 3, 4))
+    right = job.sink_folder("right")
+    sinks = [FileSink(job.out), FileSink(right, name="right")]
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("decide.after"))
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline(sinks=sinks), lambda df: df.repartition(2, "id"))
+    first, *rest = sorted((job.out / "_sparkonce").iterdir())
+    assert rest
+    first.unlink()
+    pipeline = job.pipeline(sinks=sinks)
+    job.run(pipeline, lambda df: df.repartition(2, "id"))
+    assert job.visible() == job.visible(right) == Counter([1, 2, 3, 4])
+    (record,) = pipeline.log.history("orders")
+    assert (record.revision, [c.branch_id.sink for c in record.lost]) == (1, ["file"])
+
+
+def test_replay_with_other_rows_is_not_taken_for_the_lost_ones(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that was changed meanwhile: equal in number, other in content."""
+    job.add(*ids(1, 2, 3, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("decide.after"))
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline())
+    for hidden in (job.out / "_sparkonce").iterdir():
+        hidden.unlink()
+    for _ in range(2):
+        with pytest.raises(Exception, match="PreparedBranchLostError.*have other values"):
+            job.run(job.pipeline(), lambda df: df.selectExpr("id + 1 AS id", "at"))
+    assert job.visible() == Counter()
+    assert not list((job.out / "_sparkonce").iterdir())
+    job.run(job.pipeline())
+    assert job.visible() == Counter([1, 2, 3, 4])
 
 
 def refused(job: Job, pipeline: ExactlyOnce) -> str:

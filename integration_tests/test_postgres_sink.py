@@ -14,7 +14,6 @@ import pickle
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 import sparkonce
+from integration_tests.proxy import Proxy, holds
 from sparkonce import ExactlyOnce
 from sparkonce.errors import (
     CommitRejectedError,
@@ -475,62 +475,20 @@ def test_server_killed_between_prepare_and_commit(world: World) -> None:
     assert world.state() == (3, 1, 0, 0)
 
 
-class Proxy:
-    """Passes bytes on to a server; once armed, the answer to `word` is never delivered."""
-
-    def __init__(self, port: int, word: bytes) -> None:
-        self._server_port = port
-        self._word = word
-        self.cuts = 0
-        self.armed = False
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._server_port))
-                self._sockets += [client, server]
-                cut = threading.Event()
-                for ends in ((client, server, cut), (server, client, cut)):
-                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, to: socket.socket, cut: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if self.armed and self._word in data and not self.cuts:
-                    self.cuts += 1
-                    cut.set()
-                elif cut.is_set():
-                    break  # this is the answer
-                to.sendall(data)
-        for end in (source, to):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for each in (self._listener, *self._sockets):
-            each.close()
-
-
 def test_answer_of_the_commit_is_lost(world: World) -> None:
     """The commit arrived, nobody knows: the marker row proves it."""
     world.table()
     port = int(world.dsn.rpartition(":")[2].partition("/")[0])
-    proxy = Proxy(port, b"COMMIT PREPARED" if world.prepares else b"COMMIT\0")
+    proxy = Proxy(port)
     try:
         dsn = world.dsn.replace(f":{port}/", f":{proxy.port}/")
         sink = world.sink(dsn=dsn)
         sink.validate(ROWS.schema)
         direct = world.ready()
         (merged,) = sink.prepareBatch(merge_of(), [stage(direct)])
-        proxy.armed = True
+        proxy.lose = holds(b"COMMIT PREPARED" if world.prepares else b"COMMIT\0")
         commit_until_known(sink, merged)
-        assert proxy.cuts == 1
+        assert proxy.lost == 1
         sink.close()
     finally:
         proxy.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import io
 import json
@@ -20,7 +19,6 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import ClientError
 
+from integration_tests.proxy import Proxy, Swallow, http_request
 from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
@@ -417,98 +416,20 @@ def test_server_that_claims_success_without_an_object(
     assert world.counts() == (0, 1)
 
 
-FAILED_WITH_200 = (
+_BODY = (
     b"<?xml version='1.0' encoding='UTF-8'?>"
     b"<Error><Code>InternalError</Code><Message>We encountered an error</Message></Error>"
 )
-
-
-class Proxy:
-    """Passes bytes on to a server, and can lose the answer to the next request of a kind.
-
-    With `swallow` the request is lost too, and 200 with an error in the body is the answer.
-    """
-
-    def __init__(self, upstream: str) -> None:
-        parts = urlsplit(upstream)
-        self._upstream = (parts.hostname, parts.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint_url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.lose: bytes | None = None
-        self.swallow = False
-        self.lost = 0
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._listener.close()
-        for connection in self._sockets:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for connection in self._sockets:
-            connection.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(self._upstream)
-            self._sockets += [client, server]
-            losing = threading.Event()
-            self._threads += [
-                threading.Thread(target=self._requests, args=(client, server, losing)),
-                threading.Thread(target=self._answers, args=(server, client, losing)),
-            ]
-            for thread in self._threads[-2:]:
-                thread.start()
-
-    def _requests(
-        self, client: socket.socket, server: socket.socket, losing: threading.Event
-    ) -> None:
-        with contextlib.suppress(OSError):
-            while data := client.recv(1 << 16):
-                line = data.split(b"\r\n", 1)[0]
-                if self.lose is not None and self.lose in line and line.endswith(b"HTTP/1.1"):
-                    self.lose = None
-                    losing.set()
-                    if self.swallow:
-                        while b"</CompleteMultipartUpload>" not in data:
-                            data += client.recv(1 << 16)
-                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(FAILED_WITH_200)}\r\n"
-                        client.sendall(head.encode() + b"Connection: close\r\n\r\n")
-                        client.sendall(FAILED_WITH_200)
-                        self.lost += 1
-                        break
-                server.sendall(data)
-        with contextlib.suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)
-
-    def _answers(
-        self, server: socket.socket, client: socket.socket, losing: threading.Event
-    ) -> None:
-        with contextlib.suppress(OSError):
-            while data := server.recv(1 << 16):
-                if losing.is_set():
-                    if b" 100 " in data.split(b"\r\n", 1)[0]:
-                        client.sendall(data)
-                        continue
-                    self.lost += 1
-                    break
-                client.sendall(data)
-        with contextlib.suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
+FAILED_WITH_200 = Swallow(
+    end=b"</CompleteMultipartUpload>",
+    answer=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+    % (len(_BODY), _BODY),
+)
 
 
 @pytest.fixture
 def proxy(s3: S3Server) -> Iterator[Proxy]:
-    proxy = Proxy(s3.endpoint_url)
+    proxy = Proxy(int(s3.endpoint_url.rpartition(":")[2]))
     yield proxy
     proxy.close()
 
@@ -517,9 +438,9 @@ def test_answer_to_complete_is_lost(
     make_sink: Callable[..., S3Sink], proxy: Proxy, world: World
 ) -> None:
     """The object proves the commit, so it is no error at all."""
-    sink = make_sink(endpoint_url=proxy.endpoint_url)
+    sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
     committable = prepare(sink, branch())
-    proxy.lose = b"POST "
+    proxy.lose = http_request(b"POST ")
     sink.commit(committable)
     assert proxy.lost == 1
     assert world.counts() == (0, 1)
@@ -530,9 +451,9 @@ def test_complete_says_200_with_an_error_in_the_body(
     make_sink: Callable[..., S3Sink], proxy: Proxy, world: World
 ) -> None:
     """It is no success: the upload is still open, and the next commit lands."""
-    sink = make_sink(endpoint_url=proxy.endpoint_url)
+    sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
     committable = prepare(sink, branch())
-    proxy.lose, proxy.swallow = b"POST ", True
+    proxy.lose, proxy.swallow = http_request(b"POST "), FAILED_WITH_200
     with pytest.raises(CommitUnresolvedError, match="InternalError"):
         sink.commit(committable)
     assert proxy.lost == 1
@@ -546,8 +467,8 @@ def test_answer_to_create_is_lost(
     make_sink: Callable[..., S3Sink], proxy: Proxy, world: World
 ) -> None:
     """The next key is used; the upload nobody knows of is found by its name, and aborted."""
-    sink = make_sink(endpoint_url=proxy.endpoint_url)
-    proxy.lose = b"?uploads"
+    sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
+    proxy.lose = http_request(b"?uploads")
     committable = prepare(sink, branch())
     assert proxy.lost == 1
     assert key_of(committable).endswith(".n1.parquet")
@@ -565,8 +486,8 @@ def test_answer_to_a_part_is_lost(
     make_sink: Callable[..., S3Sink], proxy: Proxy, world: World
 ) -> None:
     """It is sent again, and counts once."""
-    sink = make_sink(endpoint_url=proxy.endpoint_url)
-    proxy.lose = b"PUT "
+    sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
+    proxy.lose = http_request(b"PUT ")
     committable = prepare(sink, branch())
     assert proxy.lost == 1
     sink.commit(committable)
@@ -612,7 +533,7 @@ def test_lost_at_another_endpoint(
     committable = prepare(make_sink(), branch())
     (file,) = files_of(committable)
     world.abort(file["key"], file["upload_id"])
-    moved = make_sink(endpoint_url=proxy.endpoint_url)
+    moved = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
     with pytest.raises(CommitUnresolvedError, match="another endpoint"):
         moved.commit(committable)
     moved.close()

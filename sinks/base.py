@@ -179,11 +179,21 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
     @property
     def target(self) -> str:
-        """Where the rows go, for records and messages, without secrets; the same for ever."""
+        """Where the rows go, without secrets, kept in every record.
+
+        A start is refused while a record that is not finished holds branches of another target
+        than the sink has now. So it names what stays, such as a topic or a table, and leaves out
+        what may change, such as a server's address.
+        """
         return self.kind
 
+    @property
+    def where(self) -> str:
+        """`target` with the server's address as it is now, for messages."""
+        return self.target
+
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} -> {self.target}>"
+        return f"<{type(self).__name__} {self.name!r} -> {self.where}>"
 
 
 AnySink: TypeAlias = "TwoPhaseCommitSink[Any]"

@@ -22,6 +22,7 @@ Invariants (docs/protocol.md has all of them):
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -68,6 +69,7 @@ Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
 _PARALLEL_BRANCHES = 16
 _FORGET_EVERY_BATCHES = 64
 _MOST_REWRITES = 3
+_NO_REPLAY = "Spark does not replay the batch any more"
 
 
 class Batch(Protocol):
@@ -155,16 +157,15 @@ class Coordinator:
         self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
 
-    def recover(self, replay: int | None = None) -> None:
+    def recover(self) -> None:
         """Finish what older incarnations decided, and abort what they left undecided.
 
-        Args:
-            replay: the batch that Spark is about to hand over: if branches of it are lost, `run`
-                writes them again.
+        Lost branches of the batch that Spark is about to replay are left to `run`.
 
         Raises:
             PreparedBranchLostError: branches of another batch are lost.
         """
+        replay = self.incarnation.transaction_id(self._checkpoint.committed() + 1)
         pipeline = self.incarnation.pipeline
         unfinished = self._patiently(
             lambda: self._log.unfinished(pipeline), f"read the log of pipeline {pipeline!r}"
@@ -185,10 +186,8 @@ class Coordinator:
                 continue
             if not lost:
                 self._complete(record)
-            elif record.id != self.incarnation.transaction_id(-1 if replay is None else replay):
-                problems.append(
-                    _cannot_redo(record, lost, "Spark does not replay the batch any more")
-                )
+            elif record.id != replay:
+                problems.append(_cannot_redo(record, lost, _NO_REPLAY))
         if problems:
             raise problems[0]
         reach("recover.before_sweep")
@@ -281,10 +280,11 @@ class Coordinator:
                 offsets=batch.offsets,
                 shares=shares,
             )
-        except BaseException:
+        except BaseException as error:
             # Presumed abort: no decision says commit, so nothing needs to be written. Tasks that
             # still run may prepare later; the next incarnation finds those.
             self._sweep()
+            self._raise_if_fenced(error)
             raise
 
     def _vote(
@@ -356,6 +356,15 @@ class Coordinator:
             self._sweep()  # every try before was answered: nothing was written
             raise
 
+    def _raise_if_fenced(self, error: BaseException) -> None:
+        """A newer incarnation sweeps our branches; all that a sink sees is that they are gone."""
+        if isinstance(error, Exception):
+            with contextlib.suppress(LogUnavailableError):
+                try:
+                    self._log.check_token(self.incarnation)
+                except FencedError as fenced:
+                    raise fenced from error
+
     # -- from the decision on: nothing aborts ----------------------------------------------------
 
     def _decide(self, record: TransactionRecord) -> TransactionRecord:
@@ -378,7 +387,8 @@ class Coordinator:
                 record = self._redo(record, lost, batch)
                 lost = self._commit(record)
         if lost:
-            raise _cannot_redo(record, lost, "Spark does not replay the batch any more")
+            why = _NO_REPLAY if batch is None else "each time they were lost again"
+            raise _cannot_redo(record, lost, why)
         done = self._complete(record)
         self._sweep()
         if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:
@@ -448,8 +458,9 @@ class Coordinator:
                 raise _cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301
             voted = self._vote(batch, written, write_pass=rewrite.write_pass)
             self._check_safe(record.id, (c for s in voted.values() for c in s.committables))
-        except BaseException:
+        except BaseException as error:
             self._sweep()  # presumed abort, as before any decision: no record names them
+            self._raise_if_fenced(error)
             raise
         amended = rewrite.amend(record, voted, gone)
         reach("amend.before", batch=batch.batch_id)

@@ -23,7 +23,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Self, cast, get_args
+from weakref import WeakValueDictionary
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -32,6 +33,7 @@ from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
+from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
@@ -41,17 +43,21 @@ from sparkonce.spark_hooks.partition_writer import (
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, TransactionRecord
+from sparkonce.txn_log.record import Incarnation, Share, TransactionRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.types import StructType
 
 logger = logging.getLogger("sparkonce")
 
 _LONGEST_POLL_S = 1.0
 _EXIT_WAIT_S = 10.0
+
+_newest: WeakValueDictionary[tuple[str, str], ExactlyOnce] = WeakValueDictionary()
+"""By log id and pipeline: the object whose query is meant when a query of the pipeline starts."""
 
 
 class ExactlyOnce:
@@ -125,6 +131,7 @@ class ExactlyOnce:
         self._failure: Exception | None = None
         self._listener: StartListener | None = None
         if commit == "checkpoint":
+            _newest[self.log.log_id, name] = self
             self._listener = StartListener.add(self._on_start)
             call_at_exit(self._settle_at_exit)
 
@@ -151,7 +158,7 @@ class ExactlyOnce:
                     # What is decided must not wait for a sink that cannot be written to now.
                     if not self.log.unfinished(self.name):
                         self._validate(batch)
-                    self._coordinator = self._begin(query, replay=batch_id)
+                    self._coordinator = self._begin(query, batch_id)
                 self._validate(batch)
                 self._coordinator.run(batch)
             except BaseException:
@@ -175,7 +182,8 @@ class ExactlyOnce:
             StreamingQueryException: the query failed.
             SparkOnceError: the last batch is not committed; the next start goes on with it.
         """
-        self._recover_at_start(RunningQuery.of(query))
+        if self._commit == "checkpoint":
+            self._recover_at_start(RunningQuery.of(query))
         try:
             ended = query.awaitTermination(timeout)
             return True if ended is None else bool(ended)
@@ -219,9 +227,8 @@ class ExactlyOnce:
             batch.validate()
             self._is_validated = True
 
-    def _begin(self, query: RunningQuery, replay: int | None) -> Coordinator:
+    def _begin(self, query: RunningQuery, batch_id: int) -> Coordinator:
         log_id, pipeline = query.binding()
-        batch_id = query.committed() + 1 if replay is None else replay
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         claim = Claim(
             pipeline=self.name,
@@ -264,10 +271,12 @@ class ExactlyOnce:
                 "over in it is not aborted unless it is passed in removed=[…]",
                 gone,
             )
-        coordinator.recover(replay)
+        coordinator.recover()
         return coordinator
 
     def _on_start(self, session: SparkSession, run: RunId) -> None:
+        if _newest.get((self.log.log_id, self.name)) is not self:
+            return  # an object of an earlier start, in this process: it must not fence the new one
         try:
             self._recover_at_start(RunningQuery.find(session, run))
         except Exception:
@@ -281,7 +290,7 @@ class ExactlyOnce:
                 return
             if query.binding() == (self.log.log_id, self.name):
                 self._turn_to(query)
-                self._coordinator = self._begin(query, replay=None)
+                self._coordinator = self._begin(query, query.committed() + 1)
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 
@@ -293,6 +302,8 @@ class ExactlyOnce:
             logger.exception("pipeline %r: the last batch is not committed", self.name)
 
     def _settle_at_exit(self) -> None:
+        if self._failure is not None:
+            return  # it was said when it happened
         try:
             self._settle_last(_EXIT_WAIT_S)
         except Exception:
@@ -396,12 +407,7 @@ class _SparkBatch:
         incarnation: Incarnation,
         rewrite: Rewrite | None,
     ) -> dict[str, Share]:
-        selects = list(dict.fromkeys(sink.select for sink in sinks))
-        if len(selects) == 1:
-            lanes, df = None, _selected(df, selects[0])
-        else:
-            lanes = [selects.index(sink.select) for sink in sinks]
-            df = df.selectExpr(*(f"struct({', '.join(columns or '*')})" for columns in selects))
+        df, lanes = _with_hashes(df, [sink.select for sink in sinks])
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
         returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
@@ -409,17 +415,38 @@ class _SparkBatch:
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
-        shares = {sink.name: Share(sink.target) for sink in sinks}
-        for summary in summaries:
-            for committable in summary.committables:
-                branch_id = committable.branch_id
-                share = shares[branch_id.sink]
-                content = Fingerprint("rows/1", summary.rows, 0)
-                part = Part(summary.partition, branch_id.name, summary.bytes, content)
-                shares[branch_id.sink] = Share(
-                    share.target, (*share.parts, part), (*share.committables, committable)
-                )
-        return shares
+        committables = [c for summary in summaries for c in summary.committables]
+        return {
+            sink.name: Share(
+                sink.target,
+                tuple(s.parts[sink.name] for s in summaries if sink.name in s.parts),
+                tuple(c for c in committables if c.branch_id.sink == sink.name),
+            )
+            for sink in sinks
+        }
+
+
+def _with_hashes(
+    df: DataFrame, selects: Sequence[Sequence[str] | None]
+) -> tuple[DataFrame, list[int] | None]:
+    """The rows with their hashes, and in which lane each `select` is, as `PartitionWriter` wants.
+
+    A column of structs per distinct `select`; the columns themselves where all share one and
+    Spark finds columns of such names again.
+    """
+    distinct = list(dict.fromkeys(selects))
+    if len(distinct) == 1:
+        rows = _selected(df, distinct[0])
+        if is_plain(schema := rows.schema):
+            name = free_name(schema.names)
+            return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
+    structs = (", ".join(columns or "*") for columns in distinct)
+    rows = df.selectExpr(*(f"struct({columns}) AS lane{n}" for n, columns in enumerate(structs)))
+    hashes = (
+        f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
+        for n, lane in enumerate(rows.schema)
+    )
+    return rows.selectExpr("*", *hashes), [distinct.index(select) for select in selects]
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:

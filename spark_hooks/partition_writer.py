@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from functools import reduce
+from typing import Any, NamedTuple, Self, cast
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -24,8 +26,9 @@ from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
 from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.rewrite import Rewrite
-from sparkonce.txn_log.record import Incarnation
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part
 
 logger = logging.getLogger("sparkonce")
 
@@ -39,22 +42,19 @@ class PartitionSummary:
 
     Attributes:
         partition: Spark's partition id.
-        rows: number of rows.
-        bytes: size of the rows as Arrow memory, in bytes.
+        parts: by sink name; none when the partition had no rows.
         committables: one per sink; none when the partition had no rows.
     """
 
     partition: int
-    rows: int
-    bytes: int
+    parts: Mapping[str, Part]
     committables: tuple[Committable, ...]
 
     def encode(self) -> str:
         return json.dumps(
             {
                 "partition": self.partition,
-                "rows": self.rows,
-                "bytes": self.bytes,
+                "parts": {name: part.to_json() for name, part in self.parts.items()},
                 "committables": [c.to_json() for c in self.committables],
             }
         )
@@ -62,19 +62,23 @@ class PartitionSummary:
     @classmethod
     def decode(cls, text: str) -> Self:
         value = json.loads(text)
+        parts = {name: Part.from_json(part) for name, part in value["parts"].items()}
         committables = tuple(Committable.from_json(c) for c in value["committables"])
-        return cls(value["partition"], value["rows"], value["bytes"], committables)
+        return cls(value["partition"], parts, committables)
 
 
 class PartitionWriter:
     """A function for ``DataFrame.mapInArrow`` that writes a partition into all `sinks`.
 
+    The last column of the rows, or where there are lanes the last of each lane's, is the hash of
+    each row (see `sparkonce.spark_hooks.fingerprint`); sinks do not get it.
+
     Args:
         sinks: pickled to the executors.
-        lanes: for each sink the number of the struct column that holds its columns; None where
-            the rows themselves are every sink's.
         incarnation: whose names the branches carry.
         batch_id: the micro-batch.
+        lanes: for each sink the number of the struct column that holds its columns; as many
+            columns of hashes follow. None where the rows themselves are every sink's.
         rewrite: which sinks and partitions to write again; default: all, for the first time.
     """
 
@@ -108,12 +112,11 @@ class PartitionWriter:
         Raises:
             PrepareRejectedError: a sink refused the rows, or could not be reached.
         """
-        rows = size = 0
-        sinks = [s for s in self._sinks if self._wants(s, partition)]
+        sinks = [sink for sink in self._sinks if self._wants(sink, partition)]
         if not sinks:
             for _ in batches:  # to the end: a stateful query commits its state there
                 pass
-            return PartitionSummary(partition, 0, 0, ())
+            return PartitionSummary(partition, {}, ())
         branches: list[_Branch] = []
         with ThreadPoolExecutor(len(sinks), thread_name_prefix="sparkonce") as pool:
             try:
@@ -124,25 +127,33 @@ class PartitionWriter:
                         branches = [_Branch(sink, self._branch_id(sink, attempt)) for sink in sinks]
                         _at_once(pool, [branch.begin for branch in branches])
                         reach("write.first", batch=self._batch_id, partition=partition)
-                    _at_once(pool, self._writes(branches, batch))
+                    rows = self._split(batch)
+                    _at_once(pool, [branch.writer(rows[branch.sink.name]) for branch in branches])
                     reach("write.batch", batch=self._batch_id, partition=partition)
-                    rows += batch.num_rows
-                    size += batch.nbytes
                 _at_once(pool, [branch.prepare for branch in branches])
             except BaseException:
                 _at_once(pool, [branch.give_up for branch in branches])
                 raise
-        committables = tuple(b.committable for b in branches if b.committable is not None)
-        return PartitionSummary(partition, rows, size, committables)
+        return PartitionSummary(
+            partition,
+            {branch.sink.name: branch.part(partition) for branch in branches},
+            tuple(b.committable for b in branches if b.committable is not None),
+        )
 
-    def _writes(
-        self, branches: Sequence[_Branch], batch: pa.RecordBatch
-    ) -> list[Callable[[], None]]:
+    def _split(self, batch: pa.RecordBatch) -> dict[str, _Rows]:
+        """Each sink's rows, by its name."""
         if self._lanes is None:
-            return [branch.writer(batch) for branch in branches]
-        lanes = [pa.RecordBatch.from_struct_array(cast("pa.StructArray", c)) for c in batch.columns]
-        lane_of = {sink.name: n for sink, n in zip(self._sinks, self._lanes, strict=True)}
-        return [branch.writer(lanes[lane_of[branch.sink.name]]) for branch in branches]
+            rows = batch.remove_column(batch.num_columns - 1)
+            shared = _Rows(rows, fingerprint(batch.column(batch.num_columns - 1)))
+            return {sink.name: shared for sink in self._sinks}
+        middle = batch.num_columns // 2
+        lanes = [
+            _Rows(
+                pa.RecordBatch.from_struct_array(cast("pa.StructArray", rows)), fingerprint(hashes)
+            )
+            for rows, hashes in zip(batch.columns[:middle], batch.columns[middle:], strict=True)
+        ]
+        return {s.name: lanes[lane] for s, lane in zip(self._sinks, self._lanes, strict=True)}
 
     def _wants(self, sink: AnySink, partition: int) -> bool:
         return self._rewrite is None or self._rewrite.wants(sink.name, partition)
@@ -158,6 +169,13 @@ class PartitionWriter:
         )
 
 
+class _Rows(NamedTuple):
+    """A record batch for one sink, and what is in it."""
+
+    batch: pa.RecordBatch
+    content: Fingerprint
+
+
 class _Branch:
     """One sink's verbs in this task, in order, with errors that name the branch."""
 
@@ -167,13 +185,20 @@ class _Branch:
         self.committable: Committable | None = None
         self._handle: Any = None
         self._open = False
+        self._bytes = 0
+        self._contents: list[Fingerprint] = []
 
     def begin(self) -> None:
         self._handle = self._named(lambda: self.sink.beginTransaction(self.branch_id))
         self._open = True
 
-    def writer(self, batch: pa.RecordBatch) -> Callable[[], None]:
-        return lambda: self._named(lambda: self.sink.write(self._handle, batch))
+    def writer(self, rows: _Rows) -> Callable[[], None]:
+        def write() -> None:
+            self._named(lambda: self.sink.write(self._handle, rows.batch))
+            self._bytes += rows.batch.nbytes
+            self._contents.append(rows.content)
+
+        return write
 
     def prepare(self) -> None:
         where = {"batch": self.branch_id.batch_id, "sink": self.sink.name}
@@ -181,6 +206,10 @@ class _Branch:
         self.committable = self._named(lambda: self.sink.preCommit(self._handle))
         self._open = False
         reach("precommit.after", **where)
+
+    def part(self, partition: int) -> Part:
+        content = reduce(operator.add, self._contents)
+        return Part(partition, self.branch_id.name, self._bytes, content)
 
     def give_up(self) -> None:
         try:

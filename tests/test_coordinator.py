@@ -300,7 +300,7 @@ def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     """Prepared and logged when run returns, and visible once commits/N is there."""
     world.commit = "checkpoint"
     coordinator = world.coordinator(process := Process())
-    coordinator.recover(0)
+    coordinator.recover()
     coordinator.run(world.batch(process))
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
     assert not coordinator.settle()
@@ -348,6 +348,24 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
     world.start(Process())
     with pytest.raises(FencedError, match="took token 2"):
         old.settle()
+    world.check()
+
+
+def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: World) -> None:
+    """Its sinks can only say that something is gone; the log knows who took it away."""
+    old = world.coordinator(process := Process())
+
+    def sweep_and_complain() -> None:
+        world.start(Process())
+        raise InjectedError
+
+    with (
+        at_point("prepare_batch.before", sweep_and_complain) as fault,
+        pytest.raises(FencedError, match="took token 2") as raised,
+    ):
+        old.run(world.batch(process))
+    assert fault.fired
+    assert isinstance(raised.value.__cause__, InjectedError)
     world.check()
 
 

@@ -267,7 +267,8 @@ def test_pickled_sink_keeps_settings_and_shows_no_secret() -> None:
     shown = f"{sink!r} {sink.target} {sink._settings!r} {vars(sink)!r}"
     assert "hunter2" not in shown
     assert "letmein" not in shown
-    assert sink.target == "kafka topic orders at localhost:9092"
+    assert sink.target == "kafka topic orders"
+    assert sink.where == "kafka topic orders at localhost:9092"
     assert sink._settings.without_secrets("bad hunter2") == "bad ***"
 
 

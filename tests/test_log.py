@@ -22,11 +22,17 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, State, TransactionRecord
+from sparkonce.txn_log.record import (
+    Fingerprint,
+    Incarnation,
+    Part,
+    Share,
+    State,
+    TransactionRecord,
+)
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY = "11111111-2222-3333-4444-555555555555"
-PART = Part(0, "branch", 64, Fingerprint("test", 2, 12))
 
 
 def claim(batch_id: int = 0, **changes: Any) -> Claim:
@@ -43,6 +49,10 @@ def claim(batch_id: int = 0, **changes: Any) -> Claim:
     return Claim(**{**values, **changes})
 
 
+def part(rows: int) -> Part:
+    return Part(0, "branch", 32 * rows, Fingerprint("sum/1", rows, 2**64 - rows))
+
+
 def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> TransactionRecord:
     branch_id = BranchId(incarnation.owner, batch_id, incarnation.token, "kafka", 0, 3)
     committable = Committable(branch_id, {"path": "ü/1", "parts": ["a", "b"]}, safe_until=1.5)
@@ -51,7 +61,7 @@ def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> Transacti
         "token": incarnation.token,
         "state": State.DECIDED,
         "offsets": (f"[{batch_id}]",),
-        "shares": {"kafka": Share("topic", (PART,), (committable,))},
+        "shares": {"kafka": Share("topic", (part(2),), (committable,))},
         "times": {State.DECIDED: 12.25},
     }
     return TransactionRecord(**{**values, **changes})
@@ -135,7 +145,7 @@ class LogContract:
         incarnation = log.begin(claim())
         decided = log.decide(record(incarnation, 0))
         lost = decided.shares["kafka"].committables
-        amended = decided.amended({"kafka": Share("topic", (PART,))}, lost)
+        amended = decided.amended({"kafka": Share("topic", (part(2),))}, lost)
         assert log.amend(amended, incarnation.token) == amended
         assert log.amend(amended, incarnation.token) == amended
         assert log.find(decided.id) == amended
@@ -337,9 +347,17 @@ class TestSqliteLog(LogContract):
             for n in range(10_000)
         )
         decided = log.decide(
-            record(incarnation, 0, shares={"kafka": Share("topic", (PART,), many)})
+            record(incarnation, 0, shares={"kafka": Share("topic", (part(1),), many)})
         )
         assert log.find(decided.id) == decided
+
+
+def test_fingerprints_add_up_modulo_2_to_the_64() -> None:
+    parts = (part(1), part(2))
+    assert parts[0].content + parts[1].content == Fingerprint("sum/1", 3, 2**64 - 3)
+    assert (Share("topic", parts, ()).rows, Share("topic", parts, ()).bytes) == (3, 96)
+    with pytest.raises(ValueError, match="sum/1 and other/1"):
+        part(1).content + Fingerprint("other/1", 1, 1)
 
 
 def test_unknown_address_says_what_is_expected() -> None:

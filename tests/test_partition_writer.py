@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import Owner
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
+from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Incarnation
-from tests.world import MemorySink, Process, Store
+from tests.world import MemorySink, Process, Store, hashed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 INCARNATION = Incarnation("orders", Owner("0" * 16, "5b1d"), 4)
 
 
 def batches(*sizes: int) -> Iterator[pa.RecordBatch]:
     for size in sizes:
-        yield pa.record_batch({"id": pa.array(range(size), pa.int64())})
+        yield hashed(range(size))
 
 
 @pytest.fixture
@@ -28,7 +32,11 @@ def sinks() -> list[MemorySink]:
 
 def test_every_sink_gets_every_row_and_one_branch(sinks: list[MemorySink]) -> None:
     summary = PartitionWriter(sinks, INCARNATION, 7).write(batches(2, 0, 3), 5, 11)
-    assert (summary.partition, summary.rows) == (5, 5)
+    assert summary.partition == 5
+    left, right = summary.parts["left"], summary.parts["right"]
+    assert (left.partition, left.bytes, left.content.rows) == (5, 5 * 8, 5)
+    assert left.content == right.content
+    assert [left.branch, right.branch] == [c.branch_id.name for c in summary.committables]
     assert [str(c.branch_id) for c in summary.committables] == [
         "sparkonce.0000000000000000.5b1d.t4.left.p0.a11.b7.",
         "sparkonce.0000000000000000.5b1d.t4.right.p0.a11.b7.",
@@ -36,6 +44,20 @@ def test_every_sink_gets_every_row_and_one_branch(sinks: list[MemorySink]) -> No
     for sink in sinks:
         assert sink.calls == ["beginTransaction", "write", "write", "preCommit"]
     assert PartitionSummary.decode(summary.encode()) == summary
+
+
+def test_rewrite_writes_what_is_lost_and_reads_the_rest(sinks: list[MemorySink]) -> None:
+    """Only the lost partitions of the lost sink; a stateful query still sees every row read."""
+    rewrite = Rewrite(1, {"right": frozenset({5})})
+    writer = PartitionWriter(sinks, INCARNATION, 7, None, rewrite)
+    assert writer.write(batches(2), 5, 11).parts.keys() == {"right"}
+    assert [list(sink.store.prepared) for sink in sinks] == [
+        [],
+        ["sparkonce.0000000000000000.5b1d.t4.right.p1.a11.b7."],
+    ]
+    others = batches(2, 3)
+    assert writer.write(others, 6, 12).parts == {}
+    assert list(others) == []
 
 
 def test_partition_without_rows_opens_no_branch(sinks: list[MemorySink]) -> None:

@@ -298,8 +298,9 @@ SECRET = "pass-word-9"
 )
 def test_secret_is_in_no_text(conninfo: str) -> None:
     sink = PostgresSink(conninfo, table="public.orders")
-    assert sink.target == "postgres table shop.public.orders at db.example:5433"
-    for text in (repr(sink), sink.target, repr(vars(sink))):
+    assert sink.target == "postgres table shop.public.orders"
+    assert sink.where == "postgres table shop.public.orders at db.example:5433"
+    for text in (repr(sink), sink.where, repr(vars(sink))):
         assert SECRET not in text
     assert repr(pickle.loads(pickle.dumps(sink))) == repr(sink)  # noqa: S301  # our own bytes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,10 +20,10 @@ from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
-from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
+from sparkonce.txn_log.record import Incarnation, Share
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY_ID = "11111111-2222-3333-4444-555555555555"
@@ -118,6 +118,12 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
         return [Committable(b) for b in found if b is not None and b.owner == owner]
 
 
+def hashed(ids: Sequence[int]) -> pa.RecordBatch:
+    """Rows with the column of hashes that the partition writer expects behind them."""
+    hashes = [(row + 1) * 0x5DEECE66D2B79F5 % 2**63 for row in ids]
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "hash": pa.array(hashes, pa.int64())})
+
+
 class MemoryBatch:
     """What Spark hands over: partitions of rows, written by the real partition writer."""
 
@@ -133,28 +139,23 @@ class MemoryBatch:
     def write(
         self, incarnation: Incarnation, rewrite: Rewrite | None = None
     ) -> Mapping[str, Share]:
-        shares = {
-            sink.name: Share(sink.target)
-            for sink in self._sinks
-            if rewrite is None or sink.name in rewrite.partitions
-        }
-        for partition, rows in enumerate(self._spark.replay(self.batch_id)):
+        sinks = [s for s in self._sinks if rewrite is None or s.name in rewrite.partitions]
+        writer = PartitionWriter(sinks, incarnation, self.batch_id, None, rewrite)
+        summaries: list[PartitionSummary] = []
+        for partition, rows in enumerate(self._spark.batches[self.batch_id]):
             self._process.check()
+            record_batches = [hashed(rows)] if rows else []
             self._spark.attempts += 1
-            record_batches = [pa.record_batch({"id": rows})] if rows else []
-            writer = PartitionWriter(self._sinks, incarnation, self.batch_id, None, rewrite)
-            summary = writer.write(iter(record_batches), partition, self._spark.attempts)
-            content = Fingerprint("test", len(rows), sum(hash((row, 7)) for row in rows) % 2**64)
-            for committable in summary.committables:
-                branch_id = committable.branch_id
-                share = shares[branch_id.sink]
-                part = Part(partition, branch_id.name, 8 * len(rows), content)
-                shares[branch_id.sink] = replace(
-                    share,
-                    parts=(*share.parts, part),
-                    committables=(*share.committables, committable),
-                )
-        return shares
+            summaries.append(writer.write(iter(record_batches), partition, self._spark.attempts))
+        committables = [c for summary in summaries for c in summary.committables]
+        return {
+            sink.name: Share(
+                sink.target,
+                tuple(s.parts[sink.name] for s in summaries if sink.name in s.parts),
+                tuple(c for c in committables if c.branch_id.sink == sink.name),
+            )
+            for sink in sinks
+        }
 
     def drain(self) -> None:
         self._process.check()
@@ -163,19 +164,13 @@ class MemoryBatch:
 
 @dataclass
 class MemorySpark:
-    """Replays the first batch that is not committed, as Spark does.
-
-    `replay` may be replaced by a test, so that a replay has other partitions or rows.
-    """
+    """Replays the first batch that is not committed, as Spark does."""
 
     batches: Sequence[Sequence[Sequence[int]]]
     committed: int = -1
     runs: int = 0
     attempts: int = 0
     drained: list[int] = field(default_factory=list)
-
-    def replay(self, batch_id: int) -> Sequence[Sequence[int]]:
-        return self.batches[batch_id]
 
 
 @dataclass
@@ -241,7 +236,7 @@ class World:
         """Run the query to its end, or until it fails or crashes."""
         self.spark.runs += 1
         coordinator = self.coordinator(process)
-        coordinator.recover(self.spark.committed + 1)
+        coordinator.recover()
         while self.spark.committed + 1 < len(self.spark.batches):
             coordinator.run(self.batch(process))
             process.check()

@@ -109,6 +109,18 @@ class TransactionLog(ABC):
         """The newest `limit` records of the pipeline, newest first."""
         return self._read(lambda store: store.history(pipeline, limit))
 
+    def check_token(self, incarnation: Incarnation) -> None:
+        """Return if no newer incarnation owns the pipeline.
+
+        It says who stands in the way, and protects nothing: each write checks the token itself.
+
+        Raises:
+            FencedError: a newer one owns it.
+        """
+        self._read(
+            lambda store: self._require_token(store, incarnation.pipeline, incarnation.token)
+        )
+
     # -- writing -----------------------------------------------------------------------------------
 
     def begin(self, claim: Claim) -> Incarnation:
@@ -174,7 +186,7 @@ class TransactionLog(ABC):
             decided = record.moved(State.DECIDED, _now())
             if record.state is not State.PREPARED:
                 return self._first(store, decided)
-            self._require_token(store, record, record.token if token is None else token)
+            self._require_token(store, record.id.pipeline, record.token if token is None else token)
             standing = store.find(record.id)
             if standing is None or standing.state is State.ABANDONED:
                 raise ProtocolError(f"{record.id} cannot be decided: it was abandoned")
@@ -193,7 +205,7 @@ class TransactionLog(ABC):
         """
 
         def step(store: Store) -> TransactionRecord:
-            self._require_token(store, record, token)
+            self._require_token(store, record.id.pipeline, token)
             standing = store.find(record.id)
             if standing is None or standing.state is not State.PREPARED:
                 return standing or record.moved(State.ABANDONED, _now())
@@ -219,7 +231,7 @@ class TransactionLog(ABC):
         """
 
         def step(store: Store) -> TransactionRecord:
-            self._require_token(store, record, token)
+            self._require_token(store, record.id.pipeline, token)
             standing = store.find(record.id)
             if standing == record:
                 return record
@@ -242,7 +254,7 @@ class TransactionLog(ABC):
         """
 
         def step(store: Store) -> TransactionRecord:
-            self._require_token(store, record, token)
+            self._require_token(store, record.id.pipeline, token)
             standing = store.find(record.id)
             if standing is None or standing.state not in {State.DECIDED, State.COMPLETE}:
                 raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
@@ -261,7 +273,7 @@ class TransactionLog(ABC):
         """
 
         def step(store: Store) -> None:
-            self._require_token(store, record, token)
+            self._require_token(store, record.id.pipeline, token)
             below = min(record.id.batch_id, record.id.batch_id - retain + 1)
             store.forget(record.id.pipeline, record.id.query_id, below)
 
@@ -271,7 +283,7 @@ class TransactionLog(ABC):
 
     def _first(self, store: Store, record: TransactionRecord) -> TransactionRecord:
         """Put the first record of a batch, or of its replay after it was abandoned."""
-        head = self._require_token(store, record, record.token)
+        head = self._require_token(store, record.id.pipeline, record.token)
         standing = store.find(record.id)
         if standing is not None and standing.state is not State.ABANDONED:
             return standing
@@ -289,8 +301,7 @@ class TransactionLog(ABC):
         store.put(record)
         return record
 
-    def _require_token(self, store: Store, record: TransactionRecord, token: int) -> Head:
-        pipeline = record.id.pipeline
+    def _require_token(self, store: Store, pipeline: str, token: int) -> Head:
         head = store.head(pipeline)
         if head is None or head.token != token:
             newer = "the log does not know the pipeline" if head is None else _who(head)

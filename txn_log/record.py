@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from sparkonce.errors import LogCorruptError
-from sparkonce.model import Committable, Owner, TransactionId
+from sparkonce.model import Committable, JsonValue, Owner, TransactionId
 
 FORMAT_VERSION = 1
 
@@ -42,12 +42,12 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a set of rows holds, in whatever order: the sum of their hashes.
+    """What some rows are, as a set that may hold a row twice: their order changes nothing.
 
     Attributes:
-        algorithm: how the rows were hashed; sums of different ones cannot be compared.
+        algorithm: how `value` was made; only fingerprints of one algorithm compare.
         rows: number of rows.
-        value: sum of the rows' hashes modulo 2**64.
+        value: sum of the rows' hashes modulo 2^64.
     """
 
     algorithm: str
@@ -55,10 +55,24 @@ class Fingerprint:
     value: int
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
+        """Of the rows of both.
+
+        Raises:
+            ValueError: the algorithms differ.
+        """
         if self.algorithm != other.algorithm:
-            raise ValueError(f"{self.algorithm} and {other.algorithm} cannot be added")
-        value = (self.value + other.value) % 2**64
-        return Fingerprint(self.algorithm, self.rows + other.rows, value)
+            raise ValueError(f"{self.algorithm} and {other.algorithm} fingerprints do not add up")
+        return Fingerprint(
+            self.algorithm, self.rows + other.rows, (self.value + other.value) % 2**64
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        # Hexadecimal, since most readers of JSON round integers beyond 2^53.
+        return {"algorithm": self.algorithm, "rows": self.rows, "value": f"{self.value:016x}"}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        return cls(value["algorithm"], value["rows"], int(value["value"], 16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +80,10 @@ class Part:
     """What one Spark task wrote into one sink.
 
     Attributes:
-        partition: Spark's partition.
+        partition: Spark's partition id.
         branch: name of the task's branch.
-        bytes: size of the task's rows as Arrow memory, in bytes.
-        content: of the rows that the sink got.
+        bytes: size of the rows as Arrow memory, in bytes.
+        content: the rows, as this sink got them.
     """
 
     partition: int
@@ -77,12 +91,18 @@ class Part:
     bytes: int
     content: Fingerprint
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "partition": self.partition,
+            "branch": self.branch,
+            "bytes": self.bytes,
+            "content": self.content.to_json(),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**{**value, "content": Fingerprint(**value["content"])})
+        content = Fingerprint.from_json(value["content"])
+        return cls(value["partition"], value["branch"], value["bytes"], content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +121,15 @@ class Share:
 
     @property
     def rows(self) -> int:
+        """Number of rows written."""
         return sum(part.content.rows for part in self.parts)
 
     @property
     def bytes(self) -> int:
+        """Size of those rows as Arrow memory, in bytes."""
         return sum(part.bytes for part in self.parts)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, JsonValue]:
         return {
             "target": self.target,
             "parts": [part.to_json() for part in self.parts],

@@ -2,8 +2,12 @@
 
     python -m integration_tests.crash.job CONFIG.json
 
-CONFIG holds `source`, `checkpoint`, `log`, `jars` and `sinks`, each with the `kind` of the sink,
-its positional `target` and its `settings`.
+CONFIG holds
+
+* `source`, `checkpoint`: folders; `master`: Spark's, such as "local[2]";
+* `sinks`: each with the `kind` of the sink, its positional `target` and its `settings`;
+* `pipeline`: the settings of `ExactlyOnce`;
+* `is_tagged`: whether each row says which process wrote it, in its column `run`.
 """
 
 from __future__ import annotations
@@ -16,8 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit
 
 from sparkonce import ExactlyOnce, sinks
+
+FILES_PER_BATCH = 2
 
 
 def main(config: dict[str, Any]) -> None:
@@ -25,11 +32,12 @@ def main(config: dict[str, Any]) -> None:
     logging.getLogger("py4j").setLevel(logging.WARNING)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(config["master"])
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.sql.codegen.wholeStage", "false")  # compiling takes longer than the rows
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(Path(config["checkpoint"]).parent / "warehouse"))
         .getOrCreate()
@@ -40,18 +48,22 @@ def main(config: dict[str, Any]) -> None:
             getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
             for sink in config["sinks"]
         ],
-        log=config["log"],
+        **config["pipeline"],
     )
     query = (
         spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")
-        .option("maxFilesPerTrigger", 2)
+        .option("maxFilesPerTrigger", FILES_PER_BATCH)
         .json(config["source"])
+        .withColumn("run", lit(os.getpid() if config["is_tagged"] else 0).cast("long"))
         .writeStream.foreachBatch(pipeline)
         .option("checkpointLocation", config["checkpoint"])
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
+    if config["pipeline"]["commit"] == "checkpoint":
+        pipeline.awaitTermination(query)
+    else:
+        query.awaitTermination()
 
 
 if __name__ == "__main__":

@@ -1,139 +1,343 @@
-"""One pipeline that is killed again and again, and looked at from outside after each kill."""
+"""One pipeline whose drivers are killed again and again, and looked at from outside meanwhile.
+
+    source files ─► driver (one or several, see `Driver`) ─► targets, each with an outsider's view
+
+What is compared are whole rows, as multisets, per batch and per sink. With `is_tagged` every row
+also says which driver process wrote it: then all rows of a batch, in all sinks, must be of one
+process, and of none that was killed while the batch could still be aborted.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import psutil
+
+from integration_tests.crash.job import FILES_PER_BATCH
+from sparkonce.model import Committable, Owner
+from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.crash import Arm, DriverProcess, Failpoints
-from sparkonce.txn_log import open_log
+from sparkonce.testing.services.java import QUICK_START
+from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log.record import State, TransactionRecord
 
 ROOT = Path(__file__).parent.parent.parent
+PIPELINE = "crash"
+JVM_OPTIONS = f"-XX:+UseSerialGC -Xshare:auto {QUICK_START}"
+"""A driver here lives for seconds, most of which a JVM would spend on compiling well."""
 ROWS_PER_FILE = 50
-FILES_PER_BATCH = 2
+ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 DAYS = ("2026-01-01", "2026-01-02")
+POLICIES: tuple[CommitPolicy, ...] = ("prepared", "checkpoint")
+
+
+class Row(NamedTuple):
+    id: int
+    day: str
+    name: str | None
+    amount: Decimal
+
+    @classmethod
+    def of_source(cls, number: int) -> Self:
+        name = None if number % 7 == 0 else f"名前 {number}"
+        return cls(number, DAYS[number % len(DAYS)], name, Decimal(f"{number}.25"))
+
+
+class SeenRow(NamedTuple):
+    """A row that a reader gets.
+
+    Attributes:
+        row: its values.
+        run: which driver process wrote it; 0 where rows are not tagged.
+    """
+
+    row: Row
+    run: int
 
 
 @dataclass(frozen=True)
 class Target:
-    """A sink of the pipeline, and how an outsider looks at it.
+    """A sink of the pipeline, and what an outsider sees of it and can do to it.
 
     Attributes:
         kind: class name in `sparkonce.sinks`.
         target: positional arguments.
         settings: keyword arguments.
-        visible: reads the ids that readers see.
-        leaks: names what is left over.
+        read: every row that a reader gets.
+        leaks: names what is left over in the owner's name.
+        lose: destroys a prepared branch, as a timeout or an administrator does.
     """
 
     kind: str
     target: list[Any]
     settings: dict[str, Any]
-    visible: Callable[[], Counter[int]]
-    leaks: Callable[[], list[str]]
+    read: Callable[[], Iterable[SeenRow]]
+    leaks: Callable[[Owner], list[str]]
+    lose: Callable[[Committable], None]
 
     @property
     def name(self) -> str:
         return str(self.settings["name"])
 
 
+class Driver:
+    """One driver program of the pipeline, with fail points of its own."""
+
+    def __init__(self, folder: Path, config: Path) -> None:
+        folder.mkdir()
+        self.failpoints = Failpoints(folder / "failpoints")
+        self.process = DriverProcess(
+            [sys.executable, "-m", "integration_tests.crash.job", str(config)],
+            self.failpoints,
+            log=folder / "driver.log",
+            env={
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+                "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell",
+            },
+        )
+        self._log_start = 0
+
+    def arm(self, point: str, *, sink: str | None = None, **where: Any) -> Arm:
+        named = where if sink is None else {**where, "sink": sink}
+        return self.failpoints.arm(point, **named)
+
+    def start(self, *arms: Arm) -> None:
+        """Start it and wait until it stands at every one of `arms`."""
+        self._log_start = len(self._log())
+        self.process.start()
+        if arms:
+            self.process.wait_for(*arms)
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL it as a whole, and let its successor pass."""
+        self.process.kill()
+        self.failpoints.disarm()
+
+    def let_go(self, *arms: Arm) -> None:
+        """Let it go on from where it stands."""
+        self.failpoints.disarm(*arms)
+
+    def ends(self) -> tuple[int, str]:
+        """Wait until it ends by itself; its exit code, and what it said since its start."""
+        return self.process.wait(), self.said()
+
+    def said(self) -> str:
+        return self._log()[self._log_start :]
+
+    def _log(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return self.process.log.read_text(errors="replace")
+        return ""
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP for Python, JVM and workers, and SIGCONT at the end of the block."""
+        tree = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+        for process in tree:
+            process.send_signal(signal.SIGSTOP)
+        yield
+        for process in tree:
+            process.send_signal(signal.SIGCONT)
+
+
 @dataclass
 class Scenario:
-    """A source with as many batches as are asked for, a driver, and the outside view."""
+    """A source with as many batches as are asked for, drivers, and the outside view.
+
+    Attributes:
+        folder: for everything.
+        targets: the sinks.
+        batches: in the source.
+        commit: the policy.
+        is_tagged: see the module. Not where branches are written again by another process.
+        master: Spark's.
+        settings: more settings of `ExactlyOnce`.
+    """
 
     folder: Path
-    targets: list[Target]
+    targets: Sequence[Target]
     batches: int
-    table: list[str] = field(default_factory=list)
+    commit: CommitPolicy = "prepared"
+    is_tagged: bool = True
+    master: str = "local[2]"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        source = self.folder / "in"
-        source.mkdir()
+        self.source = self.folder / "in"
+        self.checkpoint = self.folder / "ckpt"
+        self.log_address = f"sqlite:///{self.folder}/txn.db"
+        self.drivers: list[Driver] = []
+        self.table: list[tuple[str, ...]] = []
+        self.aborted: set[tuple[int, int]] = set()
+        """Batches and processes that were killed while the batch could only be aborted."""
+        self.source.mkdir()
         for number in range(self.batches * FILES_PER_BATCH):
-            ids = range(number * ROWS_PER_FILE, (number + 1) * ROWS_PER_FILE)
-            path = source / f"{number:05d}.json"
-            path.write_text("\n".join(json.dumps(self._row(n)) for n in ids))
-            os.utime(path, (number, number))  # Spark takes the oldest first
-        self.log = f"sqlite:///{self.folder}/txn.db"
+            self.write_file(number)
+        self.config = self.write_config("config", self.checkpoint)
+        self.driver = self.new_driver()
+
+    def write_file(self, number: int, change: Callable[[Row], Row] = lambda row: row) -> None:
+        """Write one file of the source, or write it again with other rows."""
+        ids = range(number * ROWS_PER_FILE, (number + 1) * ROWS_PER_FILE)
+        rows = (change(Row.of_source(n))._asdict() for n in ids)
+        path = self.source / f"{number:05d}.json"
+        path.write_text(
+            "\n".join(json.dumps({**row, "amount": str(row["amount"])}) for row in rows)
+        )
+        os.utime(path, (number, number))  # Spark takes the oldest first
+
+    def write_config(self, name: str, checkpoint: Path) -> Path:
         config = {
-            "source": str(source),
-            "checkpoint": str(self.folder / "ckpt"),
-            "log": self.log,
+            "source": str(self.source),
+            "checkpoint": str(checkpoint),
+            "master": self.master,
             "sinks": [
                 {"kind": t.kind, "target": t.target, "settings": t.settings} for t in self.targets
             ],
+            "pipeline": {"log": self.log_address, "commit": self.commit, **self.settings},
+            "is_tagged": self.is_tagged,
         }
-        path = self.folder / "config.json"
+        path = self.folder / f"{name}.json"
         path.write_text(json.dumps(config))
-        self.failpoints = Failpoints(self.folder / "failpoints")
-        self.driver = DriverProcess(
-            [sys.executable, "-m", "integration_tests.crash.job", str(path)],
-            self.failpoints,
-            log=self.folder / "driver.log",
-            env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
-        )
+        return path
 
-    @staticmethod
-    def _row(number: int) -> Mapping[str, Any]:
-        return {
-            "id": number,
-            "day": DAYS[number % len(DAYS)],
-            "name": None if number % 7 == 0 else f"名前 {number}",
-            "amount": f"{number}.25",
-        }
-
-    def ids_of(self, batch: int) -> Counter[int]:
-        size = FILES_PER_BATCH * ROWS_PER_FILE
-        return Counter(range(batch * size, (batch + 1) * size))
-
-    def ids_up_to(self, batch: int) -> Counter[int]:
-        """Every id of all batches before `batch`."""
-        return sum((self.ids_of(n) for n in range(batch)), Counter())
+    def new_driver(self, config: Path | None = None) -> Driver:
+        """One more driver; of the same checkpoint unless `config` says otherwise."""
+        folder = self.folder / f"driver-{len(self.drivers)}"
+        self.drivers.append(Driver(folder, config or self.config))
+        return self.drivers[-1]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.driver.close()
+    def __exit__(self, failed: object, *_: object) -> None:
+        for driver in self.drivers:
+            driver.process.close()
+        if failed:
+            print(*map(" | ".join, self.table), sep="\n")
 
-    def start(self, *arms: Arm) -> None:
-        """Start a driver and wait until it stands at every one of `arms`."""
-        self.driver.start()
-        self.driver.wait_for(*arms)
+    def target(self, name: str) -> Target:
+        return next(target for target in self.targets if target.name == name)
 
-    def kill(self) -> None:
-        """SIGKILL the driver as a whole, and let its successor pass."""
-        self.driver.kill()
-        self.failpoints.disarm()
+    # -- what an outsider sees ---------------------------------------------------------------------
 
     def visible_of(self, batch: int) -> dict[str, str]:
-        """By sink: none, all or some of the batch is visible; asserts that all before are."""
+        """By sink: none, all or some of the batch is visible; all before it must be, and no more.
+
+        What a killed attempt wrote, and what nobody wrote, must not be seen.
+        """
         seen = {}
         for target in self.targets:
-            visible = target.visible()
-            before = Counter({n: c for n, c in visible.items() if n in self.ids_up_to(batch)})
-            assert before == self.ids_up_to(batch), f"{target.name}: earlier batches differ"
-            rest = visible - before
-            seen[target.name] = (
-                "none" if not rest else "all" if rest == self.ids_of(batch) else "some"
-            )
+            rows = self._rows(target)
+            before = Counter({row: n for row, n in rows.items() if row.id < self._first_id(batch)})
+            assert before == self._expected(0, batch), f"{target.name}: earlier batches differ"
+            rest, wanted = rows - before, self._expected(batch, batch + 1)
+            assert rest <= wanted, f"{target.name}: {rest - wanted} too often, or of nobody"
+            seen[target.name] = "none" if not rest else "all" if rest == wanted else "some"
         return seen
 
-    def finish(self) -> None:
-        """Run to the end and compare every sink with the source, and look for leaks."""
-        self.failpoints.disarm()
-        self.driver.start()
-        assert self.driver.wait() == 0, self.driver.log.read_text()[-3000:]
+    def _rows(self, target: Target) -> Counter[Row]:
+        rows = list(target.read())
+        revived = {(s.row.id // ROWS_PER_BATCH, s.run) for s in rows} & self.aborted
+        assert not revived, f"{target.name}: rows of an aborted attempt: (batch, process) {revived}"
+        return Counter(seen.row for seen in rows)
+
+    @staticmethod
+    def _first_id(batch: int) -> int:
+        return batch * ROWS_PER_BATCH
+
+    def _expected(self, start: int, end: int) -> Counter[Row]:
+        return Counter(map(Row.of_source, range(self._first_id(start), self._first_id(end))))
+
+    def check_agreement(self) -> None:
+        """The rows of a batch are of one process in all sinks together."""
+        runs: dict[int, set[int]] = {}
         for target in self.targets:
-            assert target.visible() == self.ids_up_to(self.batches), target.name
-            assert target.leaks() == [], target.name
-        log = open_log(self.log)
-        assert log.unfinished("crash") == []
-        assert log.history("crash")[0].id.batch_id == self.batches - 1
+            for seen in target.read():
+                runs.setdefault(seen.row.id // ROWS_PER_BATCH, set()).add(seen.run)
+        mixed = {batch: found for batch, found in runs.items() if len(found) > 1}
+        assert not mixed, f"batches whose rows come from several attempts: {mixed}"
+
+    def leaks(self) -> list[str]:
+        with self.log() as log:
+            head = log.head(PIPELINE)
+            assert head is not None
+            owner = Owner(log.log_id, head.query_id)
+        return [f"{target.name}: {leak}" for target in self.targets for leak in target.leaks(owner)]
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[TransactionLog]:
+        log = open_log(self.log_address)
+        yield log
         log.close()
+
+    def record(self, batch: int) -> TransactionRecord:
+        with self.log() as log:
+            return next(r for r in log.history(PIPELINE) if r.id.batch_id == batch)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Run to the end, then check everything."""
+        self.driver.failpoints.disarm()
+        self.driver.start()
+        status, said = self.driver.ends()
+        assert status == 0, said[-3000:]
+        self.check_end()
+
+    def check_end(self) -> None:
+        """Every sink holds the source, each batch of one attempt; nothing is left over."""
+        for target in self.targets:
+            rows, wanted = self._rows(target), self._expected(0, self.batches)
+            assert rows == wanted, f"{target.name}: lost {wanted - rows}, too much {rows - wanted}"
+        self.check_agreement()
+        assert self.leaks() == []
+        with self.log() as log:
+            assert log.unfinished(PIPELINE) == []
+            records = log.history(PIPELINE)
+        assert [r.id.batch_id for r in records] == list(reversed(range(self.batches)))
+        assert {r.state for r in records} == {State.COMPLETE}
+
+    # -- the table that each test prints -----------------------------------------------------------
+
+    def note(self, *cells: object) -> None:
+        self.table.append(tuple(map(str, cells)))
+
+    def print_table(self, *heads: str) -> None:
+        lines = [heads, *self.table]
+        width = [max(len(line[n]) for line in lines) for n in range(len(heads))]
+        print()
+        for line in lines:
+            print(" | ".join(f"{cell:{w}}" for cell, w in zip(line, width, strict=True)).rstrip())
+        print(f"{len(self.table)} cells; rows lost 0, duplicated 0 in {len(self.targets)} sinks")
+
+
+def shown(seen: Mapping[str, str]) -> str:
+    """``none`` where all sinks agree, else each with its own."""
+    values = set(seen.values())
+    if len(values) == 1:
+        return values.pop()
+    return ", ".join(f"{name} {what}" for name, what in seen.items())
+
+
+def first_match(pattern: str, text: str) -> str:
+    """What a log says; fails with the end of the log where it does not say it."""
+    match = re.search(pattern, text)
+    assert match, f"{pattern} is not in: {text[-3000:]}"
+    return match[0]

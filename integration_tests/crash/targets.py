@@ -1,95 +1,163 @@
-"""Sinks of the crash tests, each with an outsider's view on what it made visible and left over."""
+"""Sinks of the crash tests: what an outsider sees of each, and how a prepared branch gets lost."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
-from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pyarrow.parquet as pq
 from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg import sql
 
-from integration_tests.crash.scenario import Target
+from integration_tests.crash.scenario import Row, SeenRow, Target
+from sparkonce.model import Committable, Owner
+from sparkonce.sinks.kafka.finisher import Finisher
+from sparkonce.sinks.kafka.settings import KafkaSettings
 from sparkonce.testing import checks
-from sparkonce.testing.services import KafkaServer, PostgresServer, S3Server
+from sparkonce.testing.services import KafkaServer, PostgresServer, S3Server, Services
+
+
+def real_targets(
+    services: Services, fresh_name: Callable[[], str], **kafka_settings: Any
+) -> list[Target]:
+    """Kafka, Postgres and every S3 server that runs here."""
+    return [
+        kafka_target(services.kafka, fresh_name(), **kafka_settings),
+        postgres_target(services.postgres, fresh_name()),
+        *(s3_target(server, fresh_name(), kind) for kind, server in services.s3.items()),
+    ]
 
 
 def file_target(folder: Path, name: str) -> Target:
     folder.mkdir()
 
-    def visible() -> Counter[int]:
-        return Counter(
-            n for path in folder.glob("*.parquet") for n in pq.read_table(path)["id"].to_pylist()
-        )
+    def read() -> Iterator[SeenRow]:
+        for path in folder.glob("*.parquet"):
+            yield from map(_seen, pq.read_table(path).to_pylist())
 
-    def leaks() -> list[str]:
+    def leaks(owner: Owner) -> list[str]:
         hidden = folder / "_sparkonce"
         return [path.name for path in hidden.iterdir()] if hidden.exists() else []
 
-    return Target("FileSink", [str(folder)], {"name": name}, visible, leaks)
+    def lose(committable: Committable) -> None:
+        (folder / "_sparkonce" / f"{committable.branch_id}.parquet").unlink()
+
+    return Target("FileSink", [str(folder)], {"name": name}, read, leaks, lose)
 
 
-def kafka_target(server: KafkaServer, topic: str) -> Target:
+def kafka_target(server: KafkaServer, topic: str, **settings: Any) -> Target:
+    server.start()  # a test before may have left it killed
     admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
     admin.create_topics([NewTopic(topic, num_partitions=3)])[topic].result(timeout=30)
 
-    def visible() -> Counter[int]:
+    def read() -> Iterator[SeenRow]:
         with checks.CommittedReader(server.bootstrap_servers, topic) as reader:
-            return Counter(
-                json.loads(message.value or b"")["id"] for message in reader.read_visible()
-            )
+            for message in reader.read_visible():
+                yield _seen(json.loads(message.value or b"", parse_float=Decimal))
 
-    def leaks() -> list[str]:
-        return [str(leak) for leak in checks.kafka_leaks(server.bootstrap_servers)]
+    def leaks(owner: Owner) -> list[str]:
+        found = checks.kafka_leaks(server.bootstrap_servers, f"sparkonce.{owner.log_id}.")
+        return [str(leak) for leak in found]
+
+    def lose(committable: Committable) -> None:
+        finisher = Finisher(KafkaSettings(server.bootstrap_servers))
+        payload: Any = committable.payload
+        finisher.end(
+            payload["transactional_id"],
+            payload["producer_id"],
+            payload["producer_epoch"],
+            commit=False,
+        )
+        finisher.close()
 
     settings = {
         "name": "kafka",
         "bootstrap_servers": server.bootstrap_servers,
         "select": ["string(id) AS key", "to_json(struct(*)) AS value"],
+        **settings,
     }
-    return Target("KafkaSink", [topic], settings, visible, leaks)
+    return Target("KafkaSink", [topic], settings, read, leaks, lose)
 
 
-def postgres_target(server: PostgresServer, table: str, *, key: list[str] | None = None) -> Target:
+def postgres_target(server: PostgresServer, table: str, *, dsn: str | None = None) -> Target:
+    """Through `dsn`, such as a proxy's, for the sink; the outsider looks at the server itself."""
+    server.start()
     with psycopg.connect(server.dsn, autocommit=True) as connection:
-        columns = "id bigint, day date, name text, amount numeric(12,2)"
-        unique = "" if key is None else f", PRIMARY KEY ({', '.join(key)})"
-        connection.execute(f"CREATE TABLE {table} ({columns}{unique})".encode())
+        columns = "id bigint, day date, name text, amount numeric(12,2), run bigint"
+        connection.execute(f"CREATE TABLE {table} ({columns})".encode())
 
-    def visible() -> Counter[int]:
-        return Counter(row[0] for row in checks.read_postgres(server.dsn, table))
+    def read() -> Iterator[SeenRow]:
+        names = ("id", "day", "name", "amount", "run")
+        for values in checks.read_postgres(server.dsn, table):
+            yield _seen(dict(zip(names, values, strict=True)))
 
-    def leaks() -> list[str]:
-        return [str(leak) for leak in checks.postgres_leaks(server.dsn)]
+    def leaks(owner: Owner) -> list[str]:
+        ours = f"sparkonce.{owner.log_id}.", f"sparkonce_{owner.digest}_"
+        found = map(str, checks.postgres_leaks(server.dsn))
+        return [leak for leak in found if any(name in leak for name in ours)]
+
+    def lose(committable: Committable) -> None:
+        payload: Any = committable.payload
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            gid = sql.Literal(str(committable.branch_id))
+            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+            for name in payload["staging"]:
+                staging = sql.Identifier(payload["schema"], name)
+                connection.execute(sql.SQL("DROP TABLE {}").format(staging))
 
     settings: dict[str, Any] = {
         "name": "postgres",
         "table": table,
-        "select": ["id", "date(day) AS day", "name", "amount"],
-        "key": key,
+        "select": ["id", "date(day) AS day", "name", "amount", "run"],
     }
-    return Target("PostgresSink", [server.dsn], settings, visible, leaks)
+    return Target("PostgresSink", [dsn or server.dsn], settings, read, leaks, lose)
 
 
-def s3_target(server: S3Server, bucket: str, name: str) -> Target:
+def s3_target(
+    server: S3Server, bucket: str, name: str, *, endpoint_url: str | None = None
+) -> Target:
+    """Through `endpoint_url`, such as a proxy's, for the sink; the outsider looks directly."""
+    server.start()
     with contextlib.closing(checks.s3_client(server)) as client:
         client.create_bucket(Bucket=bucket)
 
-    def visible() -> Counter[int]:
-        return Counter(row["id"] for row in checks.read_s3_parquet(server, bucket, "out"))
+    def read() -> Iterator[SeenRow]:
+        yield from map(_seen, checks.read_s3_parquet(server, bucket, "out"))
 
-    def leaks() -> list[str]:
+    def leaks(owner: Owner) -> list[str]:
         return [str(leak) for leak in checks.s3_leaks(server, bucket)]
+
+    def lose(committable: Committable) -> None:
+        payload: Any = committable.payload
+        with contextlib.closing(checks.s3_client(server)) as client:
+            for file in payload["files"]:
+                client.abort_multipart_upload(
+                    Bucket=bucket, Key=file["key"], UploadId=file["upload_id"]
+                )
 
     settings = {
         "name": name,
-        "endpoint_url": server.endpoint_url,
+        "endpoint_url": endpoint_url or server.endpoint_url,
         "access_key": server.access_key,
         "secret_key": server.secret_key,
         "region": server.region,
         "partition_by": ["day"],
     }
-    return Target("S3Sink", [f"s3://{bucket}/out"], settings, visible, leaks)
+    return Target("S3Sink", [f"s3://{bucket}/out"], settings, read, leaks, lose)
+
+
+def _seen(value: Mapping[str, Any]) -> SeenRow:
+    day = value["day"]
+    row = Row(
+        value["id"],
+        day.isoformat() if isinstance(day, dt.date) else day,
+        value.get("name"),
+        Decimal(value["amount"]),
+    )
+    return SeenRow(row, value["run"])

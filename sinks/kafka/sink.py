@@ -136,9 +136,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             found = Patience(self._patience_s)(lambda: self._ongoing(owner))
         except errors.KafkaError as error:
             self._finisher.close()
-            raise SinkError(
-                f"{self.target}: open transactions cannot be listed: {error}"
-            ) from error
+            raise SinkError(f"{self.where}: open transactions cannot be listed: {error}") from error
         return found
 
     def _ongoing(self, owner: Owner) -> list[Committable]:
@@ -184,7 +182,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         unsupported = self._finisher.unsupported()
         if unsupported is not None:
             raise ConfigurationError(
-                f"{self.target}: the brokers do not know {unsupported}; Kafka 3.0 is needed"
+                f"{self.where}: the brokers do not know {unsupported}; Kafka 3.0 is needed"
             )
         if self._topic is not None:
             self._check_topic(self._topic)
@@ -202,12 +200,12 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             found = self._finisher.topic(topic)
         if found.error == errors.UnknownTopicOrPartitionError.errno:
             raise ConfigurationError(
-                f"{self.target}: there is no topic {topic!r}. Create it: kafka-topics.sh "
+                f"{self.where}: there is no topic {topic!r}. Create it: kafka-topics.sh "
                 f"--bootstrap-server {self._settings.bootstrap_servers} --create --topic {topic} "
                 "--partitions 6"
             )
         if found.error == errors.TopicAuthorizationFailedError.errno:
-            raise ConfigurationError(f"{self.target}: no right to see the topic; allow Describe")
+            raise ConfigurationError(f"{self.where}: no right to see the topic; allow Describe")
         if found.error:
             raise errors.for_code(found.error)
         needed = ACLOperation.READ, ACLOperation.WRITE, ACLOperation.DESCRIBE
@@ -215,7 +213,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         missing = [operation.name.title() for operation in needed if operation not in allowed]
         if missing:
             raise ConfigurationError(
-                f"{self.target}: {' and '.join(missing)} on the topic is not allowed; it is "
+                f"{self.where}: {' and '.join(missing)} on the topic is not allowed; it is "
                 "needed (Read for the marker that proves a commit)"
             )
 
@@ -251,12 +249,15 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     @property
     def target(self) -> str:
-        topic = "topics of its rows" if self._topic is None else f"topic {self._topic}"
-        return f"kafka {topic} at {self._settings.bootstrap_servers}"
+        return "kafka " + ("topics of its rows" if self._topic is None else f"topic {self._topic}")
+
+    @property
+    def where(self) -> str:
+        return f"{self.target} at {self._settings.bootstrap_servers}"
 
     @property
     def _outcome(self) -> Outcome:
-        return Outcome(self._finisher, self.target, self._patience_s)
+        return Outcome(self._finisher, self.where, self._patience_s)
 
     # Connections and locks stay in their process; settings and what `validate` saw travel.
 

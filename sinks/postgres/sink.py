@@ -109,9 +109,6 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         self._key = None if key is None else tuple(key)
         self._timeouts = Timeouts(lock_timeout, statement_timeout)
         self._target: Target | None = None
-        self._target_text = (
-            f"postgres table {self._address.database}.{table} at {self._address.shown}"
-        )
         self._start()
 
     def _start(self) -> None:
@@ -129,7 +126,11 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
 
     @property
     def target(self) -> str:
-        return self._target_text
+        return f"postgres table {self._address.database}.{self._table}"
+
+    @property
+    def where(self) -> str:
+        return f"{self.target} at {self._address.shown}"
 
     # -- on the executors ------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             target = self._pool.run(lambda c: resolve(c, self._table, self._key, schema))
         except psycopg.Error as error:
             raise ConfigurationError(
-                f"PostgresSink: {self.target} cannot be used: {self._address.said(error)}"
+                f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
             ) from self._address.cause(error)
         held_as = (
             "a prepared transaction"
@@ -168,7 +169,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             else "an open transaction, since max_prepared_transactions is 0: a decided batch that "
             "is lost with its connection is merged again, and may be refused then"
         )
-        logger.info("%s: a merged batch waits for the decision as %s", self.target, held_as)
+        logger.info("%s: a merged batch waits for the decision as %s", self.where, held_as)
         self._target = target
 
     def prepareBatch(
@@ -195,7 +196,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             )
         except psycopg.Error as error:
             # Committed all the same; `find_branches` will see what is left.
-            logger.debug("%s: staging is left over: %s", self.target, self._address.said(error))
+            logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
 
     def abort(self, branch: BranchId | Committable) -> None:
         committable = Committable(branch) if isinstance(branch, BranchId) else branch
@@ -211,7 +212,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
                 self._drop(merge.schema, merge.staging)
         except psycopg.Error as error:
             raise CommitUnresolvedError(
-                f"{self.target}: {branch_id} could not be aborted: {self._address.said(error)}",
+                f"{self.where}: {branch_id} could not be aborted: {self._address.said(error)}",
                 branch_id,
             ) from self._address.cause(error)
 
@@ -274,7 +275,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             return self._target.schema
         row = self._pool.run(lambda c: c.execute(find_schema(self._table)).fetchone())
         if row is None:
-            raise ConfigurationError(f"{self.target} does not exist: correct table=")
+            raise ConfigurationError(f"{self.where} does not exist: correct table=")
         return str(row[0])
 
     def _ours(self, owner: Owner, rows: Iterable[tuple[Any, ...]]) -> Iterator[Committable]:

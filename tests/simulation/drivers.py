@@ -188,7 +188,7 @@ class Driver:
                 world.call("spark.offsets", partial(spark.write_offsets, batch_id))
             is_new = True
             if coordinator is None:
-                coordinator = self._begin(batch_id, batch_id)
+                coordinator = self._begin(batch_id)
             coordinator.run(SimBatch(self, batch_id))
             world.call("spark.commit", partial(spark.write_commit, batch_id))
             if world.rng.random() < 0.5:
@@ -200,14 +200,14 @@ class Driver:
     def _look(self, batch_id: int) -> SimCoordinator | None:
         """Recovery without a batch, as the query's start does; the first batch tries again."""
         try:
-            return self._begin(batch_id, None)
+            return self._begin(batch_id)
         except SparkOnceError as error:
             if batch_id >= self.world.spark.end:
                 raise
             self.world.say(f"the start was not recovered: {error!r:.200}")
             return None
 
-    def _begin(self, batch_id: int, replay: int | None) -> SimCoordinator:
+    def _begin(self, batch_id: int) -> SimCoordinator:
         world, spark = self.world, self.world.spark
         shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
         claim = Claim(
@@ -233,7 +233,7 @@ class Driver:
         )
         self.token = coordinator.incarnation.token
         self.is_recovering = True
-        coordinator.recover(replay)
+        coordinator.recover()
         self.is_recovering = False
         return coordinator
 

@@ -57,7 +57,7 @@ SINKS: Final = ("plain", "kafka", "postgres")
 
 STEPS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(DRIVER_POINTS, POINT),
-    **dict.fromkeys(("log.find", "log.unfinished"), READ),
+    **dict.fromkeys(("log.find", "log.unfinished", "log.check_token"), READ),
     **dict.fromkeys(
         [
             f"log.{verb}"
@@ -125,6 +125,12 @@ THEMES: Final = (
         ),
         ("abandon.before", "abandon.after", *["log.abandon"] * 3, "prepared.after"),
         "checkpoint",
+    ),
+    Theme(  # an abandonment lands behind the replay
+        (("prepared.after", "crash"), ("return.before", "crash")),
+        ("log.abandon",),
+        "checkpoint",
+        faults=("late",),
     ),
     Theme(  # Spark commits, and the driver dies before it decides
         (("spark.commit", "crash_after"), ("spark.commit", "pause_after"), ("log.decide", "crash")),

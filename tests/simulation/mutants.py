@@ -173,8 +173,8 @@ _COMMIT: Final = (
     _coordinator(
         "loss passed over",
         "I1",
-        '        if lost:\n            raise _cannot_redo(record, lost, "Spark does not',
-        '        if False:\n            raise _cannot_redo(record, lost, "Spark does not',
+        "        if lost:\n            why = ",
+        "        if False:\n            why = ",
     ),
     _coordinator(
         "redo without amendment",
@@ -255,7 +255,7 @@ _LOG_RULES: Final = (
         (
             Edit(
                 LOG,
-                "        head = self._require_token(store, record, record.token)\n",
+                "        head = self._require_token(store, record.id.pipeline, record.token)\n",
                 "        head = store.head(record.id.pipeline)\n",
             ),
             Edit(
@@ -263,7 +263,8 @@ _LOG_RULES: Final = (
                 "            decided = record.moved(State.DECIDED, _now())\n",
                 "            decided = record.moved(State.DECIDED, _now())\n"
                 "            if record.state is State.PREPARED:\n"
-                "                self._require_token(store, record, token or record.token)\n",
+                "                now = token or record.token\n"
+                "                self._require_token(store, record.id.pipeline, now)\n",
             ),
             Edit(
                 LOG,
@@ -272,11 +273,8 @@ _LOG_RULES: Final = (
                 "        return self._write(step)\n",
                 "            store.put(decided)\n"
                 "            return decided\n\n"
-                "        self._read(\n"
-                "            lambda store: self._require_token(\n"
-                "                store, record, record.token if token is None else token\n"
-                "            )\n"
-                "        )\n"
+                "        now = record.token if token is None else token\n"
+                "        self._read(lambda s: self._require_token(s, record.id.pipeline, now))\n"
                 "        return self._write(step)\n",
             ),
         ),

@@ -1,0 +1,175 @@
+"""Two live drivers of one pipeline on one checkpoint: the newer one fences the older.
+
+    driver A stands at a point of batch N ─────────────────────── is let go ─► ends, names driver B
+            driver B starts, takes over, stands at the next point of batch N+1 ── is let go ─► …
+
+Each driver of a chain is first the newer and then the older one. `frozen` stops A's whole process
+tree as well, as a hypervisor or a swapping machine does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration_tests.crash.scenario import POLICIES, Driver, Scenario, first_match, shown
+from integration_tests.crash.targets import real_targets
+from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.testing.crash import Arm
+from sparkonce.testing.services import Services
+
+TOKEN_TAKEN = r"took token \d+"
+SPARKS_OWN = r"CONCURRENT_STREAM_LOG_UPDATE|[Mm]ultiple streaming queries are concurrently"
+WHO_TOOK_OVER = f"{TOKEN_TAKEN}|{SPARKS_OWN}"
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a driver stands while another takes over."""
+
+    point: str
+    sink: str | None = None
+    is_frozen: bool = False
+
+    def arm(self, driver: Driver, batch: int) -> Arm:
+        return driver.arm(self.point, batch=batch, sink=self.sink)
+
+    def __str__(self) -> str:
+        return self.point + " frozen" * self.is_frozen
+
+
+def take_over_one_after_the_other(scenario: Scenario, stands: Sequence[Stand]) -> None:
+    """Batch 0 is taken from the first driver, batch 1 from the second, and so on."""
+    older = scenario.driver
+    older.start(stands[0].arm(older, 0))
+    for batch, stand in enumerate(stands):
+        newer = scenario.new_driver()
+        following = stands[batch + 1 : batch + 2]
+        with older.frozen() if stand.is_frozen else contextlib.nullcontext():
+            newer.start(*(next_stand.arm(newer, batch + 1) for next_stand in following))
+            if not following:
+                assert newer.ends()[0] == 0, newer.said()[-3000:]
+            older.let_go()
+        status, said = older.ends()
+        seen = scenario.visible_of(batch + 1)  # which asserts that this batch is there, once
+        scenario.note(scenario.commit, batch, stand, status, first_told(said), shown(seen))
+        assert status != 0, "the older driver ends as if all were well"
+        first_match(WHO_TOOK_OVER, said)
+        older = newer
+    scenario.check_end()
+    scenario.print_table("policy", "batch", "A stands at", "A ends", "A's word", "visible next")
+
+
+def first_told(said: str) -> str:
+    for pattern in (TOKEN_TAKEN, SPARKS_OWN):
+        with contextlib.suppress(AssertionError):
+            return first_match(pattern, said)
+    return "?"
+
+
+def in_turn(scenario_policy: CommitPolicy) -> list[Stand]:
+    both = [
+        Stand("write.batch"),
+        Stand("precommit.after", "kafka"),
+        Stand("decide.before"),
+        Stand("decide.after"),
+        Stand("commit.before", "postgres"),
+        Stand("complete.before"),
+        Stand("decide.before", is_frozen=True),
+        Stand("commit.before", "kafka", is_frozen=True),
+    ]
+    waiting = [
+        Stand("prepared.before"),
+        Stand("prepared.after"),
+        Stand("prepared.after", None, True),
+    ]
+    return both if scenario_policy == "prepared" else [*both[:2], *waiting, *both[2:]]
+
+
+def test_newer_driver_takes_over(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+) -> None:
+    """Before and after the decision: the older one ends, names the newer, and changes nothing."""
+    stands = [Stand("precommit.after", "kafka"), Stand("commit.before", "kafka", is_frozen=True)]
+    with Scenario(tmp_path, real_targets(services, fresh_name), len(stands) + 1) as scenario:
+        take_over_one_after_the_other(scenario, stands)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_newer_driver_takes_over_at_every_stand(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
+) -> None:
+    stands = in_turn(policy)
+    targets = real_targets(services, fresh_name)
+    with Scenario(tmp_path, targets, len(stands) + 1, policy) as scenario:
+        take_over_one_after_the_other(scenario, stands)
+
+
+@pytest.mark.slow
+def test_older_driver_lets_spark_pass_a_batch_that_the_newer_one_writes_again(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+) -> None:
+    """A has prepared batch 1 and B abandons it; then A's Spark writes commits/1 under B's feet.
+
+    B's own Spark notices that, and the batch that stands in the log is B's: the next start commits
+    it. Nobody writes it a third time.
+    """
+    with Scenario(tmp_path, real_targets(services, fresh_name), 3, "checkpoint") as scenario:
+        older, newer = scenario.driver, scenario.new_driver()
+        older.start(older.arm("prepared.after", batch=1))
+        newer.start(newer.arm("write.batch", batch=1))
+        older.let_go()
+        status, said = older.ends()
+        assert status != 0
+        first_match(TOKEN_TAKEN, said)
+        assert (scenario.checkpoint / "commits" / "1").exists()
+        newer.let_go()
+        status, said = newer.ends()
+        scenario.note("A prepared.after, B write.batch", status, first_told(said))
+        if status:
+            first_match(SPARKS_OWN, said)
+        scenario.finish()
+        scenario.print_table("stands", "B ends", "B's word")
+
+
+def copy_with_other_offsets(scenario: Scenario) -> Path:
+    """A copy of the checkpoint whose newest batch has other offsets than the original's."""
+    copy = scenario.folder / "copied"
+    shutil.copytree(scenario.checkpoint, copy)
+    newest = max((copy / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    head = newest.read_text().splitlines()[:2]
+    newest.write_text("\n".join([*head, json.dumps({"logOffset": 0})]))
+    (copy / "offsets" / f".{newest.name}.crc").unlink()
+    return copy
+
+
+def test_start_that_is_refused_leaves_the_running_driver_alone(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+) -> None:
+    """The identity guard takes no token: the healthy driver goes on to the end."""
+    with Scenario(tmp_path, real_targets(services, fresh_name), 3) as scenario:
+        healthy = scenario.driver
+        healthy.start(healthy.arm("decide.after", batch=1))
+        copy = copy_with_other_offsets(scenario)
+        refusals = {
+            scenario.folder / "fresh": "is bound to the checkpoint of query",
+            copy: "was rolled back, or copied",
+        }
+        for checkpoint, reason in refusals.items():
+            second = scenario.new_driver(scenario.write_config(checkpoint.name, checkpoint))
+            second.start()
+            status, said = second.ends()
+            scenario.note(checkpoint.name, status, first_match(reason, said))
+            assert status != 0
+        healthy.let_go()
+        status, said = healthy.ends()
+        assert status == 0, said[-3000:]
+        scenario.check_end()
+        scenario.print_table("checkpoint of the second start", "ends", "because")

@@ -1,0 +1,267 @@
+"""Servers and workers are killed, and connections cut, while the driver stands at a point.
+
+driver stands at a point of batch N ─► server killed ─┬─ started ─► driver let go
+                                                      └─ driver let go, meets the fault ─► started
+─► batch N ends committed, or aborted and replayed by the next driver; never half
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from integration_tests.crash.scenario import POLICIES, Driver, Scenario, Target, shown
+from integration_tests.crash.targets import (
+    kafka_target,
+    postgres_target,
+    real_targets,
+    s3_target,
+)
+from integration_tests.proxy import Picks, Proxy, holds, http_request, kafka_request
+from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.testing.crash import POLL_S, Arm
+from sparkonce.testing.services import ServiceKind, Services, start_services
+from sparkonce.testing.services.containers import choose_backend
+from sparkonce.testing.services.process import free_port
+
+DEADLINE_S = 240.0
+POINTS_OF_FAULTS = (
+    "write.batch",
+    "precommit.after",
+    "prepare_batch.after",
+    "decide.before",
+    "decide.after",
+    "commit.before",
+    "complete.before",
+)
+FAULT_IS_MET = re.compile(
+    r"refused|could not connect|closed the connection|connection reset|terminating connection"
+    r"|disconnected|still trying|EndpointConnectionError|ConnectionClosedError",
+    re.IGNORECASE,
+)
+END_TXN = 26
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A server is killed while the driver stands at a point.
+
+    Attributes:
+        server: which one.
+        point: where the driver stands.
+        is_back_first: started again before the driver is let go; else once it has met the fault.
+    """
+
+    server: ServiceKind
+    point: str
+    is_back_first: bool
+
+    def arm(self, driver: Driver, batch: int) -> Arm:
+        return driver.arm(self.point, batch=batch)
+
+    def happen(self, services: Services, driver: Driver, arm: Arm) -> None:
+        """Kill, let the driver go on, and start again, in the order that the fault has."""
+        server = services[self.server]
+        before = len(driver.said())
+        server.kill()
+        if self.is_back_first:
+            server.start()
+        driver.let_go(arm)
+        if not self.is_back_first:
+            wait_until(
+                lambda: (
+                    driver.process.status() is not None
+                    or FAULT_IS_MET.search(driver.said()[before:]) is not None
+                ),
+                f"{self}: the driver did not meet the fault",
+            )
+            server.start()
+
+
+def wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < deadline, what
+        time.sleep(POLL_S)
+
+
+def go_on(driver: Driver, arms: Sequence[Arm]) -> int:
+    """Let the driver reach `arms`, or its end; it is started again while it fails.
+
+    Returns:
+        How often it had to be started again.
+    """
+    for restarts in range(3):
+        wait_until(
+            lambda: (
+                driver.process.status() is not None or len(driver.failpoints.hits(*arms)) > 0
+                if arms
+                else driver.process.status() is not None
+            ),
+            "the driver neither ended nor went on",
+        )
+        if driver.process.status() in {None, 0}:
+            return restarts
+        driver.process.start()
+    raise AssertionError(f"the driver fails again and again: {driver.said()[-3000:]}")
+
+
+def break_servers(scenario: Scenario, services: Services, faults: Sequence[Fault]) -> None:
+    """Batch 0 meets the first fault, batch 1 the second, and so on."""
+    driver = scenario.driver
+    arm = faults[0].arm(driver, 0)
+    driver.start(arm)
+    for batch, fault in enumerate(faults):
+        following = [each.arm(driver, batch + 1) for each in faults[batch + 1 : batch + 2]]
+        fault.happen(services, driver, arm)
+        restarts = go_on(driver, following)
+        seen = scenario.visible_of(batch + 1)  # which asserts that this batch is there, once
+        order = "before it goes on" if fault.is_back_first else "after it met the fault"
+        ended = "aborted, replayed" if restarts else "committed"
+        scenario.note(scenario.commit, batch, fault.server, fault.point, order, ended)
+        assert set(seen.values()) <= {"none", "all"}, shown(seen)
+        (arm,) = following or [arm]
+    assert driver.process.status() == 0
+    scenario.check_end()
+    scenario.print_table("policy", "batch", "killed", "driver at", "started again", "the batch")
+
+
+def test_each_server_killed_once(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+) -> None:
+    """One fault for each server, on both sides of the decision."""
+    kinds = sorted({"kafka", "postgres", *services.s3})
+    points = ("decide.after", "commit.before", "precommit.after", "complete.before")
+    faults = [
+        Fault(kind, point, is_back_first=False)  # type: ignore[arg-type]
+        for kind, point in zip(kinds, points, strict=False)
+    ]
+    targets = real_targets(services, fresh_name)
+    with Scenario(tmp_path, targets, len(faults) + 1) as scenario:
+        break_servers(scenario, services, faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["kafka", "postgres", "s3mock", "versitygw"])
+def test_server_killed_at_every_point(
+    tmp_path: Path,
+    services: Services,
+    fresh_name: Callable[[], str],
+    kind: ServiceKind,
+    policy: CommitPolicy,
+) -> None:
+    """Each server at each point, started again before and after the driver went on."""
+    faults = [Fault(kind, point, first) for point in POINTS_OF_FAULTS for first in (True, False)]
+    targets = real_targets(services, fresh_name)
+    with Scenario(tmp_path, targets, len(faults) + 1, policy) as scenario:
+        break_servers(scenario, services, faults)
+
+
+@pytest.mark.parametrize(
+    ("master", "is_retried"),
+    [("local[2,2]", True), pytest.param("local[2]", False, marks=pytest.mark.slow)],
+)
+def test_python_worker_killed(
+    tmp_path: Path,
+    services: Services,
+    fresh_name: Callable[[], str],
+    master: str,
+    is_retried: bool,
+) -> None:
+    """The task is tried again and its first branches are orphans, or the query fails."""
+    targets = real_targets(services, fresh_name)
+    with Scenario(tmp_path, targets, 3, master=master) as scenario:
+        driver = scenario.driver
+        arm = driver.arm("precommit.after", batch=1, sink="kafka")
+        driver.start(arm)
+        seen = scenario.visible_of(1)
+        worker = driver.failpoints.hits(arm)[0].pid
+        assert worker != driver.pid
+        os.kill(worker, signal.SIGKILL)
+        driver.let_go()
+        status, said = driver.ends()
+        assert (status == 0) == is_retried, said[-3000:]
+        scenario.note(master, shown(seen), "tried again" if is_retried else "query failed")
+        if is_retried:
+            scenario.check_end()
+        else:
+            scenario.finish()
+        scenario.print_table("master", "visible at the kill", "then")
+
+
+# -- connections that are cut at the commit --------------------------------------------------------
+
+
+@dataclass
+class Cut:
+    """A sink behind a proxy, and the request whose answer gets lost."""
+
+    target: Target
+    proxy: Proxy
+    request: Picks
+
+
+@pytest.fixture
+def cuts(services: Services, fresh_name: Callable[[], str]) -> Iterator[list[Cut]]:
+    """Every sink behind a proxy; Kafka's is a broker of its own that advertises the proxy."""
+    with contextlib.ExitStack() as stack:
+
+        def proxy_of(port: int) -> Proxy:
+            return stack.enter_context(contextlib.closing(Proxy(port)))
+
+        made = []
+        if choose_backend() != "docker":  # a container advertises where it is published
+            port = free_port()
+            proxy = proxy_of(port)
+            advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+            own = stack.enter_context(
+                start_services(["kafka"], ports={"kafka": port}, kafka_config=advertised)
+            )
+            target = kafka_target(own.kafka, fresh_name())
+            made.append(Cut(target, proxy, kafka_request(END_TXN)))
+        dsn = services.postgres.dsn
+        port = int(dsn.rpartition(":")[2].partition("/")[0])
+        proxy = proxy_of(port)
+        dsn = dsn.replace(f":{port}/", f":{proxy.port}/")
+        target = postgres_target(services.postgres, fresh_name(), dsn=dsn)
+        made.append(Cut(target, proxy, holds(b"COMMIT PREPARED")))
+        for name, server in services.s3.items():
+            proxy = proxy_of(int(server.endpoint_url.rpartition(":")[2]))
+            url = f"http://127.0.0.1:{proxy.port}"
+            target = s3_target(server, fresh_name(), name, endpoint_url=url)
+            made.append(Cut(target, proxy, http_request(b"POST ")))
+        yield made
+
+
+@pytest.mark.parametrize("policy", ["prepared", pytest.param("checkpoint", marks=pytest.mark.slow)])
+def test_answer_of_the_commit_is_lost(
+    tmp_path: Path, cuts: list[Cut], policy: CommitPolicy
+) -> None:
+    """The commit landed and nobody knows: a proof in the target settles it, for each sink."""
+    targets = [cut.target for cut in cuts]
+    with Scenario(tmp_path, targets, len(cuts) + 1, policy) as scenario:
+        driver = scenario.driver
+        arms = [driver.arm("decide.after", batch=batch) for batch in range(len(cuts) + 1)]
+        driver.start(arms[0])
+        for batch, cut in enumerate(cuts):
+            cut.proxy.lose = cut.request
+            driver.let_go(arms[batch])
+            driver.process.wait_for(arms[batch + 1])
+            assert cut.proxy.lost == 1, f"{cut.target.name}: no answer was lost"
+            seen = scenario.visible_of(batch + 1)
+            assert set(seen.values()) == {"none"}
+            scenario.note(policy, batch, cut.target.name, cut.proxy.lost, "all")
+        driver.let_go()
+        status, said = driver.ends()
+        assert status == 0, said[-3000:]
+        scenario.check_end()
+        scenario.print_table("policy", "batch", "cut at the commit", "answers lost", "then")

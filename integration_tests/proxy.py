@@ -1,0 +1,147 @@
+"""Cuts the connection between a client and a server at one request, so that its answer is lost.
+
+client ──► Proxy ──► server      lose=picks("COMMIT PREPARED"): the server gets the request and
+       ◄──  ✘  ◄──               acts on it; the client gets the end of the connection
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Picks = Callable[[bytes], bool]
+"""Looks at what a client sends at once, and says whether this is the request."""
+
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Swallow:
+    """The server never gets the request: `answer` is given in its place.
+
+    Attributes:
+        end: what the request ends with.
+        answer: what the client gets.
+    """
+
+    end: bytes
+    answer: bytes
+
+
+class Proxy:
+    """Passes bytes on to a server on 127.0.0.1.
+
+    Attributes:
+        port: where it listens.
+        lose: which request's answer is lost next; None again when it has happened.
+        swallow: loses the request too.
+        lost: how many answers were lost.
+    """
+
+    def __init__(self, server_port: int) -> None:
+        self._upstream = ("127.0.0.1", server_port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.lose: Picks | None = None
+        self.swallow: Swallow | None = None
+        self.lost = 0
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        for connection in self._sockets:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for connection in self._sockets:
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._sockets.append(client)
+            try:
+                server = socket.create_connection(self._upstream)
+            except OSError:  # the server is down: so are we
+                client.shutdown(socket.SHUT_RDWR)
+                continue
+            self._sockets.append(server)
+            losing = threading.Event()
+            self._threads += [
+                threading.Thread(target=self._requests, args=(client, server, losing)),
+                threading.Thread(target=self._answers, args=(server, client, losing)),
+            ]
+            for thread in self._threads[-2:]:
+                thread.start()
+
+    def _requests(
+        self, client: socket.socket, server: socket.socket, losing: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(_CHUNK):
+                if self._is_picked(data):
+                    losing.set()
+                    if self.swallow is not None:
+                        while self.swallow.end not in data:
+                            data += client.recv(_CHUNK)
+                        client.sendall(self.swallow.answer)
+                        self.lost += 1
+                        break
+                server.sendall(data)
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _is_picked(self, data: bytes) -> bool:
+        with self._lock:  # once, though several clients may send it
+            if self.lose is None or not self.lose(data):
+                return False
+            self.lose = None
+            return True
+
+    def _answers(
+        self, server: socket.socket, client: socket.socket, losing: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(_CHUNK):
+                if losing.is_set():
+                    if b" 100 " in data.split(b"\r\n", 1)[0]:  # HTTP: the body may come now
+                        client.sendall(data)
+                        continue
+                    self.lost += 1
+                    break
+                client.sendall(data)
+        for end in (client, server):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def holds(word: bytes) -> Picks:
+    """A request that holds `word` anywhere."""
+    return lambda data: word in data
+
+
+def http_request(word: bytes) -> Picks:
+    """An HTTP request with `word` in its first line."""
+
+    def picks(data: bytes) -> bool:
+        line = data.split(b"\r\n", 1)[0]
+        return word in line and line.endswith(b"HTTP/1.1")
+
+    return picks
+
+
+def kafka_request(api_key: int) -> Picks:
+    """A request of Kafka's protocol; a client sends its length and head at once."""
+    return lambda data: data[4:6] == api_key.to_bytes(2, "big")

@@ -1,0 +1,218 @@
+"""commit="checkpoint" under real streaming queries: when the last batch becomes visible."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from integration_tests.test_exactly_once import Job, ids
+from sparkonce import ExactlyOnce, failpoints
+from sparkonce.errors import ConfigurationError
+from sparkonce.txn_log.record import State
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not reached():
+        assert time.monotonic() < deadline, "the state was not reached"
+        time.sleep(0.02)
+
+
+def checkpoint_pipeline(job: Job, **settings: Any) -> ExactlyOnce:
+    return job.pipeline(commit="checkpoint", **settings)
+
+
+def states(pipeline: ExactlyOnce) -> list[State]:
+    return [record.state for record in pipeline.log.history("orders")]
+
+
+def test_batch_becomes_visible_when_spark_has_committed_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At foreachBatch's return a batch is prepared, when the next one is written it is visible."""
+    for value in (1, 2, 3):
+        job.add(*ids(value))
+    pipeline = checkpoint_pipeline(job)
+    seen: list[tuple[str, object, Counter[Any]]] = []
+
+    def note(point: str, where: Any) -> None:
+        if point in {"prepared.after", "prepare_batch.before"}:
+            seen.append((point, where["batch"], job.visible()))
+
+    monkeypatch.setattr(failpoints, "handler", note)
+    job.run(pipeline)
+    pipeline.close()
+    assert seen == [
+        ("prepare_batch.before", 0, Counter()),
+        ("prepared.after", 0, Counter()),
+        ("prepare_batch.before", 1, Counter([1])),
+        ("prepared.after", 1, Counter([1])),
+        ("prepare_batch.before", 2, Counter([1, 2])),
+        ("prepared.after", 2, Counter([1, 2])),
+    ]
+    assert job.visible() == Counter([1, 2, 3])
+    assert states(pipeline) == [State.COMPLETE] * 3
+
+
+def test_last_batch_is_committed_without_a_word_of_the_user(job: Job) -> None:
+    """A thread watches Spark's commit log; nobody has to close anything while the driver lives."""
+    job.add(*ids(1, 2))
+    pipeline = checkpoint_pipeline(job)
+    job.run(pipeline)
+    wait_for(lambda: states(pipeline) == [State.COMPLETE])
+    assert job.visible() == Counter([1, 2])
+
+
+@pytest.mark.parametrize("way", ["awaitTermination", "close", "with"])
+def test_last_batch_is_visible_after(job: Job, way: str) -> None:
+    """Each of these returns when the last batch is committed."""
+    job.add(*ids(1))
+    job.add(*ids(2))
+    pipeline = checkpoint_pipeline(job)
+    if way == "awaitTermination":
+        query = job.start(pipeline)
+        assert pipeline.awaitTermination(query)
+    elif way == "close":
+        job.run(pipeline)
+        pipeline.close()
+    else:
+        with pipeline:
+            job.run(pipeline)
+    assert job.visible() == Counter([1, 2])
+
+
+def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that ends, as a crash ends it, between Spark's commits/N and our decision."""
+
+    def fail(point: str, where: object) -> None:
+        if point == "decide.before":
+            raise failpoints.InjectedError(point)
+
+    pipeline = checkpoint_pipeline(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail)
+        with pytest.raises(failpoints.InjectedError):
+            pipeline.awaitTermination(job.start(pipeline))
+    assert states(pipeline) == [State.PREPARED]
+    assert job.visible() == Counter()
+
+
+@pytest.mark.parametrize("way", ["listener", "awaitTermination", "next batch"])
+def test_start_commits_what_the_last_run_left_undecided(
+    job: Job, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Also when there is no new data, so that foreachBatch is never called."""
+    job.add(*ids(1, 2))
+    leave_undecided(job, monkeypatch)
+    pipeline = checkpoint_pipeline(job)
+    if way == "next batch":
+        job.add(*ids(3))
+        job.run(pipeline)
+        pipeline.close()
+        assert job.visible() == Counter([1, 2, 3])
+        return
+    if way == "awaitTermination":
+        pipeline.awaitTermination(job.start(pipeline))
+    else:
+        job.run(pipeline)
+        wait_for(lambda: states(pipeline) == [State.COMPLETE])
+    assert job.visible() == Counter([1, 2])
+    assert states(pipeline) == [State.COMPLETE]
+
+
+def test_batch_that_spark_did_not_commit_is_abandoned_and_replayed(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt's rows are aborted; the replay's rows are delivered, other ones or not."""
+    job.add(*ids(1, 2))
+
+    def fail(point: str, where: object) -> None:
+        if point == "return.before":
+            raise failpoints.InjectedError(point)
+
+    pipeline = checkpoint_pipeline(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail)
+        with pytest.raises(Exception, match=r"return\.before"):
+            job.run(pipeline)
+    assert states(pipeline) == [State.PREPARED]
+    pipeline = checkpoint_pipeline(job)
+    job.run(pipeline, lambda df: df.selectExpr("id + 10 AS id"))
+    pipeline.close()
+    assert job.visible() == Counter([11, 12])
+    (record,) = pipeline.log.history("orders")
+    assert (record.state, record.token) == (State.COMPLETE, 2)
+
+
+def test_batches_without_data_are_settled_too(job: Job) -> None:
+    """A watermark that moves on makes Spark run a batch without rows; it flushes the window."""
+    job.add(*ids(1, 2))
+    job.add(*ids(50))
+    pipeline = checkpoint_pipeline(job)
+
+    from pyspark.sql.functions import window
+
+    def per_ten_seconds(df: DataFrame) -> DataFrame:
+        return (
+            df.withWatermark("at", "1 second")
+            .groupBy(window("at", "10 seconds"))
+            .count()
+            .selectExpr("count AS id")
+        )
+
+    job.run(pipeline, per_ten_seconds)
+    pipeline.close()
+    assert any(record.shares["file"].rows == 0 for record in pipeline.log.history("orders"))
+    assert set(states(pipeline)) == {State.COMPLETE}
+
+
+SCRIPT = """
+import os, sys
+os.environ["PYSPARK_PYTHON"] = sys.executable
+from pyspark.sql import SparkSession
+from sparkonce import ExactlyOnce
+from sparkonce.sinks import FileSink
+
+spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+         .config("spark.driver.bindAddress", "127.0.0.1")
+         .config("spark.driver.host", "127.0.0.1").getOrCreate())
+folder = sys.argv[1]
+orders = ExactlyOnce("orders", sinks=[FileSink(folder + "/out")], commit="checkpoint",
+                     log="sqlite:///" + folder + "/txn.db")
+query = (spark.readStream.schema("id long, at timestamp").json(folder + "/in")
+         .writeStream.foreachBatch(orders).option("checkpointLocation", folder + "/ckpt")
+         .trigger(availableNow=True).start())
+query.awaitTermination()
+"""
+
+
+def test_script_that_ends_right_after_its_query_has_its_last_batch_committed(job: Job) -> None:
+    """The interpreter's exit is the last chance, and it is taken."""
+    job.add(*ids(1, 2, 3))
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(job.folder)], check=True, timeout=DEADLINE_S * 3
+    )
+    assert job.visible() == Counter([1, 2, 3])
+    assert states(job.pipeline()) == [State.COMPLETE]
+
+
+def test_unknown_policy_is_named(job: Job) -> None:
+    with pytest.raises(ConfigurationError, match='expected "prepared" or "checkpoint"'):
+        job.pipeline(commit="late")

@@ -1,0 +1,126 @@
+"""A fingerprint of a sink's rows that neither their order nor their partitions change.
+
+    every row ─► xxhash64 in the JVM ─► one column beside the rows ─► summed modulo 2^64 in the task
+
+A replay must bring back the rows that a lost branch held: the sums of both tell. Spark's function
+`xxhash64` alone would not: it passes over nulls, so that ``(null, 'a')`` equals ``('a', null)``,
+it runs the elements of neighbouring arrays together, it refuses maps and variants, and it may see
+equal strings through a collation. So nulls and sizes are hashed too, and each type in a form that
+tells its values apart. Only what SQL itself calls equal stays equal: 0.0 and -0.0, and two maps
+whose entries stand in another order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    NullType,
+    StringType,
+    StructType,
+)
+
+from sparkonce.txn_log.record import Fingerprint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ALGORITHM: Final = "spark-xxhash64-sum/1"
+"""Changes with anything that changes the hash of any row."""
+
+_BINARY: Final = "UTF8_BINARY"
+_PLAIN_NAME = re.compile(r"\w+", re.ASCII)
+
+
+def fingerprint(hashes: pa.Array[pa.Int64Scalar]) -> Fingerprint:
+    """Of the rows whose hashes these are."""
+    total = pc.sum(hashes, min_count=0).as_py()  # wraps around, as it must
+    return Fingerprint(ALGORITHM, len(hashes), total % 2**64)
+
+
+def row_hash(schema: StructType, parent: str | None = None) -> str:
+    """SQL that hashes a row: of the columns themselves, or of those in the struct `parent`."""
+    if parent is None:
+        return _hash(_of_fields(schema, "", nullable=False, depth=0))
+    return _hash(_of_value(quoted(parent), schema, nullable=False, depth=0))
+
+
+def is_plain(schema: StructType) -> bool:
+    """Whether each name finds its column in any of Spark's settings, without quotes."""
+    return has_names(schema) and all(_PLAIN_NAME.fullmatch(name) for name in schema.names)
+
+
+def has_names(schema: StructType) -> bool:
+    """Whether SQL can name each field, also where upper and lower case are one."""
+    return len({name.lower() for name in schema.names}) == len(schema.names)
+
+
+def free_name(names: Sequence[str]) -> str:
+    """A column name that is not among `names`."""
+    taken, name = {known.lower() for known in names}, "sparkonce_hash"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _hash(parts: Sequence[str]) -> str:
+    return f"xxhash64({', '.join(parts) or '0'})"
+
+
+def _of_fields(schema: StructType, prefix: str, *, nullable: bool, depth: int) -> list[str]:
+    return [
+        part
+        for field in schema.fields
+        for part in _of_value(
+            prefix + quoted(field.name),
+            field.dataType,
+            nullable=nullable or field.nullable,
+            depth=depth,
+        )
+    ]
+
+
+def _of_value(value: str, kind: DataType, *, nullable: bool, depth: int) -> list[str]:
+    """The arguments of xxhash64 that tell apart any two values of this type."""
+    if isinstance(kind, NullType):
+        return []
+    null = [f"isnull({value})"] if nullable else []
+    if isinstance(kind, StructType) and has_names(kind):
+        return [*_of_fields(kind, f"{value}.", nullable=nullable, depth=depth), *null]
+    item = f"sparkonce_{depth}"  # of a lambda; it hides outer names, and needs none of them
+    parts = [value]
+    if isinstance(kind, StructType):
+        parts = [_as_json(value)]
+    elif isinstance(kind, StringType) and getattr(kind, "collation", _BINARY) != _BINARY:
+        parts = [f"cast({value} AS binary)"]
+    elif isinstance(kind, ArrayType):
+        element = _of_value(item, kind.elementType, nullable=kind.containsNull, depth=depth + 1)
+        parts = [f"transform({value}, {item} -> {_hash(element)})", f"size({value})"]
+    elif isinstance(kind, MapType):
+        entry = StructType().add("key", kind.keyType, nullable=False)
+        entry.add("value", kind.valueType, nullable=kind.valueContainsNull)
+        of_entry = _of_fields(entry, f"{item}.", nullable=False, depth=depth + 1)
+        hashes = f"transform(map_entries({value}), {item} -> {_hash(of_entry)})"
+        parts = [f"array_sort({hashes})", f"size({value})"]
+    elif kind.typeName() == "variant":
+        parts = [f"to_json({value})", f"schema_of_variant({value})"]
+    elif kind.typeName() in {"geometry", "geography"}:
+        parts = [f"st_asbinary({value})", f"st_srid({value})"]
+    return [*parts, *null]
+
+
+def _as_json(value: str) -> str:
+    """Of a struct whose fields SQL cannot name."""
+    options = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS"}
+    pairs = ", ".join(f"'{key}', '{setting}'" for key, setting in options.items())
+    return f"to_json({value}, map({pairs}))"
