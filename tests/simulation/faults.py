@@ -126,6 +126,12 @@ THEMES: Final = (
         ("abandon.before", "abandon.after", *["log.abandon"] * 3, "prepared.after"),
         "checkpoint",
     ),
+    Theme(  # an abandonment lands behind the replay
+        (("prepared.after", "crash"), ("return.before", "crash")),
+        ("log.abandon",),
+        "checkpoint",
+        faults=("late",),
+    ),
     Theme(  # Spark commits, and the driver dies before it decides
         (("spark.commit", "crash_after"), ("spark.commit", "pause_after"), ("log.decide", "crash")),
         ("log.decide", "decide.before", "decide.after", "recover.before_finish", "commit.before"),

@@ -59,6 +59,10 @@ class Ledger:
                 world.require(_names(old) == _names(new), "I3: a prepared record changed")
                 if new.state is State.DECIDED:
                     self._follows_spark(new, driver)
+                else:
+                    world.require(
+                        driver.token != new.token, f"I5: {driver} abandons what it prepared itself"
+                    )
             case State.DECIDED, State.DECIDED:
                 assert old is not None
                 self._amends(old, new)

@@ -157,24 +157,33 @@ _COMMIT: Final = (
         "        lost = self._commit(record)\n        for _ in",
         "        self._complete(record)\n        lost = self._commit(record)\n        for _ in",
     ),
-    _coordinator(
+    Mutant(
         "unknown taken for committed",
         "I1",
-        "                # An error that the sink does not name says nothing about the outcome.\n",
-        "                return\n",
+        (
+            Edit(
+                SINK,
+                "            # An error that the sink does not name says nothing about the "
+                "outcome.\n",
+                "            return None\n",
+            ),
+        ),
     ),
     _coordinator(
         "unknown taken for lost",
         "I3",
-        "            except PreparedBranchLostError as error:\n                logger.warning(",
-        "            except (PreparedBranchLostError, CommitUnresolvedError) as error:\n"
-        "                logger.warning(",
+        "            outcomes = list(zip(left, _commit_once(sink, left), strict=True))\n",
+        "            outcomes = [\n"
+        "                (c, PreparedBranchLostError(str(e))"
+        " if isinstance(e, CommitUnresolvedError) else e)\n"
+        "                for c, e in zip(left, _commit_once(sink, left), strict=True)\n"
+        "            ]\n",
     ),
     _coordinator(
         "loss passed over",
         "I1",
-        "        if lost:\n            why =",
-        "        if False:\n            why =",
+        "        if lost:\n            why = ",
+        "        if False:\n            why = ",
     ),
     _coordinator(
         "redo without amendment",
@@ -263,9 +272,8 @@ _LOG_RULES: Final = (
                 "            decided = record.moved(State.DECIDED, _now())\n",
                 "            decided = record.moved(State.DECIDED, _now())\n"
                 "            if record.state is State.PREPARED:\n"
-                "                self._require_token(\n"
-                "                    store, record.id.pipeline, token or record.token\n"
-                "                )\n",
+                "                now = token or record.token\n"
+                "                self._require_token(store, record.id.pipeline, now)\n",
             ),
             Edit(
                 LOG,
@@ -274,11 +282,8 @@ _LOG_RULES: Final = (
                 "        return self._write(step)\n",
                 "            store.put(decided)\n"
                 "            return decided\n\n"
-                "        self._read(\n"
-                "            lambda store: self._require_token(\n"
-                "                store, record.id.pipeline, token or record.token\n"
-                "            )\n"
-                "        )\n"
+                "        now = record.token if token is None else token\n"
+                "        self._read(lambda s: self._require_token(s, record.id.pipeline, now))\n"
                 "        return self._write(step)\n",
             ),
         ),

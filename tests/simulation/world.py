@@ -156,7 +156,7 @@ class World:
             finally:
                 self.driver = running
 
-        self.late.append((self.steps + self.rng.choice((1, 2, 5, 20, 60)), land))
+        self.late.append((self.steps + self.rng.choice((1, 5, 20, 30, 40)), land))
 
     def drop(self) -> None:
         """A participant loses something that it had promised to keep."""
