@@ -80,14 +80,17 @@ def commits(sinks: Sinks) -> Iterator[Step]:
         yield Step(point, ALL)
 
 
-def chain_of(policy: CommitPolicy, sinks: Sinks) -> list[Step]:
-    """Every point that the policy reaches, undisturbed and in the recovery from a crash."""
+def chain_of(policy: CommitPolicy, sinks: Sinks, *, is_deep: bool = True) -> list[Step]:
+    """Every point that the policy reaches; where deep, also the commits in a recovery."""
     begun_again = [Step(point, NONE, again=True) for point in ("begin.before", "begin.after")]
-    decided_again = [
-        Step("recover.before_finish", NONE, again=True),
+    committed_again = [
         Step("commit.before", HELD, next(iter(sinks())), again=True),
         Step("complete.before", ALL, again=True),
         Step("complete.after", ALL, again=True),
+    ]
+    decided_again = [
+        Step("recover.before_finish", NONE, again=True),
+        *(committed_again if is_deep else ()),
         Step("recover.before_sweep", ALL, again=True),
     ]
     if policy == "prepared":
@@ -183,7 +186,8 @@ def test_driver_killed_at_every_point_with_all_real_sinks(
 ) -> None:
     """Kafka, Postgres and each S3 server in one pipeline: every row is visible once in each."""
     targets = real_targets(services, fresh_name)
-    steps = chain_of(policy, in_turn([target.name for target in targets]))
+    sinks = in_turn([target.name for target in targets])
+    steps = chain_of(policy, sinks, is_deep=policy == "checkpoint")
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
         run_chain(scenario, steps)
 
