@@ -14,42 +14,30 @@ restart, a second ``start()`` in the same process, and Spark's retry after an ex
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self, cast, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self, get_args
 from weakref import WeakValueDictionary
 
-from pyspark.sql.pandas.types import to_arrow_schema
-
-from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
+from sparkonce.errors import ConfigurationError
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
-from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
-from sparkonce.spark_hooks.partition_writer import (
-    SUMMARY_SCHEMA,
-    PartitionSummary,
-    PartitionWriter,
-)
-from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Incarnation, Share, TransactionRecord
+from sparkonce.txn_log.record import TransactionRecord
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
-    from pyspark.sql.types import StructType
 
 logger = logging.getLogger("sparkonce")
 
@@ -152,7 +140,7 @@ class ExactlyOnce:
                 query = self._turn_to(RunningQuery.find(batch_df.sparkSession, run))
             if self._failure is not None:
                 raise self._failure
-            batch = _SparkBatch(batch_df, batch_id, self.sinks, query)
+            batch = SparkBatch(batch_df, batch_id, self.sinks, query)
             try:
                 if self._coordinator is None:
                     # What is decided must not wait for a sink that cannot be written to now.
@@ -222,7 +210,7 @@ class ExactlyOnce:
         self._failure, self._is_validated = None, False
         return query
 
-    def _validate(self, batch: _SparkBatch) -> None:
+    def _validate(self, batch: SparkBatch) -> None:
         if not self._is_validated:
             batch.validate()
             self._is_validated = True
@@ -341,125 +329,6 @@ class ExactlyOnce:
                 return
             time.sleep(wait_s)
             wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
-
-
-class _SparkBatch:
-    """A micro-batch as the coordinator sees it; see `sparkonce.spark_hooks.coordinator.Batch`."""
-
-    def __init__(
-        self, df: DataFrame, batch_id: int, sinks: Sequence[AnySink], query: RunningQuery
-    ) -> None:
-        self.batch_id = batch_id
-        offsets = query.offsets(batch_id)
-        if offsets is None:
-            raise ConfigurationError(
-                f"the checkpoint {query.checkpoint} has no offsets for batch {batch_id}: "
-                "was it deleted under the running query?"
-            )
-        self.offsets = offsets
-        self._df = df
-        self._sinks = sinks
-
-    def validate(self) -> None:
-        """Let every sink check its settings, its server and its schema, before any data moves."""
-        schemas = [self._schema(sink) for sink in self._sinks]
-
-        def check(sink: AnySink, schema: pa.Schema) -> None:
-            try:
-                sink.validate(schema)
-            except SparkOnceError:
-                raise
-            except Exception as error:
-                raise ConfigurationError(
-                    f"{sink!r} cannot be used: {type(error).__name__}: {error}"
-                ) from error
-
-        with ThreadPoolExecutor(len(self._sinks)) as pool:
-            list(pool.map(check, self._sinks, schemas))
-
-    def _schema(self, sink: AnySink) -> pa.Schema:
-        df = self._df if sink.transform is None else sink.transform(self._df)
-        return _arrow_schema(_selected(df, sink.select))
-
-    def write(
-        self, incarnation: Incarnation, rewrite: Rewrite | None = None
-    ) -> Mapping[str, Share]:
-        sinks = [s for s in self._sinks if rewrite is None or s.name in rewrite.partitions]
-        plain = [sink for sink in sinks if sink.transform is None]
-        if len(plain) == len(sinks):
-            return self._write_pass(self._df, plain, incarnation, rewrite)
-        # Several passes must see the same rows, and a transform that Spark can prune must not
-        # starve a stateful query: a snapshot, not `persist`, which a lost executor recomputes.
-        snapshot = self._df.localCheckpoint(eager=True)
-        shares = self._write_pass(snapshot, plain, incarnation, rewrite) if plain else {}
-        for sink in sinks:
-            if sink.transform is not None:
-                shares |= self._write_pass(sink.transform(snapshot), [sink], incarnation, rewrite)
-        return shares
-
-    def drain(self) -> None:
-        self._df.write.format("noop").mode("append").save()
-
-    def _write_pass(
-        self,
-        df: DataFrame,
-        sinks: Sequence[AnySink],
-        incarnation: Incarnation,
-        rewrite: Rewrite | None,
-    ) -> dict[str, Share]:
-        df, lanes = _with_hashes(df, [sink.select for sink in sinks])
-        writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
-        # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
-        returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
-        summaries = [PartitionSummary.decode(text) for text in returned.column(0).to_pylist()]
-        partitions = {summary.partition for summary in summaries}
-        if len(partitions) != len(summaries):
-            raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
-        committables = [c for summary in summaries for c in summary.committables]
-        return {
-            sink.name: Share(
-                sink.target,
-                tuple(s.parts[sink.name] for s in summaries if sink.name in s.parts),
-                tuple(c for c in committables if c.branch_id.sink == sink.name),
-            )
-            for sink in sinks
-        }
-
-
-def _with_hashes(
-    df: DataFrame, selects: Sequence[Sequence[str] | None]
-) -> tuple[DataFrame, list[int] | None]:
-    """The rows with their hashes, and in which lane each `select` is, as `PartitionWriter` wants.
-
-    A column of structs per distinct `select`; the columns themselves where all share one and
-    Spark finds columns of such names again.
-    """
-    distinct = list(dict.fromkeys(selects))
-    if len(distinct) == 1:
-        rows = _selected(df, distinct[0])
-        if is_plain(schema := rows.schema):
-            name = free_name(schema.names)
-            return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
-    structs = (", ".join(columns or "*") for columns in distinct)
-    rows = df.selectExpr(*(f"struct({columns}) AS lane{n}" for n, columns in enumerate(structs)))
-    hashes = (
-        f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
-        for n, lane in enumerate(rows.schema)
-    )
-    return rows.selectExpr("*", *hashes), [distinct.index(select) for select in selects]
-
-
-def _arrow_schema(df: DataFrame) -> pa.Schema:
-    """The schema with which the rows reach a sink on the executors."""
-    timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-    # Older versions of PySpark take no zone and show UTC.
-    takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    schema: pa.Schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
-    return schema
-
-
-def _selected(df: DataFrame, columns: Sequence[str] | None) -> DataFrame:
-    return df if columns is None else df.selectExpr(*columns)
 
 
 def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
