@@ -12,7 +12,7 @@ import pytest
 
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.spark_hooks.exactly_once import _with_hashes
+from sparkonce.spark_hooks.batch import with_hashes
 from sparkonce.spark_hooks.fingerprint import row_hash
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
@@ -55,7 +55,7 @@ def summaries(df: DataFrame, *selects: Sequence[str] | None) -> list[PartitionSu
         ShowingSink(name=f"sink{number}", select=select)
         for number, select in enumerate(selects or [None])
     ]
-    rows, lanes = _with_hashes(df, [sink.select for sink in sinks])
+    rows, lanes = with_hashes(df, [sink.select for sink in sinks])
     writer = PartitionWriter(sinks, INCARNATION, 7, lanes)
     texts = rows.mapInArrow(writer, SUMMARY_SCHEMA).toArrow().column(0).to_pylist()
     return [PartitionSummary.decode(text) for text in texts]

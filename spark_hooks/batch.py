@@ -97,7 +97,7 @@ class SparkBatch:
         incarnation: Incarnation,
         rewrite: Rewrite | None,
     ) -> dict[str, Share]:
-        df, lanes = _with_hashes(df, [sink.select for sink in sinks])
+        df, lanes = with_hashes(df, [sink.select for sink in sinks])
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
         returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
@@ -116,7 +116,7 @@ class SparkBatch:
         }
 
 
-def _with_hashes(
+def with_hashes(
     df: DataFrame, selects: Sequence[Sequence[str] | None]
 ) -> tuple[DataFrame, list[int] | None]:
     """The rows with their hashes, and in which lane each `select` is, as `PartitionWriter` wants.

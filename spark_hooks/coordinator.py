@@ -52,7 +52,7 @@ from sparkonce.errors import (
 from sparkonce.failpoints import reach
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, TransactionId
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.rewrite import Rewrite
+from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
@@ -63,8 +63,6 @@ ResultT = TypeVar("ResultT")
 
 CommitPolicy: TypeAlias = Literal["prepared", "checkpoint"]
 """When a batch is decided: once it is prepared, or once Spark's checkpoint has it too."""
-
-Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
 
 _PARALLEL_BRANCHES = 16
 _FORGET_EVERY_BATCHES = 64
@@ -187,7 +185,7 @@ class Coordinator:
             if not lost:
                 self._complete(record)
             elif record.id != replay:
-                problems.append(_cannot_redo(record, lost, _NO_REPLAY))
+                problems.append(cannot_redo(record, lost, _NO_REPLAY))
         if problems:
             raise problems[0]
         reach("recover.before_sweep")
@@ -388,7 +386,7 @@ class Coordinator:
                 lost = self._commit(record)
         if lost:
             why = _NO_REPLAY if batch is None else "each time they were lost again"
-            raise _cannot_redo(record, lost, why)
+            raise cannot_redo(record, lost, why)
         done = self._complete(record)
         self._sweep()
         if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:
@@ -450,15 +448,15 @@ class Coordinator:
         gone = [committable for committable, _ in lost]
         rewrite = Rewrite.of(record, gone)
         if rewrite is None:
-            raise _cannot_redo(record, lost, "others of the sink that hold its rows are committed")
+            raise cannot_redo(record, lost, "others of the sink that hold its rows are committed")
         if not rewrite.partitions.keys() <= self._sinks.keys():
-            raise _cannot_redo(record, lost, "the sink was removed from the pipeline")
+            raise cannot_redo(record, lost, "the sink was removed from the pipeline")
         logger.warning("%s: writing again what is lost: %s", record.id, rewrite)
         reach("redo.before", batch=batch.batch_id)
         try:
             written = batch.write(self.incarnation, rewrite)
             if told := rewrite.difference(record, written):
-                raise _cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301
+                raise cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301
             voted = self._vote(batch, written, write_pass=rewrite.write_pass)
             self._check_safe(record.id, (c for s in voted.values() for c in s.committables))
         except BaseException as error:
@@ -549,27 +547,6 @@ class Coordinator:
             reraise=True,
         )
         return retrying(action)
-
-
-def _cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBranchLostError:
-    """What an operator has to know of decided branches that nobody can write again."""
-    committable, error = lost[0]
-    rows = {
-        part.branch: part.content.rows for share in record.shares.values() for part in share.parts
-    }
-    branches = ", ".join(
-        f"{c.branch_id} ({rows.get(c.branch_id.name, record.shares[c.branch_id.sink].rows)} rows)"
-        for c, _ in lost
-    )
-    said = PreparedBranchLostError(
-        f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
-        f"be written again: {why}. The first was told: {error}. No later batch is written before "
-        "this is settled: restore the branch, or put its rows into the target by hand and "
-        "complete the batch in the transaction log (docs/protocol.md, Lost branches).",
-        committable.branch_id,
-    )
-    said.__cause__ = error
-    return said
 
 
 def _commit_once(

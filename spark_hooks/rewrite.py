@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, TypeAlias
 
+from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import Committable
 from sparkonce.txn_log.record import Fingerprint, Part, Share, TransactionRecord
+
+Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
+"""Branches, each with its sink's proof that it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +126,24 @@ def _sum(parts: Sequence[Part]) -> Fingerprint | None:
     for part in parts:
         total = part.content if total is None else total + part.content
     return total
+
+
+def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBranchLostError:
+    """What an operator has to know of decided branches that nobody can write again."""
+    committable, error = lost[0]
+    rows = {
+        part.branch: part.content.rows for share in record.shares.values() for part in share.parts
+    }
+    branches = ", ".join(
+        f"{c.branch_id} ({rows.get(c.branch_id.name, record.shares[c.branch_id.sink].rows)} rows)"
+        for c, _ in lost
+    )
+    said = PreparedBranchLostError(
+        f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
+        f"be written again: {why}. The first was told: {error}. No later batch is written before "
+        "this is settled: restore the branch, or put its rows into the target by hand and "
+        "complete the batch in the transaction log (docs/protocol.md, Lost branches).",
+        committable.branch_id,
+    )
+    said.__cause__ = error
+    return said
