@@ -10,6 +10,7 @@ All files are read with Hadoop's FileSystem, so a checkpoint works wherever Spar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 _BINDING = "sparkonce.json"
+_TAIL_BYTES = 1 << 18
 
 
 class RunId(NamedTuple):
@@ -121,9 +123,48 @@ class RunningQuery:
 
         None when Spark has purged them. The file's first line is its format, the second the
         batch's watermark and settings; both may change in a replay.
+
+        A file source's offset is only a counter of its own, equal in a checkpoint that was rolled
+        back and met other files; so a digest of the batch's files is added to it.
         """
         text = self._read(f"offsets/{batch_id}")
-        return None if text is None else tuple(text.splitlines()[2:])
+        if text is None:
+            return None
+        shown = [self._with_files(n, line) for n, line in enumerate(text.splitlines()[2:])]
+        known = tuple(line for line in shown if line is not None)
+        return known if len(known) == len(shown) else None
+
+    def _with_files(self, source: int, offset: str) -> str | None:
+        """The offset, with a digest of its files if it is a file source's; None if they are gone.
+
+        CHECKPOINT/sources/0/7 has the files of counter 7, and 9.compact those of 0 to 9.
+        """
+        value = json.loads(offset) if offset.startswith("{") else None
+        if not isinstance(value, dict) or value.keys() != {"logOffset"}:
+            return offset
+        folder, counter = f"sources/{source}", value["logOffset"]
+        for name in (f"{folder}/{counter}", f"{folder}/{counter}.compact"):
+            files = self._files_of(name, counter)
+            if files is not None:
+                digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+                return json.dumps({**value, "files": digest})
+        return None if self._fs.exists(self._path(folder)) else offset
+
+    def _files_of(self, name: str, counter: int) -> list[tuple[str, int]] | None:
+        """Path and time of the counter's files; None when there is no such log.
+
+        A compacted log ends with its newest files, and may be long: it is read from its end.
+        """
+        window = _TAIL_BYTES
+        while (text := self._read(name, window)) is not None:
+            # The first line is the format, or the rest of a line.
+            entries = [json.loads(line) for line in text.splitlines()[1:]]
+            if len(text) < window // 4 or any(e["batchId"] < counter for e in entries):
+                return sorted(
+                    (e["path"], e["timestamp"]) for e in entries if e["batchId"] == counter
+                )
+            window *= 4
+        return None
 
     def binding(self) -> tuple[str | None, str | None]:
         """The ids of the log and the pipeline that the checkpoint belongs to, where it has any."""
@@ -160,12 +201,15 @@ class RunningQuery:
     def _path(self, name: str) -> Any:
         return self._path_class(self._root, name)
 
-    def _read(self, name: str) -> str | None:
+    def _read(self, name: str, last_bytes: int | None = None) -> str | None:
         path = self._path(name)
         if not self._fs.exists(path):
             return None
         stream = self._fs.open(path)
         try:
+            if last_bytes is not None:
+                size = int(self._fs.getFileStatus(path).getLen())
+                stream.seek(max(0, size - last_bytes))
             return str(self._io_utils.toString(stream, "UTF-8"))
         finally:
             stream.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests.crash.scenario import POLICIES, Driver, Scenario, first_match, shown
-from integration_tests.crash.targets import real_targets
+from integration_tests.crash.targets import file_target, real_targets
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.crash import Arm
 from sparkonce.testing.services import Services
@@ -173,3 +174,28 @@ def test_start_that_is_refused_leaves_the_running_driver_alone(
         assert status == 0, said[-3000:]
         scenario.check_end()
         scenario.print_table("checkpoint of the second start", "ends", "because")
+
+
+@pytest.mark.slow
+def test_rolled_back_checkpoint_of_a_file_source_is_refused(tmp_path: Path) -> None:
+    """Its batch 1 has other files than ours: draining it would lose them, and then repeat ours."""
+    targets = [file_target(tmp_path / name, name) for name in ("left", "right")]
+    with Scenario(tmp_path, targets, 3, is_tagged=False) as scenario:
+        driver, older = scenario.driver, tmp_path / "older"
+        later = {number: scenario.source / f"{number:05d}.json" for number in range(2, 6)}
+        for path in later.values():
+            path.unlink()
+        driver.start()
+        assert driver.ends()[0] == 0
+        shutil.copytree(scenario.checkpoint, older)
+        for number in (2, 3):
+            scenario.write_file(number)
+        driver.start()
+        assert driver.ends()[0] == 0
+        for number in (4, 5):
+            scenario.write_file(number)
+            os.utime(later[number], (1, 1))  # Spark takes them before those that it has forgotten
+        shutil.rmtree(scenario.checkpoint)
+        older.rename(scenario.checkpoint)
+        driver.start()
+        assert driver.ends()[0] != 0, "batch 1 was taken for a replay of another batch 1"
