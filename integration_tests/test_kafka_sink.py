@@ -41,7 +41,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import together
+from sparkonce.sinks.kafka import outcome, together
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.producer import OpenTransaction
 from sparkonce.testing.services import KafkaServer
@@ -314,11 +314,13 @@ def prepare_three(sink: KafkaSink, owner: Owner) -> list[Committable]:
     return [prepare(sink, BranchId(owner, 7, 1, "kafka", 0, i), ROWS.slice(i, 1)) for i in range(3)]
 
 
+@pytest.mark.parametrize("at_once", [outcome.TOGETHER, 2])
 def test_branches_of_a_batch_are_committed_with_few_requests(
-    sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch
+    sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """All at once where nothing is wrong, visible when the call returns; again changes nothing."""
     committables = prepare_three(sink, owner)
+    monkeypatch.setattr(outcome, "TOGETHER", at_once)
     assert world.values() == []
     with monkeypatch.context() as patch:
         patch.setattr(Finisher, "end", lambda *_args, **_kwargs: pytest.fail("one by one"))

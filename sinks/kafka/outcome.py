@@ -57,6 +57,9 @@ PATIENCE_S: Final = 10.0
 RETENTION_S: Final = 7 * 24 * 3600.0
 """Kafka's default of offsets.retention.minutes, for where the broker does not say."""
 
+TOGETHER: Final = 100
+"""Branches that are committed with one question, so that it is answered within its timeout."""
+
 _RETENTION: Final = "offsets.retention.minutes"
 
 _REFUSED_FOR_GOOD: Final = (
@@ -115,12 +118,14 @@ class Outcome:
             for branch in map(KafkaBranch.of, committables)
             if branch.marker_topic is not None and branch.producer_id >= 0
         ]
+        proven: set[str] = set()
         try:
             if branches and self._finisher.end_fences():
-                return self._finisher.commit_together(branches)
+                for start in range(0, len(branches), TOGETHER):
+                    proven |= self._finisher.commit_together(branches[start : start + TOGETHER])
         except (errors.KafkaError, KeyError) as error:  # KeyError: a partition without a leader
             logger.debug("branches are committed one by one: %s", error)
-        return set()
+        return proven
 
     def _commit(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> None:
         fencing = patience(self._finisher.end_fences)
