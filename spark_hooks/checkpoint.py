@@ -143,28 +143,32 @@ class RunningQuery:
         if not isinstance(value, dict) or value.keys() != {"logOffset"}:
             return offset
         folder, counter = f"sources/{source}", value["logOffset"]
-        for name in (f"{folder}/{counter}", f"{folder}/{counter}.compact"):
-            files = self._files_of(name, counter)
-            if files is not None:
-                digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
-                return json.dumps({**value, "files": digest})
-        return None if self._fs.exists(self._path(folder)) else offset
+        entries = self._entries(self._read(f"{folder}/{counter}"))
+        if entries is None:
+            entries = self._end_of_compacted(f"{folder}/{counter}.compact", counter)
+        if entries is None:
+            return None if self._fs.exists(self._path(folder)) else offset
+        files = sorted((e["path"], e["timestamp"]) for e in entries if e["batchId"] == counter)
+        digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+        return json.dumps({**value, "files": digest})
 
-    def _files_of(self, name: str, counter: int) -> list[tuple[str, int]] | None:
-        """Path and time of the counter's files; None when there is no such log.
+    def _end_of_compacted(self, name: str, counter: int) -> list[dict[str, Any]] | None:
+        """The log's entries from the counter's first one on; None when there is no such log.
 
-        A compacted log ends with its newest files, and may be long: it is read from its end.
+        It ends with the newest files, and may be long, so it is read from its end.
         """
         window = _TAIL_BYTES
         while (text := self._read(name, window)) is not None:
-            # The first line is the format, or the rest of a line.
-            entries = [json.loads(line) for line in text.splitlines()[1:]]
+            entries = self._entries(text) or []
             if len(text) < window // 4 or any(e["batchId"] < counter for e in entries):
-                return sorted(
-                    (e["path"], e["timestamp"]) for e in entries if e["batchId"] == counter
-                )
+                return entries
             window *= 4
         return None
+
+    @staticmethod
+    def _entries(text: str | None) -> list[dict[str, Any]] | None:
+        """The lines but the first, which is the format, or the rest of a line."""
+        return None if text is None else [json.loads(line) for line in text.splitlines()[1:]]
 
     def binding(self) -> tuple[str | None, str | None]:
         """The ids of the log and the pipeline that the checkpoint belongs to, where it has any."""
