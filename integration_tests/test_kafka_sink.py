@@ -948,6 +948,12 @@ def test_unknown_topic(make_sink: Callable[..., KafkaSink], fresh_name: Callable
             make_sink(name).validate(VALUE)
 
 
+def test_executors_learn_how_many_brokers_there_are(sink: KafkaSink) -> None:
+    sink.validate(VALUE)
+    assert sink._seen is not None
+    assert sink._seen.brokers == 1
+
+
 def test_brokers_that_do_not_answer(make_sink: Callable[..., KafkaSink]) -> None:
     """Refused in bounded time, naming the setting and the next step."""
     sink = make_sink("orders", bootstrap_servers="127.0.0.1:1")

@@ -240,6 +240,24 @@ def test_batches_stay_below_the_topics_limit() -> None:
 
 
 @pytest.mark.parametrize(
+    ("brokers", "config", "expected"),
+    [
+        (1, {}, False),
+        (6, {}, False),
+        (7, {}, None),
+        (None, {}, None),
+        (1, {"enable.sparse.connections": True}, True),
+    ],
+)
+def test_producer_connects_to_every_broker_of_a_small_cluster(
+    brokers: int | None, config: dict[str, object], expected: bool | None
+) -> None:
+    """It is the quickest way to begin; in a large cluster each task would open too many."""
+    producer = KafkaSettings("a:1", config).for_producer("id", 1000, None, brokers)
+    assert producer.get("enable.sparse.connections") is expected
+
+
+@pytest.mark.parametrize(
     ("arguments", "word"),
     [
         ({"bootstrap_servers": " "}, "bootstrap_servers"),

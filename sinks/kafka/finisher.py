@@ -248,6 +248,15 @@ class Finisher:
 
         return self._connection.ask(ask)
 
+    def brokers(self) -> int:
+        """How many brokers the cluster has now."""
+
+        async def ask(admin: Any) -> int:
+            response = await admin._manager.send(MetadataRequest(topics=[]))  # noqa: SLF001
+            return len(response.brokers)
+
+        return self._connection.ask(ask)
+
     def topic(self, name: str) -> TopicInfo:
         """Whether the topic exists, and what we may do with it. Never makes it."""
 

@@ -31,6 +31,9 @@ TUNED: Final[Mapping[str, JsonValue]] = {
 }
 """Defaults for throughput and for the fixed cost of a small batch; `config` overrides them."""
 
+FEW_BROKERS: Final = 6
+"""Up to so many brokers a producer may connect to all of them, also to those it does not need."""
+
 SOCKET_TIMEOUT_MS: Final = 60_000
 
 _ALIASES: Final = {
@@ -128,7 +131,11 @@ class KafkaSettings:
         return str(self.config.get("security.protocol", "PLAINTEXT")).upper()
 
     def for_producer(
-        self, transactional_id: str, transaction_timeout_ms: int, max_message_bytes: int | None
+        self,
+        transactional_id: str,
+        transaction_timeout_ms: int,
+        max_message_bytes: int | None,
+        brokers: int | None = None,
     ) -> dict[str, object]:
         """Settings of confluent-kafka's `Producer`, without callbacks.
 
@@ -137,8 +144,13 @@ class KafkaSettings:
             transaction_timeout_ms: how long the broker keeps the transaction open.
             max_message_bytes: the topic's limit, where known. librdkafka does not split a batch
                 that the broker refuses as too large, so batches stay below it.
+            brokers: how many the cluster has, where known.
         """
         tuned = dict(TUNED)
+        if brokers is not None and brokers <= FEW_BROKERS:
+            # Between its bootstrap connection and the one that it needs, librdkafka waits 11 ms or
+            # more, unless it connects to all brokers: half of the time that a transaction begins.
+            tuned["enable.sparse.connections"] = False
         if max_message_bytes is not None:
             tuned["batch.size"] = max(1, min(1 << 20, max_message_bytes * 9 // 10))
         return {

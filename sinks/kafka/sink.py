@@ -44,6 +44,7 @@ class _Seen:
     cluster_id: str | None
     timeout_ms: int
     max_message_bytes: int | None
+    brokers: int | None = None
 
 
 class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
@@ -108,7 +109,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def beginTransaction(self, branch_id: BranchId) -> OpenTransaction:
         seen = self._seen or _Seen(None, self._timeout_ms or DEFAULT_TIMEOUT_MS, None)
         config = self._settings.for_producer(
-            branch_id.name, seen.timeout_ms, seen.max_message_bytes
+            branch_id.name, seen.timeout_ms, seen.max_message_bytes, seen.brokers
         )
         return OpenTransaction(branch_id, config, topic=self._topic, cluster_id=seen.cluster_id)
 
@@ -193,7 +194,10 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         if self._topic is not None:
             self._check_topic(self._topic)
         return _Seen(
-            self._finisher.cluster_id(), self._resolve_timeout(), self._max_message_bytes()
+            self._finisher.cluster_id(),
+            self._resolve_timeout(),
+            self._max_message_bytes(),
+            self._finisher.brokers(),
         )
 
     def _check_topic(self, topic: str) -> None:
@@ -241,7 +245,9 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         return int(limit["max.message.bytes"]) if limit else None
 
     def _check_producer_config(self, seen: _Seen) -> None:
-        config = self._settings.for_producer("sparkonce.", seen.timeout_ms, seen.max_message_bytes)
+        config = self._settings.for_producer(
+            "sparkonce.", seen.timeout_ms, seen.max_message_bytes, seen.brokers
+        )
         try:
             Producer({**config, "log_level": 0})
         except (KafkaException, TypeError, ValueError) as error:
