@@ -137,6 +137,28 @@ def test_start_commits_what_the_last_run_left_undecided(
     assert states(pipeline) == [State.COMPLETE]
 
 
+def test_recovery_that_fails_at_the_start_is_tried_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener's try fails: awaitTermination does not pass over what is undecided."""
+    job.add(*ids(1, 2))
+    leave_undecided(job, monkeypatch)
+    pipeline = checkpoint_pipeline(job)
+    tried: list[str] = []
+
+    def fail_once(point: str, where: object) -> None:
+        if point == "recover.before_finish" and not tried:
+            tried.append(point)
+            raise failpoints.InjectedError(point)
+
+    monkeypatch.setattr(failpoints, "handler", fail_once)
+    query = job.start(pipeline)
+    wait_for(lambda: bool(tried))
+    pipeline.awaitTermination(query)
+    assert states(pipeline) == [State.COMPLETE]
+    assert job.visible() == Counter([1, 2])
+
+
 def test_batch_that_spark_did_not_commit_is_abandoned_and_replayed(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,6 +247,12 @@ class Coordinator:
             return
         reach("prepared.before", batch=batch.batch_id)
         self.pending = self._record(self._log.prepare, record, f"note {record.id} as prepared")
+        safe_s = min((c.safe_until or math.inf for c in record.committables()), default=math.inf)
+        logger.info(
+            "%s is prepared and waits for Spark's checkpoint%s",
+            record.id,
+            f"; its servers keep it for {safe_s - self._clock():.0f} s" * math.isfinite(safe_s),
+        )
         reach("prepared.after", batch=batch.batch_id)
 
     def _settle(self, record: TransactionRecord) -> TransactionRecord:

@@ -276,9 +276,14 @@ class ExactlyOnce:
         with self._lock:
             if self._query is not None and self._query.run == query.run:
                 return
-            if query.binding() == (self.log.log_id, self.name):
-                self._turn_to(query)
+            if query.binding() != (self.log.log_id, self.name):
+                return
+            self._turn_to(query)
+            try:
                 self._coordinator = self._begin(query, query.committed() + 1)
+            except BaseException:
+                self._query = None  # whoever comes next tries again
+                raise
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 
