@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from integration_tests.test_exactly_once import Job, ids
+from integration_tests.test_exactly_once import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.record import State
@@ -101,13 +101,9 @@ def test_last_batch_is_visible_after(job: Job, way: str) -> None:
 def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends, as a crash ends it, between Spark's commits/N and our decision."""
 
-    def fail(point: str, where: object) -> None:
-        if point == "decide.before":
-            raise failpoints.InjectedError(point)
-
     pipeline = checkpoint_pipeline(job)
     with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", fail)
+        patch.setattr(failpoints, "handler", fail_at("decide.before"))
         with pytest.raises(failpoints.InjectedError):
             pipeline.awaitTermination(job.start(pipeline))
     assert states(pipeline) == [State.PREPARED]
@@ -165,13 +161,9 @@ def test_batch_that_spark_did_not_commit_is_abandoned_and_replayed(
     """The first attempt's rows are aborted; the replay's rows are delivered, other ones or not."""
     job.add(*ids(1, 2))
 
-    def fail(point: str, where: object) -> None:
-        if point == "return.before":
-            raise failpoints.InjectedError(point)
-
     pipeline = checkpoint_pipeline(job)
     with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", fail)
+        patch.setattr(failpoints, "handler", fail_at("return.before"))
         with pytest.raises(Exception, match=r"return\.before"):
             job.run(pipeline)
     assert states(pipeline) == [State.PREPARED]

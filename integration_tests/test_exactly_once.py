@@ -328,17 +328,13 @@ def test_decided_batch_is_committed_before_the_sinks_are_checked(
 ) -> None:
     """A sink that cannot be written to now does not let what was decided expire."""
 
-    def fail(point: str, where: object) -> None:
-        if point == "decide.after":
-            raise failpoints.InjectedError(point)
-
     class Refusing(FileSink):
         def validate(self, schema: pa.Schema) -> None:
             raise ConfigurationError("no rows today")
 
     job.add(*ids(1, 2))
     with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", fail)
+        patch.setattr(failpoints, "handler", fail_at("decide.after"))
         with pytest.raises(Exception, match=r"decide\.after"):
             job.run(job.pipeline())
     assert job.visible() == Counter()

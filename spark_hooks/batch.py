@@ -23,6 +23,7 @@ from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
     PartitionWriter,
+    shares_of,
 )
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Incarnation, Share
@@ -105,15 +106,7 @@ class SparkBatch:
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
-        committables = [c for summary in summaries for c in summary.committables]
-        return {
-            sink.name: Share(
-                sink.target,
-                tuple(s.parts[sink.name] for s in summaries if sink.name in s.parts),
-                tuple(c for c in committables if c.branch_id.sink == sink.name),
-            )
-            for sink in sinks
-        }
+        return shares_of(sinks, summaries)
 
 
 def with_hashes(

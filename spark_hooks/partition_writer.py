@@ -35,7 +35,7 @@ from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.rewrite import Rewrite
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 
 logger = logging.getLogger("sparkonce")
 
@@ -75,6 +75,19 @@ class PartitionSummary:
         parts = {name: Part.from_json(part) for name, part in value["parts"].items()}
         committables = tuple(Committable.from_json(c) for c in value["committables"])
         return cls(value["partition"], parts, committables)
+
+
+def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -> dict[str, Share]:
+    """What each sink has in the batch, by its name."""
+    committables = [c for summary in summaries for c in summary.committables]
+    return {
+        sink.name: Share(
+            sink.target,
+            tuple(s.parts[sink.name] for s in summaries if sink.name in s.parts),
+            tuple(c for c in committables if c.branch_id.sink == sink.name),
+        )
+        for sink in sinks
+    }
 
 
 class PartitionWriter:

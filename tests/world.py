@@ -20,7 +20,7 @@ from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
-from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
+from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter, shares_of
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Incarnation, Share
@@ -147,15 +147,7 @@ class MemoryBatch:
             record_batches = [hashed(rows)] if rows else []
             self._spark.attempts += 1
             summaries.append(writer.write(iter(record_batches), partition, self._spark.attempts))
-        committables = [c for summary in summaries for c in summary.committables]
-        return {
-            sink.name: Share(
-                sink.target,
-                tuple(s.parts[sink.name] for s in summaries if sink.name in s.parts),
-                tuple(c for c in committables if c.branch_id.sink == sink.name),
-            )
-            for sink in sinks
-        }
+        return shares_of(sinks, summaries)
 
     def drain(self) -> None:
         self._process.check()
