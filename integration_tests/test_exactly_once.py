@@ -120,6 +120,22 @@ def fail_at(point: str) -> Callable[[str, object], None]:
     return fail
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_one_writer_makes_one_branch_of_a_batch(job: Job, is_alone: bool) -> None:
+    """The partitions of a batch come together in one task, also beside a sink with more tasks."""
+    job.add(*ids(*range(20)))
+    job.add(*ids(*range(20, 40)))
+    other = FileSink(job.sink_folder("other"), name="other")
+    one = FileSink(job.out, name="one", writers=1)
+    pipeline = job.pipeline(sinks=[one] if is_alone else [other, one])
+    job.run(pipeline, lambda df: df.repartition(3, "id"))
+    assert job.visible() == Counter(range(40))
+    assert is_alone or job.visible(job.folder / "other") == Counter(range(40))
+    for record in pipeline.log.history("orders"):
+        branches = {name: len(share.committables) for name, share in record.shares.items()}
+        assert branches == ({"one": 1} if is_alone else {"other": 3, "one": 1})
+
+
 def test_rows_of_every_batch_arrive_once_in_every_sink(job: Job) -> None:
     """Sinks with their own columns share one pass; a transform gets a pass of its own."""
     job.add(*ids(1, 2, 3))

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka import outcome, together
+from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.producer import OpenTransaction
 from sparkonce.testing.services import KafkaServer
@@ -765,6 +767,19 @@ def test_more_rows_than_the_queue_holds(
 
 
 # -- orphans ---------------------------------------------------------------------------------------
+
+
+def test_write_that_comes_near_the_timeout_is_told(
+    sink: KafkaSink, branch: BranchId, caplog: pytest.LogCaptureFixture
+) -> None:
+    committable = prepare(sink, branch)
+    assert sink.prepareBatch(branch, [committable]) == [committable]
+    assert not caplog.records
+    long_ago = replace(KafkaBranch.of(committable), began_at=time.time() - 600)
+    sink.prepareBatch(branch, [committable, long_ago.committable(branch)])
+    (told,) = caplog.messages
+    assert "took 600 s of the 900 s" in told
+    sink.abort(committable)
 
 
 def test_orphans_of_one_owner(sink: KafkaSink, owner: Owner, world: World) -> None:

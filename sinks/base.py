@@ -56,10 +56,12 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             Sinks with different `select` are still written in one pass over the batch.
         transform: any function from DataFrame to DataFrame, applied before `select`, so that this
             sink can get other rows. It costs a snapshot of the batch and a pass of its own.
+        writers: how many Spark tasks write a batch, after a shuffle; default: one for each of its
+            partitions. Sinks with different `writers` get passes over a snapshot of the batch.
 
     Raises:
         ConfigurationError: the name has other characters than A-Z a-z 0-9 _ and -, or is longer
-            than 32; or `select` is empty.
+            than 32; `select` is empty; or `writers` is less than 1.
     """
 
     kind: ClassVar[str] = "sink"
@@ -70,6 +72,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
+        writers: int | None = None,
     ) -> None:
         self.name = self.kind if name is None else name
         if not is_label(self.name):
@@ -80,8 +83,11 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             raise ConfigurationError(
                 f"{self.name}: select={select!r} must be a list of SQL expressions, or be left out"
             )
+        if writers is not None and writers < 1:
+            raise ConfigurationError(f"{self.name}: writers={writers} must be 1 or more")
         self.select = None if select is None else tuple(select)
         self.transform = transform
+        self.writers = writers
 
     # -- on the executors ----------------------------------------------------------------------
 

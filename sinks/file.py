@@ -47,6 +47,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
+        writers: see `TwoPhaseCommitSink`.
     """
 
     kind: ClassVar[str] = "file"
@@ -58,8 +59,9 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
+        writers: int | None = None,
     ) -> None:
-        super().__init__(name=name, select=select, transform=transform)
+        super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._folder = Path(folder).expanduser().absolute()
         self._hidden = self._folder / _HIDDEN
 

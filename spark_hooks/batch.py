@@ -3,7 +3,8 @@
     DataFrame ─► each sink's columns, and a hash of each row ─► mapInArrow(PartitionWriter)
               ◄─ one summary per partition: committables, rows, fingerprints
 
-Sinks that take the batch's own rows share one pass. One with a `transform` gets a pass of its own.
+Sinks that take the batch's own rows share one pass for each number of `writers`. One with a
+`transform` gets a pass of its own.
 """
 
 from __future__ import annotations
@@ -76,16 +77,19 @@ class SparkBatch:
         self, incarnation: Incarnation, rewrite: Rewrite | None = None
     ) -> Mapping[str, Share]:
         sinks = [s for s in self._sinks if rewrite is None or s.name in rewrite.partitions]
-        plain = [sink for sink in sinks if sink.transform is None]
-        if len(plain) == len(sinks):
-            return self._write_pass(self._df, plain, incarnation, rewrite)
-        # Several passes must see the same rows, and a transform that Spark can prune must not
-        # starve a stateful query: a snapshot, not `persist`, which a lost executor recomputes.
-        snapshot = self._df.localCheckpoint(eager=True)
-        shares = self._write_pass(snapshot, plain, incarnation, rewrite) if plain else {}
+        passes: dict[object, list[AnySink]] = {}
         for sink in sinks:
-            if sink.transform is not None:
-                shares |= self._write_pass(sink.transform(snapshot), [sink], incarnation, rewrite)
+            passes.setdefault(sink.name if sink.transform else sink.writers, []).append(sink)
+        rows = self._df
+        if len(passes) > 1 or any(sink.transform for sink in sinks):
+            # Several passes must see the same rows, and a transform that Spark can prune must not
+            # starve a stateful query: a snapshot, not `persist`, which a lost executor recomputes.
+            rows = rows.localCheckpoint(eager=True)
+        shares: dict[str, Share] = {}
+        for together in passes.values():
+            transform = together[0].transform
+            df = rows if transform is None else transform(rows)
+            shares |= self._write_pass(df, together, incarnation, rewrite)
         return shares
 
     def drain(self) -> None:
@@ -99,6 +103,8 @@ class SparkBatch:
         rewrite: Rewrite | None,
     ) -> dict[str, Share]:
         df, lanes = with_hashes(df, [sink.select for sink in sinks])
+        if sinks[0].writers is not None:
+            df = df.repartition(sinks[0].writers)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
         returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()

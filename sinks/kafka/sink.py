@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from sparkonce.sinks.kafka.settings import KafkaSettings, check_topic_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = logging.getLogger("sparkonce")
+
 DEFAULT_TIMEOUT_MS: Final = 900_000
 """Kafka's default of transaction.max.timeout.ms, for where the broker does not say."""
 
@@ -33,6 +36,9 @@ MIN_TIMEOUT_MS: Final = 1_000
 
 NEW_TOPIC_S: Final = 2.0
 """How long a topic may take from its creation until every broker knows it."""
+
+_LONG_WRITE: Final = 0.5
+"""The share of the transaction timeout from which on a batch's write is worth a warning."""
 
 _MAX_TIMEOUT: Final = "transaction.max.timeout.ms"
 
@@ -71,6 +77,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
+        writers: see `TwoPhaseCommitSink`; 1 puts a whole batch into one Kafka transaction.
 
     Raises:
         ConfigurationError: a setting is wrong, breaks exactly-once, or cannot reach the client
@@ -89,8 +96,9 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
+        writers: int | None = None,
     ) -> None:
-        super().__init__(name=name, select=select, transform=transform)
+        super().__init__(name=name, select=select, transform=transform, writers=writers)
         if topic is not None:
             check_topic_name(topic)
         if transaction_timeout_ms is not None and transaction_timeout_ms < MIN_TIMEOUT_MS:
@@ -136,6 +144,25 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._outcome.abort(branch)
+
+    def prepareBatch(
+        self, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        """Say so when the batch's transactions have come near to their timeout."""
+        oldest = min(map(KafkaBranch.of, committables), key=lambda b: b.began_at, default=None)
+        if oldest is not None:
+            took_s, timeout_s = time.time() - oldest.began_at, oldest.timeout_ms / 1000
+            if took_s > timeout_s * _LONG_WRITE:
+                logger.warning(
+                    "%s: writing batch %s took %.0f s of the %.0f s after which the brokers abort "
+                    "its transactions: make the batches smaller, or transaction.max.timeout.ms of "
+                    "the brokers longer",
+                    self.where,
+                    branch_id.batch_id,
+                    took_s,
+                    timeout_s,
+                )
+        return committables
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         """List the owner's open transactions; those that are already ending are left out."""

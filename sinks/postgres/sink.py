@@ -73,6 +73,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
+        writers: see `TwoPhaseCommitSink`.
         lock_timeout: how long a statement waits for a lock, in seconds.
         statement_timeout: how long the merge of a batch may take, in seconds.
 
@@ -91,10 +92,11 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
+        writers: int | None = None,
         lock_timeout: float = 30.0,
         statement_timeout: float = 600.0,
     ) -> None:
-        super().__init__(name=name, select=select, transform=transform)
+        super().__init__(name=name, select=select, transform=transform, writers=writers)
         if key is not None and (isinstance(key, str) or not key or len(set(key)) != len(key)):
             raise ConfigurationError(
                 f"{self.name}: key={key!r} must be a list of different columns, or be left out"

@@ -63,6 +63,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
+        writers: see `TwoPhaseCommitSink`.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -87,8 +88,9 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
+        writers: int | None = None,
     ) -> None:
-        super().__init__(name=name, select=select, transform=transform)
+        super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._place = Place.from_url(url)
         if format != "parquet":
             raise ConfigurationError(f"S3Sink: format={format!r}: only 'parquet' can be written")
