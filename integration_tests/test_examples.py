@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from sparkonce.testing import checks
-from sparkonce.testing.services import Services
+from sparkonce.testing.crash import DriverProcess, Failpoints
+from sparkonce.testing.services import KafkaServer, Services, spark_kafka_jars
 from sparkonce.testing.services.process import Command, Guard
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -67,3 +70,51 @@ def test_orders_killed_and_started_again(services: Services, tmp_path: Path) -> 
     for seen in (in_kafka, in_s3):
         assert set(seen.values()) == {1}
         assert set(range(before)) <= set(seen)
+
+
+KEYS, PAYMENTS, KAFKA_BATCH = 24, 2_400, 400
+KILLS = ("write.batch", "decide.before", "decide.after", "commit.after")
+
+
+def test_kafka_to_kafka_through_kills(kafka: KafkaServer, tmp_path: Path) -> None:
+    """examples/kafka_to_kafka.py: each payment once, and those of a key in their order."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for made in admin.create_topics([NewTopic("payments", num_partitions=3)]).values():
+        made.result(30)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(PAYMENTS):
+        producer.produce("payments", str(number // KEYS), key=f"key {number % KEYS}")
+    producer.flush()
+    failpoints = Failpoints(tmp_path / "failpoints")
+    program = [str(EXAMPLES / "kafka_to_kafka.py"), "--once", "--batch", str(KAFKA_BATCH)]
+    jars = ",".join(map(str, spark_kafka_jars()))
+    driver = DriverProcess(
+        [sys.executable, *program],
+        failpoints,
+        log=tmp_path / "log",
+        env={
+            "KAFKA": kafka.bootstrap_servers,
+            "STATE": str(tmp_path / "state"),
+            "PYSPARK_SUBMIT_ARGS": f"--jars {jars} --conf spark.ui.enabled=false pyspark-shell",
+        },
+    )
+    try:
+        for batch, point in enumerate(KILLS):
+            arm = failpoints.arm(point, batch=batch)
+            driver.start()
+            driver.wait_for(arm)
+            driver.kill()
+            failpoints.disarm()
+        driver.start()
+        assert driver.wait() == 0, driver.log.read_text()[-3000:]
+    finally:
+        driver.close()
+    seen: dict[bytes | None, list[int]] = {}
+    with checks.CommittedReader(kafka.bootstrap_servers, "payments-checked") as reader:
+        for message in reader.read_all():
+            value = json.loads(message.value or b"")
+            assert value["is_checked"]
+            seen.setdefault(message.key, []).append(int(value["payment"]))
+    in_order = list(range(PAYMENTS // KEYS))
+    assert seen == {f"key {n}".encode(): in_order for n in range(KEYS)}
+    assert checks.kafka_leaks(kafka.bootstrap_servers, "sparkonce.") == []

@@ -1,0 +1,74 @@
+r"""Kafka to Kafka, exactly once: payments are read, checked and written to another topic.
+
+    make services                     # in one terminal: local servers on fixed ports
+    .venv/bin/spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \
+        examples/kafka_to_kafka.py    # in another; stop it, kill it, start it again
+
+Spark's checkpoint holds how far the source is read, and the transaction log which batches are
+written: consumers of `payments-checked` with isolation.level=read_committed see each payment once.
+One Spark task reads one partition of the source and writes what it reads in that order, so the
+payments of one key stay in their order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
+
+from sparkonce import ExactlyOnce
+from sparkonce.sinks import KafkaSink
+
+KAFKA = os.environ.get("KAFKA", "localhost:9092")
+SOURCE, TARGET = "payments", "payments-checked"
+STATE = Path(os.environ.get("STATE", "payments-state")).absolute()
+
+
+def make_topics() -> None:
+    admin = AdminClient({"bootstrap.servers": KAFKA})
+    for made in admin.create_topics([NewTopic(name, 3) for name in (SOURCE, TARGET)]).values():
+        if (error := made.exception()) and "already exists" not in str(error):
+            raise error
+
+
+def main(*, once: bool, batch: int) -> None:
+    STATE.mkdir(exist_ok=True)
+    make_topics()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = SparkSession.builder.master("local[2]").appName("payments").getOrCreate()
+    payments = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", KAFKA)
+        .option("kafka.isolation.level", "read_committed")  # for a source that is written this way
+        .option("subscribe", SOURCE)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", batch)
+        .load()
+        .where(col("value").isNotNull())
+        .selectExpr(
+            "key",
+            "to_json(named_struct('payment', string(value), 'is_checked', true)) AS value",
+        )
+    )
+    pipeline = ExactlyOnce(
+        "payments",
+        sinks=[KafkaSink(TARGET, bootstrap_servers=KAFKA)],
+        log=f"sqlite:///{STATE}/txn.db",
+    )
+    writer = payments.writeStream.foreachBatch(pipeline).option(
+        "checkpointLocation", str(STATE / "checkpoint")
+    )
+    writer = writer.trigger(availableNow=True) if once else writer
+    writer.start().awaitTermination()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--once", action="store_true", help="write what is there, and end")
+    parser.add_argument("--batch", type=int, default=10_000, help="most payments of a batch")
+    main(**vars(parser.parse_args()))
