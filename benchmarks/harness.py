@@ -27,10 +27,15 @@ from rich.table import Table
 from sparkonce.testing.services import Services, s3a_jars, spark_jdbc_jars, spark_kafka_jars
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "id long, name string, amount double, at timestamp"
-Writer = "Callable[[DataFrame, int], None]"
+COLUMNS = (
+    "id",
+    "concat('customer ', id % 9973) AS name",
+    "id * 0.25D AS amount",
+    "timestamp_seconds(1767225600 + id) AS at",
+)
 
 
 def spark_session(services: Services) -> SparkSession:
@@ -38,7 +43,6 @@ def spark_session(services: Services) -> SparkSession:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    (s3,) = services.s3.values()
     jars = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars()]
     settings = {
         "spark.jars": ",".join(map(str, jars)),
@@ -50,29 +54,34 @@ def spark_session(services: Services) -> SparkSession:
         "spark.driver.memory": "4g",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
-        "spark.hadoop.fs.s3a.endpoint": s3.endpoint_url,
-        "spark.hadoop.fs.s3a.endpoint.region": s3.region,
-        "spark.hadoop.fs.s3a.access.key": s3.access_key,
-        "spark.hadoop.fs.s3a.secret.key": s3.secret_key,
-        "spark.hadoop.fs.s3a.path.style.access": "true",
     }
+    for s3 in services.s3.values():
+        settings |= {
+            "spark.hadoop.fs.s3a.endpoint": s3.endpoint_url,
+            "spark.hadoop.fs.s3a.endpoint.region": s3.region,
+            "spark.hadoop.fs.s3a.access.key": s3.access_key,
+            "spark.hadoop.fs.s3a.secret.key": s3.secret_key,
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+        }
     builder = SparkSession.builder.master("local[2]").appName("sparkonce-bench")
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
-def make_source(spark: SparkSession, folder: Path, *, rows: int, batches: int) -> Path:
-    """Parquet files of `SCHEMA`, two for each batch (one a task), in the order of their batches."""
+def make_source(
+    spark: SparkSession,
+    folder: Path,
+    *,
+    rows: int,
+    batches: int,
+    columns: Sequence[str] = COLUMNS,
+) -> Path:
+    """Parquet files of `columns`, two for each batch (one a task), in the order of their batches."""
     path = folder / f"source-{rows}-{batches}"
     (
         spark.range(0, rows, 1, 2 * batches)
-        .selectExpr(
-            "id",
-            "concat('customer ', id % 9973) AS name",
-            "id * 0.25D AS amount",
-            "timestamp_seconds(1767225600 + id) AS at",
-        )
+        .selectExpr(*columns)
         .write.parquet(str(path))
     )
     for number, file in enumerate(sorted(path.glob("part-*.parquet"))):
@@ -105,18 +114,25 @@ class Run:
         return 1000 * statistics.median(self.batch_s[3:])
 
 
-def run_query(spark: SparkSession, source: Path, writer: Any, checkpoints: Path) -> Run:
-    """Process all files of `source` through `writer` (a foreachBatch function)."""
+def run_query(
+    spark: SparkSession,
+    source: Path,
+    writer: Callable[[DataFrame, int], None] | Mapping[str, str],
+    checkpoints: Path,
+    schema: str = SCHEMA,
+) -> Run:
+    """Process all files of `source` through `writer`.
+
+    That is a foreachBatch function, or the options of Spark's own Kafka sink.
+    """
+    rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 2).parquet(str(source))
+    stream = rows.writeStream.option("checkpointLocation", str(checkpoints / uuid.uuid4().hex))
+    if callable(writer):
+        stream = stream.foreachBatch(writer)
+    else:
+        stream = stream.format("kafka").options(**writer)
     with _peak_worker_memory() as peak:
-        query = (
-            spark.readStream.schema(SCHEMA)
-            .option("maxFilesPerTrigger", 2)
-            .parquet(str(source))
-            .writeStream.foreachBatch(writer)
-            .option("checkpointLocation", str(checkpoints / uuid.uuid4().hex))
-            .trigger(availableNow=True)
-            .start()
-        )
+        query = stream.trigger(availableNow=True).start()
         query.awaitTermination()
     run = Run(worker_mib=peak[0])
     for progress in query.recentProgress:
