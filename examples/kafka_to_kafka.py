@@ -1,7 +1,7 @@
 r"""Kafka to Kafka, exactly once: payments are read, checked and written to another topic.
 
     make services                     # in one terminal: local servers on fixed ports
-    .venv/bin/spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \
+    .venv/bin/spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:$SPARK_VERSION \
         examples/kafka_to_kafka.py    # in another; stop it, kill it, start it again
 
 Spark's checkpoint holds how far the source is read, and the transaction log which batches are
