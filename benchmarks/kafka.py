@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 sys.path.append(sys.path.pop(0))  # this folder last: this file would hide the package `kafka`
 
-# ruff: noqa: E402
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import finish, in_turn, make_source, report, run_query, scratch, spark_session
 

@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ import psutil
 from integration_tests.crash.job import FILES_PER_BATCH
 from sparkonce.model import Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy
-from sparkonce.testing.crash import Arm, DriverProcess, Failpoints
+from sparkonce.testing.crash import POLL_S, Arm, DriverProcess, Failpoints
 from sparkonce.testing.services.java import QUICK_START
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import State, TransactionRecord
@@ -38,6 +39,7 @@ JVM_OPTIONS = f"-XX:+UseSerialGC -Xshare:auto {QUICK_START}"
 """A driver here lives for seconds, most of which a JVM would spend on compiling well."""
 ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
+PLANNING_S = 120.0
 DAYS = ("2026-01-01", "2026-01-02")
 POLICIES: tuple[CommitPolicy, ...] = ("prepared", "checkpoint")
 
@@ -222,6 +224,17 @@ class Scenario:
         folder = self.folder / f"driver-{len(self.drivers)}"
         self.drivers.append(Driver(folder, config or self.config))
         return self.drivers[-1]
+
+    def wait_until_planned(self, batch: int) -> None:
+        """Wait until Spark has written which files `batch` holds.
+
+        A file source of a driver that dies before that gives them to the batch *and* two more.
+        """
+        planned, deadline = self.checkpoint / "offsets" / str(batch), time.monotonic() + PLANNING_S
+        while not planned.exists():
+            assert self.driver.process.status() is None, self.driver.said()[-3000:]
+            assert time.monotonic() < deadline, f"Spark does not plan batch {batch}"
+            time.sleep(POLL_S)
 
     def __enter__(self) -> Self:
         return self

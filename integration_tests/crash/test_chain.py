@@ -12,7 +12,7 @@ recovery from the step before. What must be visible when the driver stands there
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,7 @@ class Step:
         sink: at which sink, where the point is one of each sink.
         again: in the recovery from the step before, with the same batch.
         aborts: the attempt that is killed may never become visible.
+        is_beside_planning: Spark plans the next batch meanwhile, in a thread of its own.
     """
 
     point: str
@@ -53,6 +54,7 @@ class Step:
     sink: str | None = None
     again: bool = False
     aborts: bool = False
+    is_beside_planning: bool = False
 
 
 Sinks = Callable[[], Iterable[str]]
@@ -78,6 +80,11 @@ def commits(sinks: Sinks) -> Iterator[Step]:
             yield Step(point, seen, sink)
     for point in ("complete.before", "complete.after"):
         yield Step(point, ALL)
+
+
+def beside_planning(step: Step) -> Step:
+    """A step of a batch that Spark has committed already."""
+    return replace(step, is_beside_planning=True)
 
 
 def chain_of(policy: CommitPolicy, sinks: Sinks, *, is_deep: bool = True) -> list[Step]:
@@ -112,13 +119,13 @@ def chain_of(policy: CommitPolicy, sinks: Sinks, *, is_deep: bool = True) -> lis
         Step("abandon.after", NONE, again=True),
         Step("recover.before_sweep", NONE, again=True),
         Step("return.before", NONE, aborts=True),
-        Step("decide.before", NONE),
+        beside_planning(Step("decide.before", NONE)),
         *begun_again,
         Step("decide.before", NONE, again=True),
         Step("decide.after", NONE, again=True),
         *decided_again,
-        Step("decide.after", NONE),
-        *commits(sinks),
+        beside_planning(Step("decide.after", NONE)),
+        *map(beside_planning, commits(sinks)),
     ]
 
 
@@ -129,6 +136,8 @@ def kill_at_every_step(scenario: Scenario, steps: Sequence[Step]) -> None:
         batch += not step.again
         driver.start(*arms_of(scenario, step, batch))
         seen, pid = scenario.visible_of(batch), driver.pid
+        if step.is_beside_planning:
+            scenario.wait_until_planned(batch + 1)
         driver.kill()
         place = f"{step.point}{' again' * step.again}"
         scenario.note(scenario.commit, batch, place, step.sink or "", shown(seen))
@@ -201,7 +210,7 @@ def test_driver_killed_around_sparks_commit_with_all_real_sinks(
         Step("prepared.after", NONE, aborts=True),
         Step("abandon.before", NONE, again=True),
         Step("abandon.after", NONE, again=True),
-        Step("decide.before", NONE),
+        beside_planning(Step("decide.before", NONE)),
         Step("decide.after", NONE, again=True),
         Step("commit.after", AHEAD, "kafka", again=True),
     ]
