@@ -47,6 +47,7 @@ from sparkonce.errors import (
     SinkError,
 )
 from sparkonce.model import BranchId, Committable
+from sparkonce.sinks.kafka.access import missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import Finisher, Partitions, TransactionState
@@ -345,4 +346,6 @@ def _story(branch: KafkaBranch, state: TransactionState | None) -> str:
 def _text(error: errors.KafkaError) -> str:
     name = getattr(error, "message", None) or type(error).__name__
     said = " ".join(str(arg) for arg in error.args)
-    return f"{name}: {said}" if said else str(name)
+    right = missing_right(error)
+    advice = "" if right is None else f" (allow {right})"
+    return f"{name}: {said}{advice}" if said else f"{name}{advice}"
