@@ -365,11 +365,11 @@ class Finisher:
         return self._connection.ask(ask)
 
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
-        """The partition in which Kafka keeps the offsets of `group`."""
+        """The partition in which Kafka keeps the offsets of `group`; none where it is hidden."""
 
         async def ask(admin: Any) -> dict[str, list[int]]:
-            number = len((await _metadata(admin, [_OFFSETS_TOPIC]))[_OFFSETS_TOPIC])
-            return {_OFFSETS_TOPIC: [abs(_java_hash(group)) % number]}
+            number = len((await _metadata(admin, [_OFFSETS_TOPIC])).get(_OFFSETS_TOPIC, ()))
+            return {_OFFSETS_TOPIC: [abs(_java_hash(group)) % number] if number else []}
 
         return self._connection.ask(ask)
 

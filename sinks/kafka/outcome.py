@@ -157,6 +157,13 @@ class Outcome:
         state = self._describe(branch.transactional_id)
         if state is not None and _is_complete(branch, state):
             missing = self._unmarked(branch)
+            hidden = [topic for topic, numbers in missing.items() if not numbers]
+            if hidden:
+                raise MarkersPendingError(
+                    f"committed, and the broker has left out its markers in {hidden[0]}; to let "
+                    f"them be written, allow Describe on the topic {hidden[0]} and ClusterAction "
+                    "on the cluster"
+                )
             if missing:
                 logger.warning(
                     "%s is committed and the broker has left out its markers in %s: writing them",

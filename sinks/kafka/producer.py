@@ -43,6 +43,11 @@ STATISTICS_INTERVAL_MS: Final = 20
 _QUEUE_FULL_WAIT_S: Final = 0.01
 _POLL_S: Final = 0.25
 
+_PURGED: Final = frozenset(
+    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's names
+)
+"""What librdkafka says of the messages of a transaction that something else has broken."""
+
 _UNEXPLAINED: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}  # noqa: SLF001 - librdkafka's names
 )
@@ -72,7 +77,7 @@ class Reports:
         if error is None:
             return
         self.failed += 1
-        if self.first_failure is None:
+        if self.first_failure is None and error.code() not in _PURGED:
             self.first_failure = (
                 f"topic {message.topic()!r}, partition {message.partition()}: "
                 f"{error.str()}{_advice(error)}"
@@ -284,6 +289,12 @@ class OpenTransaction:
             self._check_sound("flush")
 
     def _gate(self) -> None:
+        if self._reports.failed and self._reports.first_failure is None:
+            # Purged, since the transaction is broken; its next request raises the reason.
+            try:
+                self._mark(self._marker_topic or "")
+            except KafkaException as error:
+                raise self._rejected("rows were not delivered", error) from error
         if self._reports.failed:
             raise PrepareRejectedError(
                 f"{self._reports.failed} record(s) were not delivered; the first: "
