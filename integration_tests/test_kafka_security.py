@@ -60,6 +60,9 @@ Config = dict[str, Any]
 
 DOCS = Path(__file__).parents[1] / "docs" / "kafka.md"
 PASSWORD, KEY_PASSWORD = "pa55-of-the-writer", "pa55-of-the-key"
+ODD_NAME = "team=a,b"
+"""SCRAM has a special way to write such a name."""
+
 LISTENERS = {"MTLS": "SSL", "OTHERNAME": "SSL", "SASL": "SASL_SSL"}
 KAFKA_MODULE = "org.apache.kafka.common.security"
 MECHANISMS = {
@@ -183,10 +186,10 @@ def kafka(keys: Keys) -> Iterator[KafkaServer]:
     with services:
         admin = AdminClient({"bootstrap.servers": services.kafka.bootstrap_servers})
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
-            user = UserScramCredentialUpsertion(
-                "writer", ScramCredentialInfo(mechanism, 4096), PASSWORD.encode()
-            )
-            admin.alter_user_scram_credentials([user])["writer"].result(timeout=30)
+            info = ScramCredentialInfo(mechanism, 4096)
+            for name in ("writer", ODD_NAME):
+                user = UserScramCredentialUpsertion(name, info, PASSWORD.encode())
+                admin.alter_user_scram_credentials([user])[name].result(timeout=30)
         yield services.kafka
 
 
@@ -396,6 +399,15 @@ def test_whole_life_by_every_way_in(
         assert secret not in shown
 
 
+def test_name_that_scram_must_escape(
+    keys: Keys, make_sink: Callable[..., KafkaSink], rights: Rights
+) -> None:
+    """Both clients write it in SCRAM's way."""
+    rights.give(ODD_NAME, RIGHTS)
+    config = {**password(keys, "SCRAM-SHA-256"), "sasl.username": ODD_NAME}
+    make_sink("SASL", config).validate(VALUE)
+
+
 def test_executor_in_another_process_calls_the_token_function(
     keys: Keys,
     make_sink: Callable[..., KafkaSink],
@@ -473,11 +485,10 @@ def test_tokens_shorter_than_a_task_and_a_driver(
 
 
 def refused(sink: KafkaSink, *words: str) -> None:
-    """By `validate`, long before its patience is over, with these words and no secret."""
-    begin = time.monotonic()
+    """By `validate`, before its patience is over, with these words and no secret."""
     with pytest.raises(ConfigurationError) as error:
         sink.validate(VALUE)
-    assert time.monotonic() - begin < sink._patience_s
+    assert "no answer" not in str(error.value)  # its words when its patience is over
     assert all(re.search(word, str(error.value)) for word in words), error.value
     for secret in (PASSWORD, KEY_PASSWORD, "wrong-", "PRIVATE KEY"):
         assert secret not in str(error.value)

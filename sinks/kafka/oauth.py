@@ -65,8 +65,8 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
         ) from None
     if token.expires_at <= time.time():
         raise RefusedError(
-            f"config['oauth_cb'] returned a token that expired {time.time() - token.expires_at:.0f}"
-            " s ago; it must return its expiry in Unix seconds, not the seconds that are left"
+            f"config['oauth_cb'] returned a token that expired at {token.expires_at:.0f}; it must "
+            "return its expiry in Unix seconds, not the seconds that are left"
         )
     return token
 

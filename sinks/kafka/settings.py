@@ -60,16 +60,12 @@ _FIXED: Final = {
     "acks": frozenset({"all", "-1"}),
 }
 
-_SASL_NAMES: Final = {
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-}
-
 _SHARED: Final = frozenset(
     {
         "security.protocol",
         "sasl.mechanisms",
-        *_SASL_NAMES,
+        "sasl.username",
+        "sasl.password",
         "oauth_cb",
         "sasl.oauthbearer.config",
         "ssl.ca.location",
@@ -153,7 +149,7 @@ class KafkaSettings:
                 f"driver knows {sorted(_MECHANISMS)}; choose one of them"
             )
         if self.mechanism in _PASSWORD_MECHANISMS:
-            for name in _SASL_NAMES:
+            for name in ("sasl.username", "sasl.password"):
                 if not isinstance(self.config.get(name), str) or not self.config[name]:
                     raise ConfigurationError(
                         f"config[{name!r}] is missing, and {self.mechanism} needs it"
@@ -250,9 +246,12 @@ class KafkaSettings:
         }
         if self.protocol.startswith("SASL"):
             admin["sasl_mechanism"] = self.mechanism
-            for name, theirs in _SASL_NAMES.items():
-                if name in self.config:
-                    admin[theirs] = Secret(self.config[name])
+            if self.mechanism in _PASSWORD_MECHANISMS:
+                user = str(self.config["sasl.username"])
+                if self.mechanism.startswith("SCRAM"):  # kafka-python does not escape it
+                    user = user.replace("=", "=3D").replace(",", "=2C")
+                admin["sasl_plain_username"] = user
+                admin["sasl_plain_password"] = Secret(self.config["sasl.password"])
             if self._callback is not None:
                 argument = self.text("sasl.oauthbearer.config")
                 admin["sasl_oauth_token_provider"] = TokenProvider(self._callback, argument)
