@@ -499,6 +499,19 @@ def test_wrong_password(mechanism: str, keys: Keys, make_sink: Callable[..., Kaf
     """Refused soon, naming user, mechanism and setting."""
     sink = make_sink("SASL", password(keys, mechanism, "wrong-password"))
     refused(sink, "'writer'", mechanism, r"config\['sasl\.password'\]")
+    assert not [t for t in threading.enumerate() if t.name.startswith("kafka-io-sparkonce")]
+
+
+def test_one_of_several_addresses_is_refused(
+    kafka: KafkaServer, keys: Keys, topic: str, rights: Rights
+) -> None:
+    """Whichever is tried first, the others are tried too."""
+    rights.give("writer", RIGHTS)
+    addresses = f"{kafka.listeners['OTHERNAME']},{kafka.listeners['MTLS']}"
+    for _ in range(4):
+        sink = KafkaSink(topic, bootstrap_servers=addresses, config=keys.client("writer"))
+        sink.validate(VALUE)
+        sink.close()
 
 
 def rejected_token(_: str | None) -> tuple[str, float]:

@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from kafka import errors
 from kafka.protocol.parser import KafkaProtocol
 from kafka.protocol.sasl import SaslAuthenticateRequest
@@ -228,12 +231,14 @@ def inline(files: Mapping[str, str]) -> dict[str, str]:
     return {n.replace("location", "pem"): Path(f).read_text() for n, f in files.items()}
 
 
-def shakes_hands(ours: ssl.SSLContext, authority: trustme.CA) -> str:
+def shakes_hands(
+    ours: ssl.SSLContext, authority: trustme.CA, certificate: trustme.LeafCert | None = None
+) -> str:
     """Whose certificate a server that asks for one saw."""
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.verify_mode = ssl.CERT_REQUIRED
     authority.configure_trust(theirs)
-    authority.issue_cert("127.0.0.1").configure_cert(theirs)
+    (certificate or authority.issue_cert("127.0.0.1")).configure_cert(theirs)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = theirs.wrap_bio(to_server, to_client, server_side=True)
     mine = ours.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
@@ -254,6 +259,32 @@ def test_client_certificate_from_files_and_inline(
     before = set(Path(tmp_path).iterdir())
     assert shakes_hands(context(tls(inline(files))), authority) == "client@example.org"
     assert set(Path(tmp_path).iterdir()) == before
+
+
+def test_broker_whose_certificate_is_revoked(
+    authority: trustme.CA, files: dict[str, str], tmp_path: Path
+) -> None:
+    """Refused by the list of `ssl.crl.location`, in words that name it; others go on."""
+    revoked = authority.issue_cert("127.0.0.1")
+    number = x509.load_pem_x509_certificate(revoked.cert_chain_pems[0].bytes()).serial_number
+    issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes()).subject
+    now = dt.datetime.now(dt.UTC)
+    entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now).build()
+    unsigned = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(issuer)
+        .last_update(now - dt.timedelta(days=1))
+        .next_update(now + dt.timedelta(days=1))
+        .add_revoked_certificate(entry)
+    )
+    key: Any = load_pem_private_key(authority.private_key_pem.bytes(), None)
+    listed = tmp_path / "revoked.pem"
+    listed.write_bytes(unsigned.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    settings = tls({**files, "ssl.crl.location": str(listed)})
+    assert shakes_hands(context(settings), authority) == "client@example.org"
+    with pytest.raises(ssl.SSLCertVerificationError) as error:
+        shakes_hands(context(settings), authority, revoked)
+    assert "ssl.crl.location" in str(refusal(error.value, settings))
 
 
 def test_check_of_the_hosts_name(files: dict[str, str]) -> None:
