@@ -59,14 +59,17 @@ from sparkonce.testing.services import KafkaServer, start_services, unavailable
 Config = dict[str, Any]
 
 DOCS = Path(__file__).parents[1] / "docs" / "kafka.md"
-PASSWORD, KEY_PASSWORD = "pa55-of-the-writer", "pa55-of-the-key"
+PASSWORDS = {name: f"pa55-for-{name}" for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")}
+"""Each mechanism has its own, so that none can stand in for another."""
+
+KEY_PASSWORD = "pa55-of-the-key"
 ODD_NAME = "team=a,b"
 """SCRAM has a special way to write such a name."""
 
 LISTENERS = {"MTLS": "SSL", "OTHERNAME": "SSL", "SASL": "SASL_SSL"}
 KAFKA_MODULE = "org.apache.kafka.common.security"
 MECHANISMS = {
-    "plain": f'plain.PlainLoginModule required user_writer="{PASSWORD}"',
+    "plain": f"plain.PlainLoginModule required user_writer='{PASSWORDS['PLAIN']}'",
     "scram-sha-256": "scram.ScramLoginModule required",
     "scram-sha-512": "scram.ScramLoginModule required",
     "oauthbearer": "oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub=x",
@@ -163,7 +166,7 @@ def broker_config(keys: Keys) -> dict[str, str]:
         "listener.name.mtls.ssl.client.auth": "required",
         "listener.name.mtls.ssl.principal.mapping.rules": "RULE:^CN=([^,]*),.*$/$1/,DEFAULT",
         "listener.name.othername.ssl.keystore.type": "PEM",
-        "listener.name.othername.ssl.keystore.location": keys.key_store("elsewhere.example"),
+        "listener.name.othername.ssl.keystore.location": keys.key_store("localhost"),
         f"{sasl}.sasl.enabled.mechanisms": ",".join(MECHANISMS).upper(),
         **{
             f"{sasl}.{name}.sasl.jaas.config": f"{KAFKA_MODULE}.{module};"
@@ -186,9 +189,10 @@ def kafka(keys: Keys) -> Iterator[KafkaServer]:
     with services:
         admin = AdminClient({"bootstrap.servers": services.kafka.bootstrap_servers})
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+            secret = PASSWORDS[mechanism.name.replace("_", "-")].encode()
             info = ScramCredentialInfo(mechanism, 4096)
             for name in ("writer", ODD_NAME):
-                user = UserScramCredentialUpsertion(name, info, PASSWORD.encode())
+                user = UserScramCredentialUpsertion(name, info, secret)
                 admin.alter_user_scram_credentials([user])[name].result(timeout=30)
         yield services.kafka
 
@@ -360,7 +364,8 @@ def sasl(keys: Keys, mechanism: str, **more: Any) -> Config:
     }
 
 
-def password(keys: Keys, mechanism: str, secret: str = PASSWORD) -> Config:
+def password(keys: Keys, mechanism: str, secret: str | None = None) -> Config:
+    secret = secret or PASSWORDS[mechanism]
     return {**sasl(keys, mechanism), "sasl.username": "writer", "sasl.password": secret}
 
 
@@ -395,7 +400,7 @@ def test_whole_life_by_every_way_in(
     whole_life(sink, owner, world)
     shown = f"{caplog.text} {sink!r} {vars(sink)!r}"
     assert "Request" in caplog.text  # the log is there, and it is kafka-python's
-    for secret in (PASSWORD, KEY_PASSWORD, "PRIVATE KEY", token_for("writer", None)[0][:50]):
+    for secret in ("pa55", "PRIVATE KEY", token_for("writer", None)[0][:50]):
         assert secret not in shown
 
 
@@ -490,7 +495,7 @@ def refused(sink: KafkaSink, *words: str) -> None:
         sink.validate(VALUE)
     assert "no answer" not in str(error.value)  # its words when its patience is over
     assert all(re.search(word, str(error.value)) for word in words), error.value
-    for secret in (PASSWORD, KEY_PASSWORD, "wrong-", "PRIVATE KEY"):
+    for secret in ("pa55", "wrong-", "PRIVATE KEY"):
         assert secret not in str(error.value)
 
 
@@ -551,6 +556,16 @@ def test_broker_with_the_certificate_of_another_host(
     refused(make_sink("OTHERNAME", config), "another host", r"127\.0\.0\.1")
     unchecked = {**config, "ssl.endpoint.identification.algorithm": "none"}
     make_sink("OTHERNAME", unchecked).validate(VALUE)  # as the super user ANONYMOUS
+
+
+def test_advertised_address_is_of_another_host(kafka: KafkaServer, keys: Keys, topic: str) -> None:
+    """The first address lets both clients in, and names another one that is refused."""
+    address = kafka.listeners["OTHERNAME"].replace("127.0.0.1", "localhost")
+    config = {"security.protocol": "SSL", "ssl.ca.location": keys.ca}
+    sink = KafkaSink(topic, bootstrap_servers=address, config=config)
+    sink._patience_s = 1
+    refused(sink, "another host", r"127\.0\.0\.1", r"advertised\.listeners")
+    sink.close()
 
 
 def test_client_certificate_missing_or_distrusted(

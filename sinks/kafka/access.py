@@ -1,6 +1,6 @@
 """Why a broker does not let us in, or do something, in words that name the next step.
 
-connecting   a certificate, a password, a token   ──► RefusedError   asking again cannot help
+connecting   a certificate, a password, a token   ──► RefusedError
 asking       a right that is missing              ──► missing_right
 """
 
@@ -43,7 +43,13 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 
 
 class RefusedError(errors.KafkaError):  # type: ignore[misc] # kafka-python has no types for it
-    """Broker and client do not trust each other, or cannot talk; asking again cannot help."""
+    """Broker and client do not trust each other, or cannot talk.
+
+    Attributes:
+        final: whether asking again cannot help.
+    """
+
+    final = True
 
     def __str__(self) -> str:
         return " ".join(map(str, self.args))

@@ -40,6 +40,8 @@ ResultT = TypeVar("ResultT")
 
 def is_transient(error: BaseException) -> bool:
     """Whether asking again can give another answer: no connection, or a coordinator on the move."""
+    if isinstance(error, RefusedError):
+        return not error.final
     return isinstance(
         error,
         (
@@ -83,24 +85,29 @@ class Connection:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._admin: Any = None
+        self._admin: tuple[Any, Doorkeeper] | None = None
         self._owner_pid = os.getpid()
 
     def close(self) -> None:
         """Close the connections; the next question opens new ones."""
         with self._lock:
-            admin, self._admin = self._admin, None
-        if admin is not None and self._owner_pid == os.getpid():
-            admin.close()
+            connected, self._admin = self._admin, None
+        if connected is not None and self._owner_pid == os.getpid():
+            connected[0].close()
 
     def ask(
         self,
         question: Callable[[Any], Awaitable[ResultT]],
         forget: Collection[str] = (),
     ) -> ResultT:
-        admin = self._connected()
+        admin, door = self._connected()
         try:
             result: ResultT = admin._manager.run(question, admin)  # noqa: SLF001
+        except errors.KafkaError as error:
+            refused = door.behind(error)
+            if refused is None:
+                raise
+            raise refused from error
         except RuntimeError as error:  # another thread has closed the client meanwhile
             raise errors.KafkaConnectionError(str(error)) from error
         finally:
@@ -111,7 +118,7 @@ class Connection:
                 cached.pop((CoordinatorType.GROUP, name), None)
         return result
 
-    def _connected(self) -> Any:
+    def _connected(self) -> tuple[Any, Doorkeeper]:
         deadline = time.monotonic() + REQUEST_TIMEOUT_MS / 1000
         if not self._lock.acquire(timeout=REQUEST_TIMEOUT_MS / 1000):
             raise errors.KafkaConnectionError("another thread is still connecting")
@@ -128,9 +135,10 @@ class Connection:
 
 
 class Doorkeeper:
-    """Watches the connections of one client, and ends its attempts once they are refused for good.
+    """Watches the connections of one client, so that a refusal is told and not "no answer".
 
-    While the client looks for its first broker, one of them that lets it in is enough.
+    The first connection is given up once every address has refused us. Later, brokers that have let
+    us in before are asked again, as one that is away is.
     """
 
     def __init__(self, manager: Any, settings: KafkaSettings) -> None:
@@ -143,7 +151,8 @@ class Doorkeeper:
         manager.get_connection = self._get_connection
 
     def _get_connection(self, node: Any, *args: Any, **kwargs: Any) -> Any:
-        if node in self._refused and self._is_final():
+        first = self._manager.cluster.bootstrap_brokers
+        if not self._manager.bootstrapped and all(b.node_id in self._refused for b in first()):
             raise self._refused[node]
         connection = self._connect(node, *args, **kwargs)
         future = connection.init_future
@@ -152,9 +161,16 @@ class Doorkeeper:
             future.add_callback(lambda _: self._refused.pop(node, None))
         return connection
 
-    def _is_final(self) -> bool:
-        first = self._manager.cluster.bootstrap_brokers()
-        return self._manager.bootstrapped or all(b.node_id in self._refused for b in first)
+    def behind(self, error: errors.KafkaError) -> RefusedError | None:
+        """The refusal behind an error of a client that has been let in."""
+        refused = refusal(error, self._settings)
+        if refused is None and isinstance(error, errors.NodeNotReadyError):
+            is_first = self._manager.cluster.is_bootstrap
+            known = list(self._refused.items())
+            refused = next((told for node, told in known if not is_first(node)), None)
+        if refused is not None:
+            refused.final = False
+        return refused
 
     def _failed(self, node: Any, error: BaseException) -> None:
         refused = refusal(error, self._settings)
@@ -202,7 +218,7 @@ class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc] # kafka-python has n
             raise
 
 
-def _connect(settings: KafkaSettings, timeout_ms: int) -> Any:
+def _connect(settings: KafkaSettings, timeout_ms: int) -> tuple[Any, Doorkeeper]:
     """A new client. One that cannot connect is closed, which kafka-python leaves undone.
 
     Raises:
@@ -226,7 +242,7 @@ def _connect(settings: KafkaSettings, timeout_ms: int) -> Any:
         return made[-1]
 
     try:
-        return KafkaAdminClient(
+        admin = KafkaAdminClient(
             **config,
             client_id=str(settings.config.get("client.id", "sparkonce")),
             request_timeout_ms=REQUEST_TIMEOUT_MS,
@@ -243,3 +259,4 @@ def _connect(settings: KafkaSettings, timeout_ms: int) -> Any:
         if isinstance(error, errors.KafkaTimeoutError) and told:
             raise errors.KafkaTimeoutError(*error.args, f"the last attempt: {told[-1]}") from error
         raise
+    return admin, doors[0]
