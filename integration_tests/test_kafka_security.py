@@ -507,6 +507,48 @@ def test_wrong_password(mechanism: str, keys: Keys, make_sink: Callable[..., Kaf
     assert not [t for t in threading.enumerate() if t.name.startswith("kafka-io-sparkonce")]
 
 
+def test_password_that_stops_working_before_the_commit(
+    kafka: KafkaServer,
+    keys: Keys,
+    make_sink: Callable[..., KafkaSink],
+    rights: Rights,
+    owner: Owner,
+    world: World,
+) -> None:
+    """The commit is unresolved, never lost, and names the user; with the password back it lands."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    secret = PASSWORDS["SCRAM-SHA-512"].encode()
+    given = UserScramCredentialUpsertion("rotated", info, secret)
+    other = UserScramCredentialUpsertion("rotated", info, b"the next one")
+
+    def change(to: UserScramCredentialUpsertion) -> None:
+        admin.alter_user_scram_credentials([to])["rotated"].result(timeout=30)
+
+    def is_let_in() -> bool:
+        sink.close()  # the driver that commits is a new one
+        try:
+            sink._finisher.cluster_id()
+        except errors.KafkaError:
+            return False
+        return True
+
+    rights.give("rotated", RIGHTS)
+    config = {**password(keys, "SCRAM-SHA-512"), "sasl.username": "rotated"}
+    sink = make_sink("SASL", config)
+    change(given)
+    eventually(is_let_in, "the broker knows the password")
+    committable = prepare(sink, BranchId(owner, 7, 1, "kafka", 0, 0), ROWS)
+    change(other)
+    eventually(lambda: not is_let_in(), "the broker knows another password")
+    with pytest.raises(CommitUnresolvedError, match="refuse config.*'rotated'"):
+        sink.commit(committable)
+    change(given)
+    eventually(is_let_in, "the broker knows the password")
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
 def test_one_of_several_addresses_is_refused(
     kafka: KafkaServer, keys: Keys, topic: str, rights: Rights
 ) -> None:
