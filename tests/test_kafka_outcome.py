@@ -42,6 +42,7 @@ class PaperFinisher:
     config: dict[str, str] = field(default_factory=dict)
     open: list[bool] = field(default_factory=lambda: [False])
     asked: list[str] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=lambda: [1])
 
     @staticmethod
     def _next(answers: list[object]) -> object:
@@ -72,7 +73,7 @@ class PaperFinisher:
 
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
         assert group == BRANCH.name
-        return {"offsets": [1]}
+        return {"offsets": self.offsets}
 
     def write_commit_markers(
         self, partitions: dict[str, list[int]], producer_id: int, producer_epoch: int
@@ -180,6 +181,22 @@ def test_missing_markers_that_are_not_ours_to_write(found: TransactionState | No
     with pytest.raises(CommitUnresolvedError, match="not yet visible"):
         outcome(finisher).commit(committable())
     assert not [question for question in finisher.asked if "write" in question]
+
+
+def test_missing_marker_that_we_have_no_right_to_write() -> None:
+    """Where the broker keeps the proof is hidden: unresolved, naming the rights."""
+    unstable = errors.UnstableOffsetCommitError
+    finisher = PaperFinisher(markers=[unstable], offsets=[], state=state("CompleteCommit"))
+    with pytest.raises(CommitUnresolvedError, match=r"Describe on .*offsets.*ClusterAction"):
+        outcome(finisher).commit(committable())
+    assert not [question for question in finisher.asked if "write" in question]
+
+
+def test_proof_on_its_way_to_where_we_may_not_look() -> None:
+    """Without the rights of the repair, a commit whose markers come late succeeds all the same."""
+    markers: list[object] = [errors.UnstableOffsetCommitError, OURS]
+    finisher = PaperFinisher(markers=markers, offsets=[], state=state("PrepareCommit"))
+    outcome(finisher, 5).commit(committable())
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,14 @@ def test_kafka_container() -> None:
     assert (plan.container_port, plan.port) == (9092, 21000)
 
 
+def test_listeners_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are for local processes, and the sentence says how to get one."""
+    monkeypatch.delenv("SPARKONCE_SERVICES")
+    monkeypatch.setattr(containers, "engine_answers", lambda: True)
+    with pytest.raises(ServiceError, match="SPARKONCE_SERVICES=local"):
+        start_services(["kafka"], kafka_listeners={"CLIENTS": "SSL"})
+
+
 def test_postgres_container() -> None:
     """Prepared transactions are on, and a test can switch them off."""
     on = containers.postgres_plan(21000)

@@ -1,6 +1,9 @@
 """The Kafka sink: one open Kafka transaction per Spark task, ended by the driver.
 
 settings    what the user wrote, as librdkafka and as kafka-python understand it
+tls         TLS for kafka-python
+oauth       tokens for both
+access      why brokers refuse, in words
 rows        Spark's column conventions, Arrow rows to messages
 producer    executor: one transaction, flushed and marked, left open
 finisher    any process: the requests that end, describe and list transactions

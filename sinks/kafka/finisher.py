@@ -22,6 +22,7 @@ from kafka.protocol.admin.transactions import (
 from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer.transaction import (
+    AddOffsetsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
     WriteTxnMarkersRequest,
@@ -290,6 +291,30 @@ class Finisher:
 
         return self._connection.ask(ask)
 
+    def try_rights(self, name: str) -> None:
+        """Find out whether we may write as a transactional id and commit offsets as a group.
+
+        The question is that of a producer for its marker, for a transaction that nobody has: the
+        brokers look at the rights first, and then refuse it. Nothing is changed.
+
+        Args:
+            name: of both, that no producer uses.
+
+        Raises:
+            kafka.errors.AuthorizationError: the class says which right is missing.
+        """
+
+        async def ask(admin: Any) -> None:
+            node = await _coordinator(admin, name)
+            request = AddOffsetsToTxnRequest(
+                transactional_id=name, producer_id=0, producer_epoch=0, group_id=name, max_version=3
+            )
+            response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
+            if response.error_code != errors.InvalidProducerIdMappingError.errno:
+                _raise_for(response.error_code)
+
+        self._connection.ask(ask, forget=[name])
+
     def unsupported(self) -> str | None:
         """The first request that these brokers are too old for; None when they know all."""
 
@@ -340,11 +365,11 @@ class Finisher:
         return self._connection.ask(ask)
 
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
-        """The partition in which Kafka keeps the offsets of `group`."""
+        """The partition in which Kafka keeps the offsets of `group`; none where it is hidden."""
 
         async def ask(admin: Any) -> dict[str, list[int]]:
-            number = len((await _metadata(admin, [_OFFSETS_TOPIC]))[_OFFSETS_TOPIC])
-            return {_OFFSETS_TOPIC: [abs(_java_hash(group)) % number]}
+            number = len((await _metadata(admin, [_OFFSETS_TOPIC])).get(_OFFSETS_TOPIC, ()))
+            return {_OFFSETS_TOPIC: [abs(_java_hash(group)) % number] if number else []}
 
         return self._connection.ask(ask)
 

@@ -47,6 +47,7 @@ from sparkonce.errors import (
     SinkError,
 )
 from sparkonce.model import BranchId, Committable
+from sparkonce.sinks.kafka.access import missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import Finisher, Partitions, TransactionState
@@ -156,6 +157,13 @@ class Outcome:
         state = self._describe(branch.transactional_id)
         if state is not None and _is_complete(branch, state):
             missing = self._unmarked(branch)
+            hidden = [topic for topic, numbers in missing.items() if not numbers]
+            if hidden:
+                raise MarkersPendingError(
+                    f"committed, and the broker has left out its markers in {hidden[0]}; to let "
+                    f"them be written, allow Describe on the topic {hidden[0]} and ClusterAction "
+                    "on the cluster"
+                )
             if missing:
                 logger.warning(
                     "%s is committed and the broker has left out its markers in %s: writing them",
@@ -345,4 +353,6 @@ def _story(branch: KafkaBranch, state: TransactionState | None) -> str:
 def _text(error: errors.KafkaError) -> str:
     name = getattr(error, "message", None) or type(error).__name__
     said = " ".join(str(arg) for arg in error.args)
-    return f"{name}: {said}" if said else str(name)
+    right = missing_right(error)
+    advice = "" if right is None else f" (allow {right})"
+    return f"{name}: {said}{advice}" if said else f"{name}{advice}"

@@ -25,7 +25,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from sparkonce.errors import PrepareRejectedError, ProtocolError
 from sparkonce.model import BranchId
+from sparkonce.sinks.kafka.access import GROUPS_RIGHT, TOPIC_RIGHTS, TRANSACTIONS_RIGHT
 from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.oauth import TokenCallback
 from sparkonce.sinks.kafka.rows import ROW_BY_ROW, Message, RowError, messages_by_topic
 
 if TYPE_CHECKING:
@@ -41,6 +43,16 @@ STATISTICS_INTERVAL_MS: Final = 20
 _QUEUE_FULL_WAIT_S: Final = 0.01
 _POLL_S: Final = 0.25
 
+_PURGED: Final = frozenset(
+    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's names
+)
+"""What librdkafka says of the messages of a transaction that something else has broken."""
+
+_UNEXPLAINED: Final = frozenset(
+    {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}  # noqa: SLF001 - librdkafka's names
+)
+"""What librdkafka says of a broker that it could not connect to; `on_error` has the reason."""
+
 _CLIENT_ERRORS: Final = (KafkaException, SystemError)
 """After a fatal error confluent-kafka raises SystemError out of `flush` and `poll`."""
 
@@ -52,7 +64,7 @@ class _Identity:
     partitions: dict[str, list[int]]
 
 
-class _Reports:
+class Reports:
     """What librdkafka tells from its callbacks. Holds no producer, so that no cycle keeps one."""
 
     def __init__(self) -> None:
@@ -65,7 +77,7 @@ class _Reports:
         if error is None:
             return
         self.failed += 1
-        if self.first_failure is None:
+        if self.first_failure is None and error.code() not in _PURGED:
             self.first_failure = (
                 f"topic {message.topic()!r}, partition {message.partition()}: "
                 f"{error.str()}{_advice(error)}"
@@ -75,7 +87,8 @@ class _Reports:
         self.statistics = statistics
 
     def on_error(self, error: KafkaError) -> None:
-        self.last_error = error.str()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - it follows the reason
+            self.last_error = error.str()
 
     def newest(self) -> dict[str, Any]:
         """The newest statistics that nobody has read yet; empty when there are none."""
@@ -125,8 +138,9 @@ class OpenTransaction:
         self.branch_id = branch_id
         self._topic = topic
         self._marker_topic: str | None = topic
-        self._reports = _Reports()
+        self._reports = Reports()
         self._servers = config["bootstrap.servers"]
+        self._token = config.get("oauth_cb")
         self._timeout_ms = int(str(config["transaction.timeout.ms"]))
         self._began_at = time.time()
         self._deadline = time.monotonic() + self._timeout_ms / 1000
@@ -222,7 +236,11 @@ class OpenTransaction:
         # second. The first answer comes from the bootstrap connection, the second from a broker.
         # Naming the topic keeps them small; without one librdkafka asks for every topic.
         for _ in range(2):
-            seen = producer.list_topics(self._topic, timeout=self._at_most(CONNECT_TIMEOUT_S))
+            try:
+                seen = producer.list_topics(self._topic, timeout=self._at_most(CONNECT_TIMEOUT_S))
+            except KafkaException:
+                producer.poll(0)  # brings the reason to `on_error`
+                raise
         cluster_id = str(seen.cluster_id)
         if expected is not None and cluster_id != expected:
             raise PrepareRejectedError(
@@ -271,6 +289,12 @@ class OpenTransaction:
             self._check_sound("flush")
 
     def _gate(self) -> None:
+        if self._reports.failed and self._reports.first_failure is None:
+            # Purged, since the transaction is broken; its next request raises the reason.
+            try:
+                self._mark(self._marker_topic or "")
+            except KafkaException as error:
+                raise self._rejected("rows were not delivered", error) from error
         if self._reports.failed:
             raise PrepareRejectedError(
                 f"{self._reports.failed} record(s) were not delivered; the first: "
@@ -349,6 +373,10 @@ class OpenTransaction:
         reason = str(error) if told is None else f"{told.str()}{_advice(told)}"
         if self._reports.first_failure is not None:
             reason = self._reports.first_failure
+        elif isinstance(self._token, TokenCallback) and self._token.failure is not None:
+            reason = self._token.failure  # which librdkafka takes for a timeout
+        elif told is not None and told.code() in _UNEXPLAINED and self._reports.last_error:
+            reason = f"{reason} ({self._reports.last_error})"
         return PrepareRejectedError(f"{self._where}: {what}: {reason}", self.branch_id)
 
     def _fatal_error(self) -> KafkaError | None:
@@ -373,11 +401,9 @@ _ADVICE: Final = {
     KafkaError.INVALID_TRANSACTION_TIMEOUT: (
         ". Set transaction_timeout_ms= to the broker's transaction.max.timeout.ms or less"
     ),
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
-        ". Allow Write and Describe on transactional ids that start with 'sparkonce.'"
-    ),
-    KafkaError.GROUP_AUTHORIZATION_FAILED: ". Allow Read on groups that start with 'sparkonce.'",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: ". Allow Write, Read and Describe on the topic",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f". Allow {TRANSACTIONS_RIGHT}",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: f". Allow {GROUPS_RIGHT}",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: f". Allow {TOPIC_RIGHTS}",
 }
 
 

@@ -1,7 +1,8 @@
 """What the user wrote, as the two clients understand it.
 
     config={"sasl.username": …} ──► librdkafka (confluent-kafka), writes on the executors
-                                └─► kafka-python, finishes from the driver: security settings only
+                                └─► kafka-python, finishes from the driver: security settings only,
+                                    those of TLS as an `ssl.SSLContext` (see `tls`)
 
 librdkafka's names are the ones that the user writes. A security setting that kafka-python cannot
 get is refused: otherwise the executors would write and the driver could not commit.
@@ -12,10 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, cast
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import JsonValue
+from sparkonce.sinks.kafka.oauth import OAuthCallback, TokenCallback, TokenProvider
 
 TUNED: Final[Mapping[str, JsonValue]] = {
     "linger.ms": 50,
@@ -58,21 +60,30 @@ _FIXED: Final = {
     "acks": frozenset({"all", "-1"}),
 }
 
-_ADMIN_NAMES: Final = {
-    "security.protocol": "security_protocol",
-    "sasl.mechanisms": "sasl_mechanism",
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_password",
-    "ssl.crl.location": "ssl_crlfile",
-    "ssl.endpoint.identification.algorithm": "ssl_check_hostname",
-}
+_SHARED: Final = frozenset(
+    {
+        "security.protocol",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "oauth_cb",
+        "sasl.oauthbearer.config",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.key.location",
+        "ssl.key.pem",
+        "ssl.key.password",
+        "ssl.crl.location",
+        "ssl.endpoint.identification.algorithm",
+    }
+)
+"""The security settings that both clients understand."""
 
 _PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
-_MECHANISMS: Final = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
+_PASSWORD_MECHANISMS: Final = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
+_MECHANISMS: Final = _PASSWORD_MECHANISMS | {"OAUTHBEARER"}
 _SECRET: Final = re.compile(r"password|secret|\.pem$|oauthbearer|jaas")
 _SECURITY: Final = re.compile(
     r"security\.|sasl\.|ssl\.|enable\.sasl|enable\.ssl|oauthbearer|https\."
@@ -114,21 +125,81 @@ class KafkaSettings:
         object.__setattr__(self, "config", config)
         for name, value in config.items():
             _check(name, value)
-        protocol = self._protocol
-        if protocol not in _PROTOCOLS:
+        if self.protocol not in _PROTOCOLS:
             raise ConfigurationError(
-                f"config['security.protocol']={protocol!r}: choose one of {sorted(_PROTOCOLS)}"
+                f"config['security.protocol']={self.protocol!r}: choose one of {sorted(_PROTOCOLS)}"
             )
-        mechanism = str(config.get("sasl.mechanisms", "GSSAPI")).upper()
-        if protocol.startswith("SASL") and mechanism not in _MECHANISMS:
+        if self.protocol.startswith("SASL"):
+            self._check_sasl()
+        elif "oauth_cb" in config:
             raise ConfigurationError(
-                f"config['sasl.mechanisms']={mechanism!r}: the client that commits on the driver "
-                f"knows {sorted(_MECHANISMS)}; choose one of them"
+                f"config['oauth_cb'] is given and config['security.protocol']={self.protocol!r} "
+                "uses no token; set it to SASL_SSL"
+            )
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigurationError(
+                "config: a client certificate and its key belong together; set both "
+                "ssl.certificate.location and ssl.key.location"
             )
 
+    def _check_sasl(self) -> None:
+        if self.mechanism not in _MECHANISMS:
+            raise ConfigurationError(
+                f"config['sasl.mechanisms']={self.mechanism!r}: the client that commits on the "
+                f"driver knows {sorted(_MECHANISMS)}; choose one of them"
+            )
+        if self.mechanism in _PASSWORD_MECHANISMS:
+            for name in ("sasl.username", "sasl.password"):
+                if not isinstance(self.config.get(name), str) or not self.config[name]:
+                    raise ConfigurationError(
+                        f"config[{name!r}] is missing, and {self.mechanism} needs it"
+                    )
+        callback = self.config.get("oauth_cb")
+        if (self.mechanism == "OAUTHBEARER") != (callback is not None):
+            raise ConfigurationError(
+                f"config['sasl.mechanisms']={self.mechanism!r} and config['oauth_cb'] belong "
+                "together: OAUTHBEARER gets its tokens from a function for both clients, "
+                "oauth_cb(config) -> (token, expiry in Unix seconds)"
+            )
+        if callback is not None:
+            _check_travels(callback)
+
     @property
-    def _protocol(self) -> str:
+    def protocol(self) -> str:
+        """How the brokers are spoken to."""
         return str(self.config.get("security.protocol", "PLAINTEXT")).upper()
+
+    @property
+    def mechanism(self) -> str:
+        """That SASL uses, where it is used at all; librdkafka's default is GSSAPI."""
+        return str(self.config.get("sasl.mechanisms", "GSSAPI")).upper()
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.protocol in {"SSL", "SASL_SSL"}
+
+    @property
+    def checks_hostname(self) -> bool:
+        name = "ssl.endpoint.identification.algorithm"
+        return str(self.config.get(name, "https")).lower() != "none"
+
+    @property
+    def certificate(self) -> str | None:
+        """The setting that holds the client's certificate, if one does."""
+        return self._given("ssl.certificate.pem", "ssl.certificate.location")
+
+    @property
+    def key(self) -> str | None:
+        """The setting that holds the client's key, if one does."""
+        return self._given("ssl.key.pem", "ssl.key.location")
+
+    def text(self, name: str) -> str | None:
+        """A setting as text; None when it is not given."""
+        value = self.config.get(name)
+        return None if value is None else str(value)
+
+    def _given(self, *names: str) -> str | None:
+        return next((name for name in names if self.config.get(name) is not None), None)
 
     def for_producer(
         self,
@@ -164,24 +235,32 @@ class KafkaSettings:
             "enable.idempotence": True,
             "acks": "all",
             "delivery.report.only.error": True,
+            **({} if self._callback is None else {"oauth_cb": TokenCallback(self._callback)}),
         }
 
     def for_admin(self) -> dict[str, object]:
-        """Settings of kafka-python's `KafkaAdminClient`: address and security."""
-        admin: dict[str, object] = {"bootstrap_servers": self.bootstrap_servers.split(",")}
-        for name, ours in _ADMIN_NAMES.items():
-            value = self.config.get(name)
-            if value is None:
-                continue
-            if name == "ssl.endpoint.identification.algorithm":
-                admin[ours] = str(value).lower() != "none"
-            elif _SECRET.search(name):
-                admin[ours] = Secret(value)
-            elif name in {"security.protocol", "sasl.mechanisms"}:
-                admin[ours] = str(value).upper()
-            else:
-                admin[ours] = str(value)
+        """Settings of kafka-python's `KafkaAdminClient`, but for TLS (see `tls`)."""
+        admin: dict[str, object] = {
+            "bootstrap_servers": self.bootstrap_servers.split(","),
+            "security_protocol": self.protocol,
+        }
+        if self.protocol.startswith("SASL"):
+            admin["sasl_mechanism"] = self.mechanism
+            if self.mechanism in _PASSWORD_MECHANISMS:
+                user = str(self.config["sasl.username"])
+                if self.mechanism.startswith("SCRAM"):  # kafka-python does not escape it
+                    user = user.replace("=", "=3D").replace(",", "=2C")
+                admin["sasl_plain_username"] = user
+                admin["sasl_plain_password"] = Secret(self.config["sasl.password"])
+            if self._callback is not None:
+                argument = self.text("sasl.oauthbearer.config")
+                admin["sasl_oauth_token_provider"] = TokenProvider(self._callback, argument)
         return admin
+
+    @property
+    def _callback(self) -> OAuthCallback | None:
+        callback: Any = self.config.get("oauth_cb")
+        return cast("OAuthCallback | None", callback)
 
     def without_secrets(self, text: str) -> str:
         """`text` with every secret of these settings blotted out."""
@@ -206,17 +285,47 @@ def check_topic_name(topic: str) -> None:
 def _check(name: str, value: object) -> None:
     if name in _OWNED:
         raise ConfigurationError(f"config[{name!r}] cannot be set: {_OWNED[name]}")
-    if callable(value):
+    if callable(value) and name != "oauth_cb":
         raise ConfigurationError(
-            f"config[{name!r}] is a function; only plain settings travel to the executors"
+            f"config[{name!r}] is a function; only plain settings travel to the executors, and "
+            "oauth_cb"
+        )
+    if name == "oauth_cb" and not callable(value):
+        raise ConfigurationError(
+            "config['oauth_cb'] must be a function: oauth_cb(config) -> (token, expiry)"
         )
     if name in _FIXED and str(value).lower() not in _FIXED[name]:
         raise ConfigurationError(
             f"config[{name!r}]={value!r} breaks exactly-once delivery; leave it out"
         )
-    if _SECURITY.match(name) and name not in _ADMIN_NAMES:
-        hint = ", use the setting that names a file" if name.endswith(".pem") else ""
+    if _SECURITY.match(name) and name not in _SHARED:
         raise ConfigurationError(
-            f"config[{name!r}] cannot be given to the client that commits on the driver{hint}; "
-            f"known security settings: {', '.join(sorted(_ADMIN_NAMES))}"
+            f"config[{name!r}] cannot be given to the client that commits on the driver"
+            f"{_way_out(name)}; known security settings: {', '.join(sorted(_SHARED))}"
         )
+
+
+def _way_out(name: str) -> str:
+    if "oauthbearer" in name:
+        return ": fetch the token in a function and give that as config['oauth_cb']"
+    if "keystore" in name or name.startswith(("ssl.certificate", "ssl.key", "ssl_")):
+        return ": give certificate and key as PEM, in ssl.certificate.location and ssl.key.location"
+    if "verification" in name:
+        return (
+            ": point ssl.ca.location at the authority's certificate; only the check of the host's "
+            "name can be left out, by ssl.endpoint.identification.algorithm=none"
+        )
+    return ""
+
+
+def _check_travels(callback: object) -> None:
+    from pyspark import cloudpickle  # noqa: PLC0415 - slow, and Spark's own way to its executors
+
+    try:
+        cloudpickle.dumps(callback)
+    except Exception as error:
+        raise ConfigurationError(
+            f"config['oauth_cb'] cannot travel to the executors ({type(error).__name__}: {error}). "
+            "Give a function of a module that they have too, which opens what it needs when it is "
+            "called"
+        ) from error

@@ -16,11 +16,12 @@ from kafka.admin import ACLOperation
 from sparkonce.errors import ConfigurationError, SinkError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.kafka.access import PREFIX, TOPIC_RIGHTS, RefusedError, missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome
-from sparkonce.sinks.kafka.producer import OpenTransaction
+from sparkonce.sinks.kafka.producer import OpenTransaction, Reports
 from sparkonce.sinks.kafka.rows import check_schema
 from sparkonce.sinks.kafka.settings import KafkaSettings, check_topic_name
 
@@ -39,6 +40,9 @@ NEW_TOPIC_S: Final = 2.0
 
 _LONG_WRITE: Final = 0.5
 """The share of the transaction timeout from which on a batch's write is worth a warning."""
+
+RIGHTS_NAME: Final = f"{PREFIX}validate"
+"""A transactional id and a group that nobody uses, to ask for rights by."""
 
 _MAX_TIMEOUT: Final = "transaction.max.timeout.ms"
 
@@ -64,14 +68,15 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     the branch gone, and it is written again from Spark's replay.
 
     Needs Kafka 3.0; from Kafka 4.0 on the broker itself keeps a zombie executor out. With ACLs:
-    Read, Write and Describe on the topics, Write and Describe on transactional ids and Read on
-    groups that start with ``sparkonce.``, and best also DescribeConfigs on the cluster and topic.
+    Read and Write on the topics, Write on transactional ids and Read on groups that start with
+    ``sparkonce.``, and best also DescribeConfigs on the cluster and the topics; see docs/kafka.md.
 
     Args:
         topic: for rows that name none in a column `topic`.
         bootstrap_servers: ``host:port,host:port``.
-        config: further librdkafka settings, for security among others. What also concerns the
-            client on the driver is given to it: PLAINTEXT, SSL, SASL with PLAIN or SCRAM.
+        config: further librdkafka settings, for security among others: TLS with and without a
+            client certificate, SASL with PLAIN, SCRAM or OAUTHBEARER (`oauth_cb`). The client on
+            the driver gets them too; see docs/kafka.md.
         transaction_timeout_ms: after which the broker aborts what nobody commits; default: the
             longest that it allows.
         name: see `TwoPhaseCommitSink`.
@@ -203,6 +208,16 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         check_schema(schema, self._topic)
         try:
             self._seen = Patience(self._patience_s)(self._look)
+            self._check_producer(self._seen)
+        except RefusedError as error:
+            self._finisher.close()
+            raise ConfigurationError(f"{self.where}: {error}") from error
+        except errors.AuthorizationError as error:
+            self._finisher.close()
+            raise ConfigurationError(
+                f"{self.where}: {missing_right(error) or error} is not allowed, and is needed; "
+                "add the ACL (see docs/kafka.md)"
+            ) from error
         except errors.KafkaError as error:
             self._finisher.close()
             raise ConfigurationError(
@@ -210,7 +225,6 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
                 f"{self._patience_s:.0f} s ({type(error).__name__}: {error}). Is the address "
                 "right, are the brokers up, and do the security settings in config= fit them?"
             ) from error
-        self._check_producer_config(self._seen)
 
     def _look(self) -> _Seen:
         unsupported = self._finisher.unsupported()
@@ -220,6 +234,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             )
         if self._topic is not None:
             self._check_topic(self._topic)
+        self._finisher.try_rights(RIGHTS_NAME)
         return _Seen(
             self._finisher.cluster_id(),
             self._resolve_timeout(),
@@ -242,16 +257,19 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
                 "--partitions 6"
             )
         if found.error == errors.TopicAuthorizationFailedError.errno:
-            raise ConfigurationError(f"{self.where}: no right to see the topic; allow Describe")
+            raise ConfigurationError(
+                f"{self.where}: {TOPIC_RIGHTS} is not allowed, and is needed; add the ACLs (see "
+                "docs/kafka.md)"
+            )
         if found.error:
             raise errors.for_code(found.error)
-        needed = ACLOperation.READ, ACLOperation.WRITE, ACLOperation.DESCRIBE
+        needed = ACLOperation.READ, ACLOperation.WRITE  # either implies Describe
         allowed = frozenset(needed) if found.operations is None else found.operations
         missing = [operation.name.title() for operation in needed if operation not in allowed]
         if missing:
             raise ConfigurationError(
-                f"{self.where}: {' and '.join(missing)} on the topic is not allowed; it is "
-                "needed (Read for the marker that proves a commit)"
+                f"{self.where}: {' and '.join(missing)} on the topic is not allowed, and is needed "
+                "(Read for the marker that proves a commit); add the ACL (see docs/kafka.md)"
             )
 
     def _resolve_timeout(self) -> int:
@@ -271,17 +289,28 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         limit = self._finisher.topic_config(self._topic, ["max.message.bytes"])
         return int(limit["max.message.bytes"]) if limit else None
 
-    def _check_producer_config(self, seen: _Seen) -> None:
+    def _check_producer(self, seen: _Seen) -> None:
+        """Let librdkafka connect too: it has its own ideas of settings, of TLS above all."""
         config = self._settings.for_producer(
-            "sparkonce.", seen.timeout_ms, seen.max_message_bytes, seen.brokers
+            RIGHTS_NAME, seen.timeout_ms, seen.max_message_bytes, seen.brokers
         )
+        reports = Reports()
         try:
-            Producer({**config, "log_level": 0})
+            producer = Producer({**config, "log_level": 0, "error_cb": reports.on_error})
         except (KafkaException, TypeError, ValueError) as error:
             said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
             raise ConfigurationError(
                 f"config: librdkafka refuses it: {self._settings.without_secrets(said)}"
             ) from None  # the cause could show a secret
+        try:
+            producer.list_topics(self._topic, timeout=self._patience_s)
+        except KafkaException as error:
+            producer.poll(0)
+            said = reports.last_error or error.args[0].str()
+            raise ConfigurationError(
+                f"{self.where}: the client that finishes transactions can connect, and "
+                f"librdkafka, which writes, cannot: {self._settings.without_secrets(said)}"
+            ) from None
 
     def close(self) -> None:
         self._finisher.close()

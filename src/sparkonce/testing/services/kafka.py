@@ -43,14 +43,22 @@ def local_kafka(
     config: Mapping[str, str] | None = None,
     *,
     quick_start: bool = True,
+    protocols: Mapping[str, str] | None = None,
 ) -> KafkaServer:
-    """Make the data folder if it is new, and give the server, not started yet."""
+    """Make the data folder if it is new, and give the server, not started yet.
+
+    `protocols` names more listeners, each with its security protocol.
+    """
     controller = free_port()
-    listeners = f"PLAINTEXT://127.0.0.1:{port}"
+    more = {name: f"127.0.0.1:{free_port()}" for name in protocols or {}}
+    known = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(protocols or {})}
+    addresses = {"PLAINTEXT": f"127.0.0.1:{port}", **more}
+    listeners = ",".join(f"{name}://{address}" for name, address in addresses.items())
     settings = {
         **SETTINGS,
         "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
         "advertised.listeners": listeners,
+        "listener.security.protocol.map": ",".join(f"{n}:{p}" for n, p in known.items()),
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "log.dirs": str(folder / "data"),
         **(config or {}),
@@ -74,7 +82,7 @@ def local_kafka(
         port=port,
         is_ready=lambda: answers_metadata(port),
     )
-    return KafkaServer(LocalRuntime(plan, guard), KafkaSettings(f"127.0.0.1:{port}"))
+    return KafkaServer(LocalRuntime(plan, guard), KafkaSettings(f"127.0.0.1:{port}", more))
 
 
 def answers_metadata(port: int) -> bool:

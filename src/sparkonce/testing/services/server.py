@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,6 +133,7 @@ class Server:
 @dataclass(frozen=True)
 class KafkaSettings:
     bootstrap_servers: str
+    listeners: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,11 @@ class KafkaServer(Server):
     @property
     def bootstrap_servers(self) -> str:
         return self.settings.bootstrap_servers
+
+    @property
+    def listeners(self) -> Mapping[str, str]:
+        """Addresses of the listeners that were asked for besides this one, by name."""
+        return self.settings.listeners
 
 
 class PostgresServer(Server):

@@ -79,6 +79,7 @@ def start_services(
     kafka_config: Mapping[str, str] | None = None,
     postgres_config: Mapping[str, str] | None = None,
     quick_start: bool = True,
+    kafka_listeners: Mapping[str, str] | None = None,
 ) -> Services:
     """Start servers and wait until each of them serves.
 
@@ -89,6 +90,8 @@ def start_services(
         kafka_config: more broker settings, as in server.properties.
         postgres_config: more server settings, as in postgresql.conf.
         quick_start: False lets a local Kafka's JVM optimise in full, for benchmarks.
+        kafka_listeners: more listeners of a local Kafka: the security protocol by name, as
+            ``{"CLIENTS": "SASL_SSL"}``. `kafka_config` has their settings.
 
     Raises:
         ServiceError: a server is not to be had, with the reason. None is left running then.
@@ -98,11 +101,16 @@ def start_services(
     if not wanted:
         return Services({})
     if choose_backend() == "docker":
+        if kafka_listeners:
+            raise ServiceError(
+                "kafka_listeners are for a local Kafka only, and this one is a container; "
+                "leave them out, or set SPARKONCE_SERVICES=local."
+            )
         return _start_containers(wanted, chosen, data_dir, kafka_config, postgres_config)
 
     makers: Mapping[ServiceKind, Callable[[Path, Guard, int], Server]] = {
         "kafka": lambda folder, guard, port: local_kafka(
-            folder, guard, port, kafka_config, quick_start=quick_start
+            folder, guard, port, kafka_config, quick_start=quick_start, protocols=kafka_listeners
         ),
         "postgres": lambda folder, guard, port: local_postgres(
             folder, guard, port, postgres_config

@@ -1,0 +1,124 @@
+"""The user's `oauth_cb`, as each of the two clients asks for a token.
+
+    oauth_cb ──► TokenCallback ──► librdkafka, on executors and driver: whenever it wants a new one
+             └─► TokenProvider ──► kafka-python, on the driver: at every connection, so one is kept
+
+The same function serves both: called with the text of `sasl.oauthbearer.config` (None without it),
+it returns (token, when it expires in Unix seconds), and optionally (…, principal, extensions).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from sparkonce.sinks.kafka.access import RefusedError
+
+OAuthCallback: TypeAlias = "Callable[[str | None], Any]"
+
+RENEWED_AFTER: Final = 0.8
+"""Of a token's life; librdkafka renews its own at the same age."""
+
+_EXPECTED: Final = "(token, expiry in Unix seconds[, principal, {extension: value}])"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What `oauth_cb` returned, checked. Its `repr` does not show the token."""
+
+    value: Any
+    text: str
+    expires_at: float
+    extensions: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        return f"Token(expires_at={self.expires_at})"
+
+
+def fetch(callback: OAuthCallback, argument: str | None) -> Token:
+    """Ask for a token and check it.
+
+    Raises:
+        RefusedError: the callback failed, or gave something else, or a token that is expired. It
+            does not repeat what the callback said, which may hold a secret.
+    """
+    try:
+        value = callback(argument)
+    except Exception as error:  # noqa: BLE001 - it is the user's code
+        raise RefusedError(
+            f"config['oauth_cb'] raised {type(error).__name__}{_place(error.__traceback__)}; call "
+            "it by hand to see why"
+        ) from None
+    try:
+        text, expires_at, *more = value
+        extensions = dict(more[1]) if len(more) > 1 and more[1] else {}
+        token = Token(value, _text(text), float(expires_at), extensions)
+    except (TypeError, ValueError):
+        raise RefusedError(
+            f"config['oauth_cb'] returned {type(value).__name__}, not {_EXPECTED}"
+        ) from None
+    if token.expires_at <= time.time():
+        raise RefusedError(
+            f"config['oauth_cb'] returned a token that expired at {token.expires_at:.0f}; it must "
+            "return its expiry in Unix seconds, not the seconds that are left"
+        )
+    return token
+
+
+class TokenCallback:
+    """What librdkafka calls; it keeps the reason of a failure, which librdkafka does not tell."""
+
+    def __init__(self, callback: OAuthCallback) -> None:
+        self._callback = callback
+        self.failure: str | None = None
+
+    def __call__(self, argument: str | None) -> Any:
+        try:
+            token = fetch(self._callback, argument)
+        except RefusedError as error:
+            self.failure = str(error)
+            raise
+        self.failure = None
+        return token.value
+
+
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # kafka-python has no types for it
+    """What kafka-python asks, from its one I/O thread."""
+
+    def __init__(self, callback: OAuthCallback, argument: str | None) -> None:
+        super().__init__()
+        self._callback = callback
+        self._argument = argument
+        self._token: Token | None = None
+        self._renew_at = 0.0
+
+    def token(self) -> str:
+        now = time.time()
+        if self._token is None or now >= self._renew_at:
+            self._token = fetch(self._callback, self._argument)
+            self._renew_at = now + (self._token.expires_at - now) * RENEWED_AFTER
+        return self._token.text
+
+    def extensions(self) -> Mapping[str, str]:
+        return {} if self._token is None else self._token.extensions
+
+
+def _text(token: object) -> str:
+    if not isinstance(token, str) or not token:
+        raise TypeError
+    return token
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Where the callback failed: the line of the innermost call."""
+    if trace is None or trace.tb_next is None:  # the first frame is ours
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f" in {Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"

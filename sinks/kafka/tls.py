@@ -1,0 +1,135 @@
+"""TLS for the client on the driver, from librdkafka's settings.
+
+kafka-python would make a context of its own: one that knows no PEM text, asks on the terminal for
+a key's password, cannot read a revocation list, and leaves a socket open whose handshake fails.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkonce.sinks.kafka.access import RefusedError
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.kafka.settings import KafkaSettings
+
+_WANTS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def context(settings: KafkaSettings) -> ssl.SSLContext:
+    """What kafka-python makes its connections with.
+
+    Raises:
+        RefusedError: a file cannot be read, or does not hold what its setting names.
+    """
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    made.sslsocket_class = TlsSocket
+    made.check_hostname = settings.checks_hostname
+    _trust(made, settings)
+    if settings.certificate is not None:
+        _identify(made, settings)
+    return made
+
+
+def _trust(made: ssl.SSLContext, settings: KafkaSettings) -> None:
+    location, text = settings.text("ssl.ca.location"), settings.text("ssl.ca.pem")
+    revoked = settings.text("ssl.crl.location")
+    name = "ssl.ca.location"
+    try:
+        if text is not None:
+            name = "ssl.ca.pem"
+            made.load_verify_locations(cadata=text)
+        elif location is None or location == "probe":
+            made.load_default_certs()
+        elif Path(location).is_dir():
+            made.load_verify_locations(capath=location)
+        else:
+            made.load_verify_locations(cafile=location)
+        if revoked is not None:
+            name = "ssl.crl.location"
+            made.load_verify_locations(cafile=revoked)
+            made.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    except OSError as error:  # SSLError is one
+        raise RefusedError(_unreadable(name, settings, error)) from None
+
+
+def _identify(made: ssl.SSLContext, settings: KafkaSettings) -> None:
+    files = [settings.text(f"ssl.{what}.location") for what in ("certificate", "key")]
+    # Without one, OpenSSL would ask on the terminal.
+    password = settings.text("ssl.key.password") or ""
+    with tempfile.TemporaryDirectory(prefix="sparkonce-") as folder:  # for our user only
+        for number, what in enumerate(("certificate", "key")):
+            text = settings.text(f"ssl.{what}.pem")
+            if text is not None:  # Python reads them from files only
+                path = Path(folder) / what
+                path.write_text(text)
+                files[number] = str(path)
+        certificate, key = files
+        for name, file in ((settings.certificate, certificate), (settings.key, key)):
+            try:
+                with Path(str(file)).open("rb"):
+                    pass  # `ssl` does not say which of the two it could not open
+            except OSError as error:
+                raise RefusedError(_unreadable(str(name), settings, error)) from None
+        try:
+            made.load_cert_chain(str(certificate), key, password)
+        except OSError as error:  # SSLError is one
+            why = getattr(error, "reason", None) or error
+            raise RefusedError(
+                f"the client certificate cannot be used ({why}). Does "
+                f"config[{settings.certificate!r}] hold a certificate and "
+                f"config[{settings.key!r}] its key, both as PEM, and does "
+                "config['ssl.key.password'] open it?"
+            ) from None
+
+
+def _unreadable(name: str, settings: KafkaSettings, error: OSError) -> str:
+    shown = "" if name.endswith(".pem") else f"={settings.text(name)!r}"
+    why = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return f"config[{name!r}]{shown} cannot be read: {why or error}"
+
+
+class Draining(socket.socket):
+    """Lets what has arrived be read before it tells that the other side has closed.
+
+    kafka-python reads until nothing is left and drops all of it when the end is among it: a
+    broker's "wrong password" is followed by its end at once.
+    """
+
+    _has_read = False
+
+    def recv(self, *args: Any, **kwargs: Any) -> bytes:
+        data = super().recv(*args, **kwargs)
+        if not data and self._has_read:
+            self._has_read = False
+            raise BlockingIOError
+        self._has_read = bool(data)
+        return data
+
+
+class TlsSocket(ssl.SSLSocket):
+    """Drains, and closes itself when its handshake fails."""
+
+    _has_read = False
+
+    def recv(self, *args: Any, **kwargs: Any) -> bytes:
+        data = super().recv(*args, **kwargs)
+        if not data and self._has_read:
+            self._has_read = False
+            raise ssl.SSLWantReadError
+        self._has_read = bool(data)
+        return data
+
+    def do_handshake(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().do_handshake(*args, **kwargs)
+        except _WANTS:
+            raise
+        except OSError:
+            self.close()
+            raise
