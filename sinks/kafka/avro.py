@@ -160,8 +160,10 @@ def parse(text: str) -> _Parsed:
         raise ConfigurationError(f"not an Avro schema: {type(error).__name__}: {error}") from error
 
 
-def fit(kind: pa.DataType, text: str) -> _Fit:
-    """How a column of this type is written in this schema, without loss.
+def fit(kind: pa.DataType, text: str) -> pa.DataType:
+    """To which type a column is cast so that this schema writes it without loss.
+
+    Times and dates become the whole numbers that Avro stores.
 
     Raises:
         ConfigurationError: it cannot be; the message names the field and both types.
@@ -170,15 +172,7 @@ def fit(kind: pa.DataType, text: str) -> _Fit:
     return _fit(kind, parsed.schema, parsed, "")
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """Types to cast a column to, one after the other: of the right unit, and as Avro stores it."""
-
-    rounded: pa.DataType
-    stored: pa.DataType
-
-
-def _fit(kind: pa.DataType, schema: Schema, parsed: _Parsed, path: str) -> _Fit:
+def _fit(kind: pa.DataType, schema: Schema, parsed: _Parsed, path: str) -> pa.DataType:
     try:
         one, _ = parsed.resolved(schema)
     except ConfigurationError as error:
@@ -192,31 +186,31 @@ def _fit(kind: pa.DataType, schema: Schema, parsed: _Parsed, path: str) -> _Fit:
     return found
 
 
-def _fit_nested(kind: pa.DataType, one: Any, parsed: _Parsed, path: str) -> _Fit | None:
+def _fit_nested(kind: pa.DataType, one: Any, parsed: _Parsed, path: str) -> pa.DataType | None:
     types, avro = pa.types, one["type"]
     if avro == "record" and types.is_struct(kind):
         return _fit_record(kind, one, parsed, path)
     if avro == "array" and (types.is_list(kind) or types.is_large_list(kind)):
         item = _fit(kind.value_type, one["items"], parsed, f"{path}[]")
         wide = pa.large_list if types.is_large_list(kind) else pa.list_
-        return _Fit(wide(item.rounded), wide(item.stored))
+        return wide(item)
     if avro == "map" and types.is_map(kind) and is_string(kind.key_type):
         item = _fit(kind.item_type, one["values"], parsed, f"{path}{{}}")
-        return _Fit(pa.map_(kind.key_type, item.rounded), pa.map_(kind.key_type, item.stored))
+        return pa.map_(kind.key_type, item)
     return None
 
 
-def _fit_leaf(kind: pa.DataType, one: Any) -> _Fit | None:
+def _fit_leaf(kind: pa.DataType, one: Any) -> pa.DataType | None:
     types, avro, logical = pa.types, one["type"], one.get("logicalType")
     if types.is_timestamp(kind):
-        unit = _UNITS.get((kind.tz is not None, logical)) if avro == "long" else None
-        return None if unit is None else _Fit(pa.timestamp(unit, tz=kind.tz), pa.int64())
+        fits = avro == "long" and kind.unit == "us" and (kind.tz is None, logical) in _TIMES
+        return pa.int64() if fits else None
     if types.is_date32(kind):
-        return _Fit(kind, pa.int32()) if (avro, logical) == ("int", "date") else None
+        return pa.int32() if (avro, logical) == ("int", "date") else None
     if types.is_decimal(kind):
-        return _Fit(kind, kind) if _holds_decimal(one, kind) else None
+        return kind if _holds_decimal(one, kind) else None
     fits = logical in _PLAIN and any(is_of(kind) and avro in into for is_of, into in _INTO)
-    return _Fit(kind, kind) if fits else None
+    return kind if fits else None
 
 
 def _holds_decimal(one: Any, kind: Any) -> bool:
@@ -227,7 +221,7 @@ def _holds_decimal(one: Any, kind: Any) -> bool:
     return bool(scale >= kind.scale and whole >= kind.precision - kind.scale)
 
 
-def _fit_record(kind: pa.StructType, record: Any, parsed: _Parsed, path: str) -> _Fit:
+def _fit_record(kind: pa.StructType, record: Any, parsed: _Parsed, path: str) -> pa.DataType:
     fields = {item["name"]: item for item in record["fields"]}
     columns = {item.name: item for item in kind}
     unknown = [name for name in columns if name not in fields]
@@ -242,10 +236,7 @@ def _fit_record(kind: pa.StructType, record: Any, parsed: _Parsed, path: str) ->
                 f"{_below(path, name)}: the schema needs it, and there is no such column"
             )
     fits = {n: _fit(c.type, fields[n]["type"], parsed, _below(path, n)) for n, c in columns.items()}
-    return _Fit(
-        pa.struct([(name, item.rounded) for name, item in fits.items()]),
-        pa.struct([(name, item.stored) for name, item in fits.items()]),
-    )
+    return pa.struct(list(fits.items()))
 
 
 def _below(path: str, name: str) -> str:
@@ -261,13 +252,15 @@ def _said(schema: Any) -> str:
     return str(said["type"]) if len(said) == 1 else json.dumps(said)
 
 
-_UNITS: Final[Mapping[tuple[bool, str | None], Any]] = {
-    (True, _MICROS): "us",
-    (True, "timestamp-millis"): "ms",
-    (False, _LOCAL_MICROS): "us",
-    (False, "local-timestamp-millis"): "ms",
-}
-"""By whether the column has a time zone. To milliseconds a time is cut, as Spark's to_avro does."""
+_TIMES: Final = frozenset(
+    {
+        (False, _MICROS),
+        (False, "timestamp-millis"),
+        (True, _LOCAL_MICROS),
+        (True, "local-timestamp-millis"),
+    }
+)
+"""By whether the column is without a time zone."""
 
 _PLAIN: Final = frozenset({None, "uuid"})
 
@@ -306,17 +299,19 @@ class AvroSchema:
             RowError: naming the field that does not fit the schema.
         """
         parsed = parse(self.text)
-        wanted = fit(column.type, self.text)
-        rows: pa.Array[Any] = column.cast(wanted.rounded, safe=False).cast(wanted.stored)
+        rows: pa.Array[Any] = column.cast(fit(column.type, self.text))
+        has_millis = "-millis" in self.text
         head = b"\0" + self.schema_id.to_bytes(4, "big")
         encoded: list[bytes | None] = []
-        for row in rows.to_pylist(maps_as_pydicts="strict"):
+        for row in _objects(rows):
             if row is None:
                 encoded.append(None)
                 continue
             out = BytesIO()
             out.write(head)
             try:
+                if has_millis:
+                    row = _in_millis(row, parsed.schema, parsed)  # noqa: PLW2901
                 fastavro.schemaless_writer(out, parsed.schema, row)
             except Exception as error:  # noqa: BLE001 - of any type, as fastavro's writers are
                 told = _misfit(row, parsed.schema, parsed, self.column)
@@ -325,6 +320,34 @@ class AvroSchema:
                 ) from None  # the error shows the row's content
             encoded.append(out.getvalue())
         return pa.array(encoded, pa.large_binary())
+
+
+def _objects(column: pa.Array[Any]) -> list[Any]:
+    """As `to_pylist`; in half of its time for structs."""
+    if not isinstance(column, pa.StructArray) or not column.type.num_fields:
+        return column.to_pylist(maps_as_pydicts="strict")
+    names = [item.name for item in column.type]
+    fields = (each.to_pylist(maps_as_pydicts="strict") for each in column.flatten())
+    valid = column.is_valid().to_pylist()
+    rows = zip(valid, zip(*fields, strict=True), strict=True)
+    return [dict(zip(names, row, strict=True)) if is_valid else None for is_valid, row in rows]
+
+
+def _in_millis(value: Any, schema: Schema, parsed: _Parsed) -> Any:
+    """The value with its times cut to the milliseconds of its schema, as Spark's to_avro does."""
+    one, _ = parsed.resolved(schema)
+    if value is None:
+        return None
+    if one.get("logicalType") in {"timestamp-millis", "local-timestamp-millis"}:
+        return value // 1000
+    if one["type"] == "record":
+        inner = {item["name"]: item["type"] for item in one["fields"]}
+        return {name: _in_millis(each, inner[name], parsed) for name, each in value.items()}
+    if one["type"] == "array":
+        return [_in_millis(each, one["items"], parsed) for each in value]
+    if one["type"] == "map":
+        return {key: _in_millis(each, one["values"], parsed) for key, each in value.items()}
+    return value
 
 
 def _misfit(value: Any, schema: Schema, parsed: _Parsed, path: str) -> str | None:

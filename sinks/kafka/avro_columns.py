@@ -76,10 +76,6 @@ class AvroColumns:
             )
         settled = {}
         for name in self._columns:
-            if name not in schema.names:
-                raise ConfigurationError(
-                    f"{name}_format='avro', and there is no column {name!r} nor {name}="
-                )
             settled[name] = self._settled(name, schema.field(name).type)
         self._schemas = settled
 

@@ -82,6 +82,10 @@ class Layout:
                 f"key={self.key!r} is for whole rows, and there is a column 'value', which is then "
                 "the value: name the key 'key', or rename the column 'value'"
             )
+        if self.key_format is not None and "key" not in schema.names:
+            raise ConfigurationError(
+                f"key_format={self.key_format!r}, and there is no column 'key'"
+            )
         formats = {"value": self.value_format, "key": self.key_format}
         columns = []
         for name in schema.names:
@@ -104,12 +108,13 @@ class Layout:
                     "select=['struct(*) AS value']; as the message's, put the data into a struct: "
                     f"select=['struct(…) AS value', {name!r}]"
                 )
-        columns = [f"{_encoded(row, 'value', pa.struct(list(schema)), self.value_format)} AS value"]
-        return (
-            columns
-            if self.key is None
-            else [f"{self._key(self.key, schema, row)} AS key", *columns]
-        )
+        if self.key is None and self.key_format is not None:
+            raise ConfigurationError(
+                f"key_format={self.key_format!r} needs key=, the key's columns"
+            )
+        value = f"{_encoded(row, 'value', pa.struct(list(schema)), self.value_format)} AS value"
+        key = [] if self.key is None else [f"{self._key(self.key, schema, row)} AS key"]
+        return [*key, value]
 
     def _key(self, key: str | tuple[str, ...], schema: pa.Schema, row: str) -> str:
         names = (key,) if isinstance(key, str) else key
