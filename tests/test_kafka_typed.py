@@ -84,6 +84,7 @@ def test_columns_that_spark_makes(layout: Layout, columns: pa.Schema, expected: 
         (Layout("nr", None, "json"), schema(id=pa.int64()), "key='nr'.*there are id"),
         (Layout("at", None, "json"), schema(at=TIME), "'at' is timestamp.*key_format="),
         (Layout("x", None, "json"), schema(x=pa.float64()), "'x' is double"),
+        (Layout("x", None, "json"), schema(x=pa.decimal128(9, 2)), "'x' is decimal"),
         (Layout("id", "json", "json"), schema(id=pa.int64()), r"key=\['id'\]"),
         (Layout(None, None, "json"), schema(value=pa.string()), "'value' is string; JSON"),
         (Layout("id", None, "json"), schema(id=pa.int64(), value=ROW), "whole rows.*'value'"),
@@ -332,12 +333,20 @@ def test_rows_are_read_as_they_were(rows: list[Any], data: st.DataObject) -> Non
 
 def test_times_before_1970_in_milliseconds() -> None:
     """They are cut as Spark's to_avro cuts them: down, to the millisecond that holds them."""
-    kind = pa.struct([("a", TIME)])
-    rows = pa.array([{"a": -1}, {"a": -1000}, {"a": -1500}, {"a": 1500}, {"a": None}], kind)
-    *read_back, last = [row["a"] for row in read(rows, one(["null", MILLIS]))]
-    assert last is None
+    micros = [-1, -1000, -1500, 1500, None]
+    lists = pa.list_(TIME)
+    kind = pa.struct([("a", TIME), ("l", lists), ("m", pa.map_(pa.string(), TIME))])
+    rows = pa.array([{"a": at, "l": [at], "m": [("k", at)]} for at in micros], kind)
+    avro = ["null", MILLIS]
+    written = record(
+        {"name": "a", "type": avro},
+        {"name": "l", "type": {"type": "array", "items": avro}},
+        {"name": "m", "type": {"type": "map", "values": avro}},
+    )
     epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-    assert [(at - epoch) // dt.timedelta(milliseconds=1) for at in read_back] == [-1, -1, -2, 1]
+    for row, millis in zip(read(rows, written), [-1, -1, -2, 1, None], strict=True):
+        at = None if millis is None else epoch + dt.timedelta(milliseconds=millis)
+        assert row == {"a": at, "l": [at], "m": {"k": at}}
 
 
 def test_fixed_and_enum_and_map() -> None:
@@ -390,6 +399,23 @@ def test_row_that_does_not_fit(kind: pa.DataType, avro: Any, value: Any, words: 
     with pytest.raises(RowError, match=words) as refused:
         AvroSchema("value", one(avro), 1).encoded(rows)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (schema(value=ROW), r"the value does not fit.*id is int64.*\bint\b"),
+        (schema(value=ROW, topic=pa.string()), "'topic' names other topics"),
+    ],
+)
+def test_schema_that_cannot_be_settled(columns: pa.Schema, words: str) -> None:
+    """Refused before the registry, which keeps what it once has, is asked."""
+    written = record({"name": "id", "type": "int"}, {"name": "at", "type": MILLIS})
+    nowhere = {"url": "http://127.0.0.1:1", "max.retries": 0}
+    typed = sink(value_format="avro", schema_registry=nowhere, value_schema=written)
+    assert typed._avro is not None
+    with pytest.raises(ConfigurationError, match=words):
+        typed._avro.settle(columns)
 
 
 def test_row_before_a_schema_is_settled() -> None:

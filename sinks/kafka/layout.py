@@ -31,7 +31,7 @@ class Layout:
 
     Attributes:
         key: of whole rows: the column that is also the key, or the columns of the key's record.
-        key_format: None sends text and bytes as they are, and numbers and dates as text.
+        key_format: None sends text and bytes as they are, and whole numbers and dates as text.
         value_format: None leaves the column `value` as it is.
 
     Raises:
@@ -135,7 +135,7 @@ def _encoded(value: str, name: str, kind: pa.DataType, chosen: Format | None) ->
     if chosen == "avro":
         return value
     if chosen == "json":
-        if not (pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_map(kind)):
+        if not pa.types.is_nested(kind):
             raise ConfigurationError(
                 f"the column {name!r} is {kind}; JSON is made of a struct, an array or a map: make "
                 f"it struct(…), key=['{name}'] where it is the key, or leave the format out"
@@ -152,10 +152,11 @@ def _encoded(value: str, name: str, kind: pa.DataType, chosen: Format | None) ->
 
 
 def _has_one_text(kind: pa.DataType) -> bool:
-    """Whether Spark's text of a value depends on no setting, such as the session's time zone."""
-    types = pa.types
-    whole = types.is_integer(kind) or types.is_boolean(kind)
-    return whole or types.is_date(kind) or types.is_decimal(kind)
+    """Whether Spark's text of a value depends on no setting.
+
+    A time's depends on the session's zone, and a decimal's on spark.sql.ansi.enabled.
+    """
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
 
 
 def _quoted(name: str) -> str:

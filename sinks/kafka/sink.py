@@ -78,7 +78,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             the value.
         value_schema: the text of the Avro schema; default: made from the columns' types.
         key: of whole rows: the column that is also the key, or a list of columns that make its
-            record. Text and bytes are sent as they are, numbers and dates as their text.
+            record. Text and bytes are sent as they are, whole numbers and dates as their text.
         key_format: writes the key as `value_format` writes the value.
         schema_registry: settings in confluent-kafka's names: ``url``, ``basic.auth.user.info`` and
             the like, and ``auto.register.schemas`` (by default true) or ``use.latest.version``.
