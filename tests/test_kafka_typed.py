@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import pickle
+import sys
 from io import BytesIO
 from typing import Any
 
@@ -121,8 +122,9 @@ REGISTRY = {"url": "http://localhost:8081"}
         ({"value_format": "avro", "schema_registry": {}}, "url"),
         ({"value_format": "avro", "schema_registry": {"url": "localhost:8081"}}, "http://"),
         ({"value_format": "avro", "schema_registry": REGISTRY, "topic": None}, "topic"),
-        ({"value_format": "json", "schema_registry": REGISTRY}, "are for Avro"),
-        ({"value_schema": '"string"'}, "are for Avro"),
+        ({"value_format": "json", "schema_registry": REGISTRY}, "is for Avro"),
+        ({"value_schema": '"string"'}, "is for value_format='avro'"),
+        ({"key_format": "avro", "value_schema": '"string"'}, "is for value_format='avro'"),
         ({"value_format": "avro", "schema_registry": REGISTRY, "value_schema": "{"}, "not an Avro"),
         (
             {"value_format": "avro", "schema_registry": REGISTRY, "value_schema": '{"type": "x"}'},
@@ -151,6 +153,16 @@ def test_typed_sink_as_a_value() -> None:
     assert again.columns == typed.columns
     assert hash(again.columns) == hash(typed.columns)
     assert sink().columns is None
+
+
+def test_avro_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it plain rows and JSON work, and Avro says what to install."""
+    for module in [name for name in sys.modules if name.startswith("sparkonce.sinks.kafka.avro")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    assert sink(value_format="json").columns is not None
+    with pytest.raises(ModuleNotFoundError, match=r"'fastavro'.*sparkonce\[avro\]"):
+        sink(value_format="avro", schema_registry=REGISTRY)
 
 
 # -- Avro: a schema from types ---------------------------------------------------------------------

@@ -330,6 +330,8 @@ def _avro_columns(
     value_schema: str | None,
     schema_registry: Mapping[str, object] | None,
 ) -> AvroColumns | None:
+    if value_schema is not None and "value" not in columns:
+        raise ConfigurationError("value_schema= is for value_format='avro'")
     if columns:
         try:
             from sparkonce.sinks.kafka.avro_columns import AvroColumns  # noqa: PLC0415 - an extra
@@ -338,8 +340,6 @@ def _avro_columns(
                 f"rows in Avro need {error.name!r}: pip install 'sparkonce[avro]'", name=error.name
             ) from error
         return AvroColumns(columns, topic, value_schema, schema_registry)
-    if value_schema is not None or schema_registry is not None:
-        raise ConfigurationError(
-            "value_schema= and schema_registry= are for Avro: set value_format='avro'"
-        )
+    if schema_registry is not None:
+        raise ConfigurationError("schema_registry= is for Avro: set value_format='avro'")
     return None
