@@ -74,11 +74,10 @@ def main() -> None:
             "value AS id", "date(timestamp) AS day", "CAST(value % 90 AS decimal(12,2)) AS amount"
         )
     )
-    message = ["string(id) AS key", "to_json(struct(*)) AS value"]
     pipeline = ExactlyOnce(
         "orders",
         sinks=[
-            KafkaSink("orders", bootstrap_servers=KAFKA, select=message),
+            KafkaSink("orders", bootstrap_servers=KAFKA, key="id", value_format="json"),
             PostgresSink(POSTGRES, table="orders", key=["id"]),
             S3Sink("s3://lake/orders", partition_by=["day"], **S3),
         ],

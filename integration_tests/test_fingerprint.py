@@ -55,7 +55,7 @@ def summaries(df: DataFrame, *selects: Sequence[str] | None) -> list[PartitionSu
         ShowingSink(name=f"sink{number}", select=select)
         for number, select in enumerate(selects or [None])
     ]
-    rows, lanes = with_hashes(df, [sink.select for sink in sinks])
+    rows, lanes = with_hashes(df, sinks)
     writer = PartitionWriter(sinks, INCARNATION, 7, lanes)
     texts = rows.mapInArrow(writer, SUMMARY_SCHEMA).toArrow().column(0).to_pylist()
     return [PartitionSummary.decode(text) for text in texts]

@@ -905,6 +905,42 @@ def test_keys_land_where_java_puts_them(
     }
 
 
+def test_keys_of_every_kind_land_where_sparks_own_sink_puts_them(
+    spark: SparkSession,
+    make_sink: Callable[..., KafkaSink],
+    owner: Owner,
+    world: World,
+    fresh_topic: Callable[..., str],
+) -> None:
+    """Empty and binary keys too, sent many at once or one by one; null keys stay null.
+
+    A null in a column `partition` leaves the key its choice.
+    """
+    keys = [None, b"", b"\0", b"\xff\xfe\0", *(bytes([i, 255 - i]) for i in range(50))]
+    native = fresh_topic(5)
+    frame = spark.createDataFrame([(key, b"v") for key in keys], "key binary, value binary")
+    options = {"kafka.bootstrap.servers": world.server.bootstrap_servers, "topic": native}
+    frame.write.format("kafka").options(**options).save()
+
+    def placed(topic: str) -> list[tuple[str, int | None]]:
+        """Every key and its partition; that of a null key is up to chance."""
+        eventually(lambda: len(world.messages(topic)) == len(keys), "all rows visible")
+        found = ((m.key(), m.partition()) for m in world.messages(topic))
+        return sorted((repr(key), None if key is None else place) for key, place in found)
+
+    plain = pa.RecordBatch.from_pydict({"key": keys, "value": [b"v"] * len(keys)})
+    times = pa.array([dt.datetime(2026, 1, 2, tzinfo=dt.UTC)] * len(keys))
+    timed = plain.append_column("timestamp", times.cast(pa.timestamp("us", tz="UTC")))
+    free = plain.append_column("partition", pa.nulls(len(keys), pa.int32()))
+    expected = placed(native)
+    for attempt, rows in enumerate((plain, timed, free)):
+        ours = fresh_topic(5)
+        sink = make_sink(ours)
+        sink.validate(rows.schema)
+        sink.commit(prepare(sink, BranchId(owner, 7, 1, "kafka", 0, attempt), rows))
+        assert placed(ours) == expected
+
+
 def test_from_spark_executors(
     spark: SparkSession,
     make_sink: Callable[..., KafkaSink],

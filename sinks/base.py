@@ -41,6 +41,9 @@ HandleT = TypeVar("HandleT")
 
 Transform: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
+Columns: TypeAlias = "Callable[[pa.Schema, str], Sequence[str]]"
+"""From the schema of a sink's columns and the name of a struct that holds them to SQL."""
+
 
 class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     """A store that can prepare rows and then, from any process, commit or abort them.
@@ -59,12 +62,18 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         writers: how many Spark tasks write a batch, after a shuffle; default: one for each of its
             partitions. Sinks with different `writers` get passes over a snapshot of the batch.
 
+    Attributes:
+        columns: a sink may set it to make, of the columns that `select` leaves, those that `write`
+            gets: Spark evaluates what it returns in the same pass. It is called with the schema
+            and the name of the struct that holds the columns, and two that are equal share work.
+
     Raises:
         ConfigurationError: the name has other characters than A-Z a-z 0-9 _ and -, or is longer
             than 32; `select` is empty; or `writers` is less than 1.
     """
 
     kind: ClassVar[str] = "sink"
+    columns: Columns | None = None
 
     def __init__(
         self,

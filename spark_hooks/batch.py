@@ -12,8 +12,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
+import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
@@ -30,9 +31,10 @@ from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+_ROW: Final = "sparkonce_row"
 
 
 class SparkBatch:
@@ -71,7 +73,7 @@ class SparkBatch:
 
     def _schema(self, sink: AnySink) -> pa.Schema:
         df = self._df if sink.transform is None else sink.transform(self._df)
-        return _arrow_schema(_selected(df, sink.select))
+        return _arrow_schema(_shaped(df, sink))
 
     def write(
         self, incarnation: Incarnation, rewrite: Rewrite | None = None
@@ -102,7 +104,7 @@ class SparkBatch:
         incarnation: Incarnation,
         rewrite: Rewrite | None,
     ) -> dict[str, Share]:
-        df, lanes = with_hashes(df, [sink.select for sink in sinks])
+        df, lanes = with_hashes(df, sinks)
         if sinks[0].writers is not None:
             df = df.repartition(sinks[0].writers)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
@@ -115,27 +117,46 @@ class SparkBatch:
         return shares_of(sinks, summaries)
 
 
-def with_hashes(
-    df: DataFrame, selects: Sequence[Sequence[str] | None]
-) -> tuple[DataFrame, list[int] | None]:
-    """The rows with their hashes, and in which lane each `select` is, as `PartitionWriter` wants.
+def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, list[int] | None]:
+    """The rows with their hashes, and in which lane each sink's are, as `PartitionWriter` wants.
 
-    A column of structs per distinct `select`; the columns themselves where all share one and
+    A column of structs per distinct shape; the columns themselves where all sinks share one and
     Spark finds columns of such names again.
     """
-    distinct = list(dict.fromkeys(selects))
+    distinct = {(sink.select, sink.columns): sink for sink in sinks}
     if len(distinct) == 1:
-        rows = _selected(df, distinct[0])
+        rows = _shaped(df, sinks[0])
         if is_plain(schema := rows.schema):
             name = free_name(schema.names)
             return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
-    structs = (", ".join(columns or "*") for columns in distinct)
-    rows = df.selectExpr(*(f"struct({columns}) AS lane{n}" for n, columns in enumerate(structs)))
+    selects = enumerate(select for select, _ in distinct)
+    rows = df.selectExpr(*(f"struct({', '.join(s or '*')}) AS lane{n}" for n, s in selects))
+    if any(sink.columns for sink in distinct.values()):
+        # In a step of its own: what `select` makes by chance, such as uuid(), is made once.
+        lanes = zip(_arrow_schema(rows), distinct.values(), strict=True)
+        rows = rows.selectExpr(*(_lane(field, sink) for field, sink in lanes))
     hashes = (
         f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
         for n, lane in enumerate(rows.schema)
     )
-    return rows.selectExpr("*", *hashes), [distinct.index(select) for select in selects]
+    shapes = list(distinct)
+    return rows.selectExpr("*", *hashes), [shapes.index((s.select, s.columns)) for s in sinks]
+
+
+def _lane(field: pa.Field[pa.StructType], sink: AnySink) -> str:
+    if sink.columns is None:
+        return field.name
+    columns = sink.columns(pa.schema(list(field.type)), field.name)
+    return f"struct({', '.join(columns)}) AS {field.name}"
+
+
+def _shaped(df: DataFrame, sink: AnySink) -> DataFrame:
+    """The columns that `write` gets."""
+    rows = df if sink.select is None else df.selectExpr(*sink.select)
+    if sink.columns is None:
+        return rows
+    columns = sink.columns(_arrow_schema(rows), _ROW)
+    return rows.selectExpr(f"struct(*) AS {_ROW}").selectExpr(*columns)
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:
@@ -145,7 +166,3 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
     schema: pa.Schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
     return schema
-
-
-def _selected(df: DataFrame, columns: Sequence[str] | None) -> DataFrame:
-    return df if columns is None else df.selectExpr(*columns)

@@ -58,7 +58,7 @@ def test_every_column_of_sparks_convention() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"id": pa.int64(), "value": pa.string()}, ["'id'", "to_json", "transform="]),
+        ({"id": pa.int64(), "value": pa.string()}, ["'id'", "to_json", "value_format="]),
         ({"key": pa.string()}, ["'value'", "missing"]),
         ({"value": pa.struct([("a", pa.int32())])}, ["'value'", "struct", "to_json"]),
         ({"value": pa.int64()}, ["'value'", "int64", "cast"]),

@@ -5,6 +5,9 @@ tls         TLS for kafka-python
 oauth       tokens for both
 access      why brokers refuse, in words
 rows        Spark's column conventions, Arrow rows to messages
+layout      typed columns into these conventions, as SQL that Spark evaluates
+avro        typed columns as Avro, checked against their schema; avro_columns: those of a sink
+registry    driver: the schema registry
 producer    executor: one transaction, flushed and marked, left open
 finisher    any process: the requests that end, describe and list transactions
 outcome     any process: commit and abort, each unknown outcome settled by proof

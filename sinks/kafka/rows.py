@@ -32,7 +32,8 @@ class RowError(ValueError):
     """A row that Kafka cannot hold; its message says why, without the row's content."""
 
 
-def _is_text(data_type: pa.DataType) -> bool:
+def is_text(data_type: pa.DataType) -> bool:
+    """Whether a column of this type can be a key or value as it is."""
     types = pa.types
     return (
         types.is_string(data_type)
@@ -42,7 +43,8 @@ def _is_text(data_type: pa.DataType) -> bool:
     )
 
 
-def _is_string(data_type: pa.DataType) -> bool:
+def is_string(data_type: pa.DataType) -> bool:
+    """Whether a column of this type holds text."""
     return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)
 
 
@@ -59,7 +61,7 @@ def _is_headers(data_type: pa.DataType) -> bool:
         "value",
     }:
         return False
-    return _is_string(item.field("key").type) and _is_text(item.field("value").type)
+    return is_string(item.field("key").type) and is_text(item.field("value").type)
 
 
 def _is_timestamp(data_type: pa.DataType) -> bool:
@@ -67,13 +69,17 @@ def _is_timestamp(data_type: pa.DataType) -> bool:
 
 
 _COLUMNS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
-    "value": (_is_text, "string or binary (to_json makes a string of a struct)"),
-    "key": (_is_text, "string or binary"),
-    "topic": (_is_string, "string"),
+    "value": (is_text, "string or binary (to_json makes a string of a struct)"),
+    "key": (is_text, "string or binary"),
+    "topic": (is_string, "string"),
     "partition": (_is_partition, "int"),
     "headers": (_is_headers, "array<struct<key:string,value:binary>>"),
     "timestamp": (_is_timestamp, "timestamp (with time zone, as Spark's TimestampType has it)"),
 }
+
+
+CONVENTION: Final = frozenset(_COLUMNS)
+"""The names of the columns that Kafka has a place for."""
 
 
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
@@ -90,8 +96,8 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
         if name not in _COLUMNS:
             raise ConfigurationError(
                 f"the Kafka sink has no use for the column {name!r}; it takes "
-                f"{', '.join(_COLUMNS)}. Put the row into one value, for example "
-                "transform=lambda df: df.select(to_json(struct('*')).alias('value'))"
+                f"{', '.join(_COLUMNS)}. Put the row into one value, with value_format='json' or, "
+                "for example, select=['to_json(struct(*)) AS value']"
             )
         if schema.names.count(name) > 1:
             raise ConfigurationError(f"the column {name!r} is there twice; drop one")
@@ -100,12 +106,12 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
         if not fits(found):
             raise ConfigurationError(
                 f"the column {name!r} is {found}, and Kafka needs {wanted}; cast it in the query "
-                "or with transform="
+                "or with select="
             )
     if "value" not in schema.names:
         raise ConfigurationError(
-            "the column 'value' is missing; make it in the query or with transform=, for example "
-            "to_json(struct('*'))"
+            "the column 'value' is missing; make it of the whole row with value_format=, or in the "
+            "query or with select=, for example to_json(struct(*)) AS value"
         )
     if topic is None and "topic" not in schema.names:
         raise ConfigurationError(

@@ -13,20 +13,23 @@ from confluent_kafka import KafkaException, Producer
 from kafka import errors
 from kafka.admin import ACLOperation
 
-from sparkonce.errors import ConfigurationError, SinkError, SparkOnceError
+from sparkonce.errors import ConfigurationError, PrepareRejectedError, SinkError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.kafka.access import PREFIX, TOPIC_RIGHTS, RefusedError, missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import Finisher
+from sparkonce.sinks.kafka.layout import Format, Layout
 from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome
 from sparkonce.sinks.kafka.producer import OpenTransaction, Reports
-from sparkonce.sinks.kafka.rows import check_schema
+from sparkonce.sinks.kafka.rows import RowError, check_schema
 from sparkonce.sinks.kafka.settings import KafkaSettings, check_topic_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sparkonce.sinks.kafka.avro_columns import AvroColumns
 
 logger = logging.getLogger("sparkonce")
 
@@ -62,6 +65,8 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     The rows have the columns that Spark's own Kafka sink knows: `value`, and optionally `key`,
     `topic`, `partition`, `headers` and `timestamp`. Keys land in the same partition as with Java.
+    With `value_format` they have any columns, which together make the value; or a column `value` of
+    structs beside Spark's other columns. A null `value` is a tombstone. See docs/kafka.md.
 
     A prepared transaction lives as long as its timeout allows: the broker's
     ``transaction.max.timeout.ms``, 15 minutes by default. A driver that is down for longer finds
@@ -79,6 +84,17 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             the driver gets them too; see docs/kafka.md.
         transaction_timeout_ms: after which the broker aborts what nobody commits; default: the
             longest that it allows.
+        value_format: "json" writes what Spark's `to_json` makes of the value; "avro" writes Avro
+            as the readers of a Confluent schema registry know it. Default: the column `value` is
+            the value.
+        value_schema: the text of the Avro schema; default: made from the columns' types.
+        key: of whole rows: the column that is also the key, or a list of columns that make its
+            record. Text and bytes are sent as they are, whole numbers and dates as their text.
+        key_format: writes the key as `value_format` writes the value.
+        schema_registry: settings in confluent-kafka's names: ``url``, ``basic.auth.user.info`` and
+            the like, and ``auto.register.schemas`` (by default true) or ``use.latest.version``.
+            Schemas are those of the subjects ``<topic>-value`` and ``<topic>-key``. Asked on the
+            driver only.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
@@ -98,6 +114,11 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         bootstrap_servers: str,
         config: Mapping[str, object] = MappingProxyType({}),
         transaction_timeout_ms: int | None = None,
+        value_format: Format | None = None,
+        value_schema: str | None = None,
+        key: str | Sequence[str] | None = None,
+        key_format: Format | None = None,
+        schema_registry: Mapping[str, object] | None = None,
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
@@ -115,6 +136,15 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         self._timeout_ms = transaction_timeout_ms
         self._patience_s = PATIENCE_S
         self._seen: _Seen | None = None
+        if key is not None or key_format is not None or value_format is not None:
+            names = key if key is None or isinstance(key, str) else tuple(key)
+            self.columns = Layout(names, key_format, value_format)
+        self._avro = _avro_columns(
+            [name for name, f in (("value", value_format), ("key", key_format)) if f == "avro"],
+            topic,
+            value_schema,
+            schema_registry,
+        )
         self._finisher = Finisher(self._settings)
 
     # -- on the executors --------------------------------------------------------------------------
@@ -127,8 +157,17 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         return OpenTransaction(branch_id, config, topic=self._topic, cluster_id=seen.cluster_id)
 
     def write(self, handle: OpenTransaction, batch: pa.RecordBatch) -> None:
-        if batch.num_rows:
-            handle.write(batch)
+        if not batch.num_rows:
+            return
+        if self._avro is not None:
+            try:
+                batch = self._avro.encoded(batch)
+            except RowError as error:
+                raise PrepareRejectedError(
+                    f"a row for topic {self._topic!r} is not as its Avro schema wants it: {error}",
+                    handle.branch_id,
+                ) from error
+        handle.write(batch)
 
     def preCommit(self, handle: OpenTransaction) -> Committable:
         return handle.prepare().committable(handle.branch_id)
@@ -205,7 +244,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     # -- on the driver -----------------------------------------------------------------------------
 
     def validate(self, schema: pa.Schema) -> None:
-        check_schema(schema, self._topic)
+        check_schema(schema if self._avro is None else self._avro.sent(schema), self._topic)
         try:
             self._seen = Patience(self._patience_s)(self._look)
             self._check_producer(self._seen)
@@ -225,6 +264,8 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
                 f"{self._patience_s:.0f} s ({type(error).__name__}: {error}). Is the address "
                 "right, are the brokers up, and do the security settings in config= fit them?"
             ) from error
+        if self._avro is not None:
+            self._avro.settle(schema)  # last: what the registry has once it keeps
 
     def _look(self) -> _Seen:
         unsupported = self._finisher.unsupported()
@@ -337,3 +378,24 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._finisher = Finisher(self._settings)
+
+
+def _avro_columns(
+    columns: Sequence[str],
+    topic: str | None,
+    value_schema: str | None,
+    schema_registry: Mapping[str, object] | None,
+) -> AvroColumns | None:
+    if value_schema is not None and "value" not in columns:
+        raise ConfigurationError("value_schema= is for value_format='avro'")
+    if columns:
+        try:
+            from sparkonce.sinks.kafka.avro_columns import AvroColumns  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"rows in Avro need {error.name!r}: pip install 'sparkonce[avro]'", name=error.name
+            ) from error
+        return AvroColumns(columns, topic, value_schema, schema_registry)
+    if schema_registry is not None:
+        raise ConfigurationError("schema_registry= is for Avro: set value_format='avro'")
+    return None

@@ -1,0 +1,112 @@
+"""The columns of a sink that are sent as Avro: settled on the driver, written on the executors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+
+from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.sinks.kafka.avro import AvroSchema, derive, fit, parse
+from sparkonce.sinks.kafka.registry import Registry
+
+
+class AvroColumns:
+    """Which of `value` and `key` are Avro, and in which schemas.
+
+    Args:
+        columns: that are sent as Avro.
+        topic: whose subjects the schemas belong to.
+        value_schema: the text of the value's schema; None makes it of the column's type.
+        config: how to reach the registry.
+
+    Raises:
+        ConfigurationError: a setting is missing, wrong, or does not fit another.
+    """
+
+    def __init__(
+        self,
+        columns: Collection[str],
+        topic: str | None,
+        value_schema: str | None,
+        config: Mapping[str, object] | None,
+    ) -> None:
+        if topic is None:
+            raise ConfigurationError(
+                "a schema belongs to a topic: rows in Avro need the sink's own topic, "
+                "KafkaSink('orders', …)"
+            )
+        if config is None:
+            raise ConfigurationError(
+                'rows in Avro need a schema registry: schema_registry={"url": "http://host:8081"}'
+            )
+        self._registry = Registry(dict(config))
+        if value_schema is not None:
+            if self._registry.uses_latest:
+                raise ConfigurationError(
+                    "value_schema= names one schema and 'use.latest.version' another; choose one"
+                )
+            try:
+                parse(value_schema)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"value_schema: {error}") from None
+        self._topic = topic
+        self._columns = tuple(columns)
+        self._texts = {"value": value_schema}
+        self._schemas: dict[str, AvroSchema] = {}
+
+    def sent(self, schema: pa.Schema) -> pa.Schema:
+        """The schema of the rows once they are Avro."""
+        for name in self._columns:
+            if name in schema.names:
+                index = schema.names.index(name)
+                schema = schema.set(index, pa.field(name, pa.large_binary()))
+        return schema
+
+    def settle(self, schema: pa.Schema) -> None:
+        """Find a schema for each column, in which its type fits and which the registry has.
+
+        Raises:
+            ConfigurationError: there is none, or rows name topics of their own.
+        """
+        if "topic" in schema.names:
+            raise ConfigurationError(
+                f"the column 'topic' names other topics, and the schema is of {self._topic!r}; "
+                "give each topic a sink of its own, with transform= to filter its rows"
+            )
+        settled = {}
+        for name in self._columns:
+            settled[name] = self._settled(name, schema.field(name).type)
+        self._schemas = settled
+
+    def _settled(self, name: str, kind: pa.DataType) -> AvroSchema:
+        text = self._texts.get(name)
+        if text is None and not self._registry.uses_latest:
+            text = derive(kind, name.title())
+        if text is not None:
+            _check(name, kind, text)  # before the registry knows it for ever
+        subject = f"{self._topic}-{name}"
+        schema_id, text = self._registry.settle(subject, text)
+        _check(name, kind, text)
+        return AvroSchema(name, text, schema_id)
+
+    def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows as they are sent.
+
+        Raises:
+            RowError: naming the field that does not fit the schema.
+        """
+        for name in self._columns:
+            if name not in self._schemas:
+                raise ProtocolError("`validate` was not called: no schema is settled")
+            index = batch.schema.names.index(name)
+            column = self._schemas[name].encoded(batch.column(index))
+            batch = batch.set_column(index, name, column)
+        return batch
+
+
+def _check(name: str, kind: pa.DataType, text: str) -> None:
+    try:
+        fit(kind, text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the {name} does not fit its Avro schema: {error}") from None
