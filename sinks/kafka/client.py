@@ -26,6 +26,9 @@ from sparkonce.sinks.kafka.settings import KafkaSettings
 
 REQUEST_TIMEOUT_MS: Final = 5_000
 
+IN_FLIGHT: Final = 1_000
+"""Requests of one connection at a time. kafka-python refuses what is more, by default than 5."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -64,6 +67,11 @@ class Patience:
         return retrying(question)
 
 
+async def refresh(admin: Any) -> None:
+    """Learn which brokers there are now."""
+    await admin._manager.cluster.refresh_metadata()  # noqa: SLF001
+
+
 class Connection:
     """Opened at the first question, shared by all threads of the process, reopened after `close`.
 
@@ -89,9 +97,17 @@ class Connection:
         question: Callable[[Any], Awaitable[ResultT]],
         forget: Collection[str] = (),
     ) -> ResultT:
+        async def ask() -> ResultT:
+            try:
+                return await question(admin)
+            except errors.UnknownBrokerIdError:
+                # It came after our last look; kafka-python looks again every five minutes only.
+                await refresh(admin)
+                raise
+
         admin = self._connected()
         try:
-            result: ResultT = admin._manager.run(question, admin)  # noqa: SLF001
+            result: ResultT = admin._manager.run(ask)  # noqa: SLF001
         except RuntimeError as error:  # another thread has closed the client meanwhile
             raise errors.KafkaConnectionError(str(error)) from error
         finally:
@@ -148,6 +164,7 @@ def _connect(settings: KafkaSettings, timeout_ms: int) -> Any:
             client_id=str(settings.config.get("client.id", "sparkonce")),
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             bootstrap_timeout_ms=timeout_ms,
+            max_in_flight_requests_per_connection=IN_FLIGHT,
             reconnect_backoff_ms=20,
             reconnect_backoff_max_ms=500,
             kafka_client=net_client,
