@@ -112,7 +112,8 @@ def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[.
         name = fresh_name()
         kafka.start()  # a test before may have left it killed
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=1)
+        # As many replicas as the brokers make by default.
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=-1)
         admin.create_topics([topic])[name].result(timeout=30)
         return name
 

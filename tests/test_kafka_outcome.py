@@ -17,7 +17,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.finisher import TransactionState
+from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState
 from sparkonce.sinks.kafka.outcome import Outcome
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
@@ -40,6 +40,7 @@ class PaperFinisher:
     cluster: str = "cluster"
     fences: bool = True
     config: dict[str, str] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
     open: list[bool] = field(default_factory=lambda: [False])
     asked: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [1])
@@ -79,6 +80,9 @@ class PaperFinisher:
         self, partitions: dict[str, list[int]], producer_id: int, producer_epoch: int
     ) -> None:
         self.asked.append(f"write markers {producer_id}/{producer_epoch} {partitions}")
+
+    def topic(self, name: str) -> TopicInfo:
+        return TopicInfo(3 if name in self.gone else 0, None)
 
     def cluster_id(self) -> str:
         return self.cluster
@@ -311,6 +315,10 @@ def test_marker_not_stable_yet() -> None:
             ),
             "keeps the proof for 0 h",
         ),
+        (
+            PaperFinisher(ends=[errors.ProducerFencedError], gone=frozenset({"orders"})),
+            "the topic 'orders' was deleted, and the proof with it",
+        ),
     ],
 )
 def test_not_proven(finisher: PaperFinisher, words: str) -> None:
@@ -325,6 +333,12 @@ def test_proof_is_older_than_kafka_keeps_it() -> None:
     finisher = PaperFinisher(ends=[errors.InvalidProducerIdMappingError])
     with pytest.raises(CommitUnresolvedError, match="operator|settle"):
         outcome(finisher).commit(committable(age_s=6.9 * 86400))
+
+
+def test_topic_deleted_under_a_commit(caplog: pytest.LogCaptureFixture) -> None:
+    """EndTxn's yes stands; that the rows went with their topic is said."""
+    outcome(PaperFinisher(gone=frozenset({"orders"}))).commit(committable())
+    assert f"{BRANCH.name} is committed, but the topic 'orders' was deleted" in caplog.text
 
 
 def test_nothing_was_written() -> None:

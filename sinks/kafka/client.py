@@ -35,6 +35,9 @@ from sparkonce.sinks.kafka.tls import Draining, context
 
 REQUEST_TIMEOUT_MS: Final = 5_000
 
+IN_FLIGHT: Final = 1_000
+"""Requests of one connection at a time. kafka-python refuses what is more, by default than 5."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -75,6 +78,11 @@ class Patience:
         return retrying(question)
 
 
+async def refresh(admin: Any) -> None:
+    """Learn which brokers there are now."""
+    await admin._manager.cluster.refresh_metadata()  # noqa: SLF001
+
+
 class Connection:
     """Opened at the first question, shared by all threads of the process, reopened after `close`.
 
@@ -100,9 +108,17 @@ class Connection:
         question: Callable[[Any], Awaitable[ResultT]],
         forget: Collection[str] = (),
     ) -> ResultT:
+        async def ask() -> ResultT:
+            try:
+                return await question(admin)
+            except errors.UnknownBrokerIdError:
+                # It came after our last look; kafka-python looks again every five minutes only.
+                await refresh(admin)
+                raise
+
         admin, door = self._connected()
         try:
-            result: ResultT = admin._manager.run(question, admin)  # noqa: SLF001
+            result: ResultT = admin._manager.run(ask)  # noqa: SLF001
         except errors.KafkaError as error:
             refused = door.behind(error)
             if refused is None:
@@ -247,6 +263,7 @@ def _connect(settings: KafkaSettings, timeout_ms: int) -> tuple[Any, Doorkeeper]
             client_id=str(settings.config.get("client.id", "sparkonce")),
             request_timeout_ms=REQUEST_TIMEOUT_MS,
             bootstrap_timeout_ms=timeout_ms,
+            max_in_flight_requests_per_connection=IN_FLIGHT,
             reconnect_backoff_ms=20,
             reconnect_backoff_max_ms=500,
             kafka_client=net_client,

@@ -10,7 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 from kafka import errors
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -29,7 +31,7 @@ from kafka.protocol.producer.transaction import (
 )
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.client import Connection
+from sparkonce.sinks.kafka.client import Connection, refresh
 from sparkonce.sinks.kafka.settings import KafkaSettings
 from sparkonce.sinks.kafka.together import (
     FENCING_VERSION,
@@ -38,11 +40,13 @@ from sparkonce.sinks.kafka.together import (
     commit_together,
 )
 
-LIST_BY_PATTERN_VERSION: Final = 2
 _NOT_SAID: Final = 31
 """The one bit that a broker sets which was not asked for operations."""
 
 _ALREADY_MARKED: Final = errors.TransactionCoordinatorFencedError.errno
+
+_FEATURE: Final = "transaction.version"
+_FENCING_LEVEL: Final = 2
 
 _OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -93,6 +97,7 @@ class Finisher:
     def __init__(self, settings: KafkaSettings, end_version: int = FENCING_VERSION) -> None:
         self._connection = Connection(settings)
         self._end_version = end_version
+        self._end_versions: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def close(self) -> None:
         """Close the connections; the next question opens new ones."""
@@ -119,7 +124,7 @@ class Finisher:
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 committed=commit,
-                max_version=self._end_version,
+                max_version=await self._version_to_end(admin),
             )
             response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
             _raise_for(response.error_code)
@@ -142,9 +147,24 @@ class Finisher:
         """Whether `end` also fences the producer on these brokers."""
 
         async def ask(admin: Any) -> bool:
-            return min(_version(admin, EndTxnRequest), self._end_version) >= FENCING_VERSION
+            return await self._version_to_end(admin) >= FENCING_VERSION
 
         return self._connection.ask(ask)
+
+    async def _version_to_end(self, admin: Any) -> int:
+        """The highest version of EndTxn that the cluster lets clients use.
+
+        That its brokers know it is not enough: until the operator finishes the upgrade to Kafka 4,
+        they refuse it, and may leave the transaction behind in a state that no request ends.
+        """
+        if admin not in self._end_versions:
+            highest = min(_version(admin, EndTxnRequest), self._end_version)
+            if highest >= FENCING_VERSION:
+                features = await admin._async_describe_features()  # noqa: SLF001
+                _, level = features.get(_FEATURE, {}).get("finalized", (0, 0))
+                highest = highest if level >= _FENCING_LEVEL else FENCING_VERSION - 1
+            self._end_versions[admin] = highest
+        return self._end_versions[admin]
 
     def fence(self, transactional_id: str, timeout_ms: int) -> None:
         """Initialise the transactional id again, so that its producer can write no more."""
@@ -221,20 +241,31 @@ class Finisher:
 
         return self._connection.ask(ask, forget=[group])
 
-    def ongoing(self, prefix: str) -> list[str]:
-        """The open transactions of the cluster whose ids start with `prefix`."""
+    def nodes(self) -> list[int]:
+        """The brokers that the cluster has now, by node id."""
+
+        async def ask(admin: Any) -> list[int]:
+            await refresh(admin)
+            return [broker.node_id for broker in admin._manager.cluster.brokers()]  # noqa: SLF001
+
+        return self._connection.ask(ask)
+
+    def ongoing(self, prefix: str, node: int) -> list[str]:
+        """The open transactions that one broker coordinates and whose ids start with `prefix`."""
 
         async def ask(admin: Any) -> list[str]:
-            pattern = {}
-            if _version(admin, ListTransactionsRequest) >= LIST_BY_PATTERN_VERSION:
-                pattern["transactional_id_pattern"] = re.escape(prefix) + ".*"
-            listed = await admin._async_list_transactions(  # noqa: SLF001
-                state_filters=["Ongoing"], **pattern
+            list_on = partial(
+                admin._async_list_transactions,  # noqa: SLF001
+                broker_ids=[node],
+                state_filters=["Ongoing"],
             )
+            try:
+                listed = await list_on(transactional_id_pattern=re.escape(prefix) + ".*")
+            except errors.UnsupportedVersionError:
+                listed = await list_on()  # this broker is older than Kafka 4.1
             return [
                 row.transactional_id
-                for rows in listed.values()
-                for row in rows
+                for row in listed[node]
                 if row.transactional_id.startswith(prefix)
             ]
 
@@ -246,15 +277,6 @@ class Finisher:
         async def ask(admin: Any) -> str:
             response = await admin._manager.send(MetadataRequest(topics=[]))  # noqa: SLF001
             return str(response.cluster_id)
-
-        return self._connection.ask(ask)
-
-    def brokers(self) -> int:
-        """How many brokers the cluster has now."""
-
-        async def ask(admin: Any) -> int:
-            response = await admin._manager.send(MetadataRequest(topics=[]))  # noqa: SLF001
-            return len(response.brokers)
 
         return self._connection.ask(ask)
 

@@ -153,6 +153,13 @@ class Outcome:
             MarkersPendingError: ask again.
         """
         if not self._unmarked(branch):
+            for topic in branch.partitions:
+                if self._is_gone(topic):
+                    logger.warning(
+                        "%s is committed, but the topic %r was deleted, and its rows with it",
+                        branch.transactional_id,
+                        topic,
+                    )
             return
         state = self._describe(branch.transactional_id)
         if state is not None and _is_complete(branch, state):
@@ -205,7 +212,8 @@ class Outcome:
            marker does not name it and never will.
         3. The markers of an end that was just decided are still on their way: the read says
            "unstable", and is repeated.
-        4. Another cluster answers at this address, or the marker has outlived its time: unknown.
+        4. Another cluster answers at this address, the marker has outlived its time, or went with
+           its topic: unknown.
         """
         state = patience(lambda: self._describe(branch.transactional_id))
         marker = patience(lambda: self._marker(branch))
@@ -225,6 +233,13 @@ class Outcome:
                 f"batch {marker[0]} has used its transactional id since, so this branch ended "
                 f"before that; check the topic and settle the batch in the transaction log "
                 f"({story})",
+            )
+        proof_in = branch.marker_topic
+        if proof_in is not None and patience(lambda: self._is_gone(proof_in)):
+            raise self._unresolved(
+                branch_id,
+                f"the topic {proof_in!r} was deleted, and the proof with it; check the "
+                f"other topics of the batch and settle it in the transaction log ({story})",
             )
         if state is not None and (state.state in _COMMITTED or _is_open(branch, state)):
             raise self._unresolved(branch_id, f"EndTxn was refused ({_text(refusal)}), yet {story}")
@@ -293,6 +308,9 @@ class Outcome:
             return None
         return self._finisher.marker(branch.transactional_id, branch.marker_topic)
 
+    def _is_gone(self, topic: str) -> bool:
+        return bool(self._finisher.topic(topic).error == errors.UnknownTopicOrPartitionError.errno)
+
     def _is_marked(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> bool:
         def read() -> tuple[int, str] | None:
             try:
@@ -355,4 +373,9 @@ def _text(error: errors.KafkaError) -> str:
     said = " ".join(str(arg) for arg in error.args)
     right = missing_right(error)
     advice = "" if right is None else f" (allow {right})"
+    if isinstance(error, errors.CoordinatorNotAvailableError):
+        said += (
+            "the broker that coordinates the transaction is not up, or fewer replicas than "
+            "min.insync.replicas of __transaction_state"
+        )
     return f"{name}: {said}{advice}" if said else f"{name}{advice}"

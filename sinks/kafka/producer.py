@@ -42,6 +42,8 @@ STATISTICS_INTERVAL_MS: Final = 20
 
 _QUEUE_FULL_WAIT_S: Final = 0.01
 _POLL_S: Final = 0.25
+_LOOK_EVERY_S: Final = 2.0
+"""How often a transaction that waits looks whether its topics are still there."""
 
 _PURGED: Final = frozenset(
     {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's names
@@ -138,6 +140,8 @@ class OpenTransaction:
         self.branch_id = branch_id
         self._topic = topic
         self._marker_topic: str | None = topic
+        self._topics: set[str] = set()
+        self._look_at = time.monotonic() + _LOOK_EVERY_S
         self._reports = Reports()
         self._servers = config["bootstrap.servers"]
         self._token = config.get("oauth_cb")
@@ -171,6 +175,7 @@ class OpenTransaction:
         try:
             for topic, messages in messages_by_topic(batch, self._topic):
                 self._marker_topic = self._marker_topic or topic
+                self._topics.add(topic)
                 send(topic, messages)
             self._live.poll(0)
         except RowError as error:
@@ -309,6 +314,21 @@ class OpenTransaction:
             # transactional request raises the reason.
             self._mark(self._marker_topic or "")
         self._in_time(doing)
+        self._check_topics()
+
+    def _check_topics(self) -> None:
+        """Refuse to wait for a topic that is gone; librdkafka would do so for minutes."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_EVERY_S
+        for topic in self._topics:
+            with contextlib.suppress(KafkaException):  # no answer: that is what we wait for
+                found = self._live.list_topics(topic, timeout=_POLL_S).topics[topic].error
+                if found is not None and found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise PrepareRejectedError(
+                        f"{self._where}: the topic {topic!r} is gone{_advice(found)}",
+                        self.branch_id,
+                    )
 
     def _mark(self, topic: str) -> None:
         # The group needs no brokers: the consumer only writes down how librdkafka names one.
@@ -367,6 +387,9 @@ class OpenTransaction:
         return f"Kafka at {self._servers}" + (f", topic {topic!r}" if topic else "")
 
     def _rejected(self, what: str, error: Exception) -> PrepareRejectedError:
+        if self._producer is not None:
+            with contextlib.suppress(*_CLIENT_ERRORS):
+                self._producer.poll(0)  # a failed delivery is the reason, if there is one
         told = error.args[0] if isinstance(error, KafkaException) else self._fatal_error()
         if told is not None and told.code() == KafkaError._FATAL:  # noqa: SLF001 - librdkafka's
             told = self._fatal_error() or told
@@ -400,6 +423,14 @@ _ADVICE: Final = {
     KafkaError._UNKNOWN_PARTITION: ". The topic has fewer partitions",  # noqa: SLF001
     KafkaError.INVALID_TRANSACTION_TIMEOUT: (
         ". Set transaction_timeout_ms= to the broker's transaction.max.timeout.ms or less"
+    ),
+    KafkaError._MSG_TIMED_OUT: (  # noqa: SLF001 - librdkafka's name
+        ". It waited for the partition's leader, or for as many replicas as the topic's "
+        "min.insync.replicas; are the brokers up?"
+    ),
+    KafkaError.COORDINATOR_NOT_AVAILABLE: (
+        ". It waited for the broker that coordinates transactions, or for as many replicas as "
+        "min.insync.replicas of __transaction_state; are the brokers up?"
     ),
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f". Allow {TRANSACTIONS_RIGHT}",
     KafkaError.GROUP_AUTHORIZATION_FAILED: f". Allow {GROUPS_RIGHT}",

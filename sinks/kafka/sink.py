@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -209,37 +210,63 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         return committables
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        """List the owner's open transactions; those that are already ending are left out."""
-        try:
-            found = Patience(self._patience_s)(lambda: self._ongoing(owner))
-        except errors.KafkaError as error:
-            self._finisher.close()
-            raise SinkError(f"{self.where}: open transactions cannot be listed: {error}") from error
-        return found
+        """List the owner's open transactions; those that are already ending are left out.
 
-    def _ongoing(self, owner: Owner) -> list[Committable]:
-        branches = {}
-        for transactional_id in self._finisher.ongoing(owner.prefix):
-            branch_id = BranchId.from_name(transactional_id)
-            if branch_id is not None and branch_id.owner == owner:
-                branches[transactional_id] = branch_id
-        if not branches:
-            return []
-        cluster_id = self._finisher.cluster_id()
-        return [
-            KafkaBranch(
-                transactional_id=transactional_id,
-                producer_id=state.producer_id,
-                producer_epoch=state.producer_epoch,
-                partitions={},
-                cluster_id=cluster_id,
-                marker_topic=None,
-                began_at=state.started_at,
-                timeout_ms=state.timeout_ms,
-            ).committable(branches[transactional_id])
-            for transactional_id, state in self._finisher.describe(branches).items()
-            if state.state == "Ongoing"
-        ]
+        Raises:
+            SinkError: some could not be listed; after those that could.
+        """
+        patience, failures = Patience(self._patience_s), list[errors.KafkaError]()
+        names: set[str] = set()
+        try:
+            patience(lambda: self._list_into(names, owner))
+        except errors.KafkaError as error:
+            failures.append(error)
+        for name in sorted(names):
+            try:
+                found = patience(partial(self._find, name, owner))
+            except errors.KafkaError as error:
+                failures.append(error)
+                continue
+            if found is not None:
+                yield found
+        if failures:
+            self._finisher.close()
+            raise SinkError(
+                f"{self.where}: open transactions cannot be listed, or not all of them: "
+                f"{failures[0]}"
+            ) from failures[0]
+
+    def _list_into(self, names: set[str], owner: Owner) -> None:
+        """Ask every broker for the open transactions that it coordinates, also if one fails.
+
+        Asked again, the cluster may have fewer brokers, and others coordinate what was theirs.
+        """
+        failure: errors.KafkaError | None = None
+        for node in self._finisher.nodes():
+            try:
+                names.update(self._finisher.ongoing(owner.prefix, node))
+            except errors.KafkaError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _find(self, transactional_id: str, owner: Owner) -> Committable | None:
+        branch_id = BranchId.from_name(transactional_id)
+        if branch_id is None or branch_id.owner != owner:
+            return None
+        state = self._finisher.describe([transactional_id]).get(transactional_id)
+        if state is None or state.state != "Ongoing":
+            return None
+        return KafkaBranch(
+            transactional_id=transactional_id,
+            producer_id=state.producer_id,
+            producer_epoch=state.producer_epoch,
+            partitions={},
+            cluster_id=self._finisher.cluster_id(),
+            marker_topic=None,
+            began_at=state.started_at,
+            timeout_ms=state.timeout_ms,
+        ).committable(branch_id)
 
     # -- on the driver -----------------------------------------------------------------------------
 
@@ -280,7 +307,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             self._finisher.cluster_id(),
             self._resolve_timeout(),
             self._max_message_bytes(),
-            self._finisher.brokers(),
+            len(self._finisher.nodes()),
         )
 
     def _check_topic(self, topic: str) -> None:

@@ -23,7 +23,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest
 from sparkonce.sinks.kafka.branch import KafkaBranch
 
 FENCING_VERSION: Final = 5
-"""From this version of EndTxn on (Kafka 4.0) the broker fences the producer as it ends."""
+"""From this version of EndTxn on (Kafka 4.0, its features finalized) the broker also fences."""
 
 STABLE_OFFSETS_VERSION: Final = 8
 MANY_KEYS_VERSION: Final = 4

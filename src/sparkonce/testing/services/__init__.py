@@ -10,6 +10,7 @@ with start_services(["kafka", "postgres", "s3mock"]) as services:
 They run as containers where a Docker engine answers, else as local processes.
 """
 
+from sparkonce.testing.services.cluster import KafkaCluster, start_kafka_cluster
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.server import (
     KafkaServer,
@@ -33,6 +34,7 @@ from sparkonce.testing.services.services import (
 
 __all__ = [
     "KINDS",
+    "KafkaCluster",
     "KafkaServer",
     "KafkaSettings",
     "PostgresServer",
@@ -46,6 +48,7 @@ __all__ = [
     "s3a_jars",
     "spark_jdbc_jars",
     "spark_kafka_jars",
+    "start_kafka_cluster",
     "start_services",
     "unavailable",
 ]

@@ -21,6 +21,7 @@ OLDEST_JAVA = 17
 IVY_FILE = Path(__file__).with_name("ivy.xml")
 JAR_SETS: Mapping[str, str] = {
     "broker": "downloading Kafka",
+    "broker-3.9": "downloading Kafka 3.9",
     "connector": "downloading Spark's Kafka connector",
     "s3mock": "downloading S3Mock",
     "s3a": "downloading Hadoop's S3A",

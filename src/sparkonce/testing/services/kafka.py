@@ -1,4 +1,4 @@
-"""A single-node Kafka (KRaft) as a local process."""
+"""One node of Kafka (KRaft) as a local process: all of a cluster, or one of several."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import base64
 import socket
 import struct
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, class_path, java
-from sparkonce.testing.services.process import Command, Guard, free_port, log_tail
+from sparkonce.testing.services.process import Command, Guard, free_port, is_port_taken, log_tail
 from sparkonce.testing.services.server import KafkaServer, KafkaSettings, LocalPlan, LocalRuntime
 
 SETTINGS: Mapping[str, str] = {
@@ -33,6 +34,8 @@ SETTINGS: Mapping[str, str] = {
     "log.cleaner.dedupe.buffer.size": "4194304",  # by default 128 MB of a small heap
 }
 HEAP = "512m"
+KafkaVersion = Literal["4.3", "3.9"]
+JARS: Mapping[KafkaVersion, str] = {"4.3": "broker", "3.9": "broker-3.9"}
 METADATA_KEY, METADATA_VERSION = 3, 1
 
 
@@ -44,10 +47,14 @@ def local_kafka(
     *,
     quick_start: bool = True,
     protocols: Mapping[str, str] | None = None,
+    version: KafkaVersion = "4.3",
+    format_flags: Sequence[str] = (),
+    heap: str = HEAP,
 ) -> KafkaServer:
     """Make the data folder if it is new, and give the server, not started yet.
 
-    `protocols` names more listeners, each with its security protocol.
+    `protocols` names more listeners, each with its security protocol. `format_flags` are of
+    `kafka-storage.sh format`; by default the folder is of a new cluster.
     """
     controller = free_port()
     more = {name: f"127.0.0.1:{free_port()}" for name in protocols or {}}
@@ -67,22 +74,27 @@ def local_kafka(
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     log = folder / "kafka.log"
     argv = [
-        *(java(), f"-Xmx{HEAP}", *JVM_FLAGS, *([QUICK_START] if quick_start else [])),
+        *(java(), f"-Xmx{heap}", *JVM_FLAGS, *([QUICK_START] if quick_start else [])),
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-        *("-cp", class_path("broker", guard)),
+        *("-cp", class_path(JARS[version], guard)),
     ]
     if not (folder / "data" / "meta.properties").exists():
-        cluster_id = "S" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
-        tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties)]
+        flags = format_flags or ["-t", new_cluster_id()]
+        tool = ["kafka.tools.StorageTool", "format", *flags, "-c", str(properties)]
         if guard.run(Command([*argv, *tool], log=log)) != 0:
             raise ServiceError(f"Kafka's data folder cannot be made: {log_tail(log)}")
+    is_ready = is_port_taken if settings["process.roles"] == "controller" else answers_metadata
     plan = LocalPlan(
         name="Kafka",
         command=Command([*argv, "kafka.Kafka", str(properties)], log=log),
         port=port,
-        is_ready=lambda: answers_metadata(port),
+        is_ready=lambda: is_ready(port),
     )
     return KafkaServer(LocalRuntime(plan, guard), KafkaSettings(f"127.0.0.1:{port}", more))
+
+
+def new_cluster_id() -> str:
+    return "S" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 
 def answers_metadata(port: int) -> bool:

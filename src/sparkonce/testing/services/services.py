@@ -15,7 +15,7 @@ from typing import Literal, Self, cast, get_args
 from sparkonce.testing.services.containers import choose_backend, container_server
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.java import ivy_jar, jar_dir, java
-from sparkonce.testing.services.kafka import local_kafka
+from sparkonce.testing.services.kafka import KafkaVersion, local_kafka
 from sparkonce.testing.services.postgres import find_binaries, local_postgres, unprivileged_user
 from sparkonce.testing.services.process import Guard, free_port, is_port_taken
 from sparkonce.testing.services.s3 import go, local_s3mock, local_versitygw, versitygw_dir
@@ -78,6 +78,7 @@ def start_services(
     ports: Mapping[str, int] | None = None,
     kafka_config: Mapping[str, str] | None = None,
     postgres_config: Mapping[str, str] | None = None,
+    kafka_version: KafkaVersion = "4.3",
     quick_start: bool = True,
     kafka_listeners: Mapping[str, str] | None = None,
 ) -> Services:
@@ -89,6 +90,7 @@ def start_services(
         ports: by kind; free ones are taken for the others. All listen on 127.0.0.1 only.
         kafka_config: more broker settings, as in server.properties.
         postgres_config: more server settings, as in postgresql.conf.
+        kafka_version: an older one is downloaded at its first use; of local processes only.
         quick_start: False lets a local Kafka's JVM optimise in full, for benchmarks.
         kafka_listeners: more listeners of a local Kafka: the security protocol by name, as
             ``{"CLIENTS": "SASL_SSL"}``. `kafka_config` has their settings.
@@ -100,7 +102,7 @@ def start_services(
     chosen = _checked_ports(wanted, ports or {})
     if not wanted:
         return Services({})
-    if choose_backend() == "docker":
+    if choose_backend() == "docker" and kafka_version == "4.3":
         if kafka_listeners:
             raise ServiceError(
                 "kafka_listeners are for a local Kafka only, and this one is a container; "
@@ -110,7 +112,13 @@ def start_services(
 
     makers: Mapping[ServiceKind, Callable[[Path, Guard, int], Server]] = {
         "kafka": lambda folder, guard, port: local_kafka(
-            folder, guard, port, kafka_config, quick_start=quick_start, protocols=kafka_listeners
+            folder,
+            guard,
+            port,
+            kafka_config,
+            quick_start=quick_start,
+            protocols=kafka_listeners,
+            version=kafka_version,
         ),
         "postgres": lambda folder, guard, port: local_postgres(
             folder, guard, port, postgres_config
@@ -118,7 +126,7 @@ def start_services(
         "s3mock": local_s3mock,
         "versitygw": local_versitygw,
     }
-    root = _make_root(data_dir)
+    root = make_root(data_dir)
 
     def start(kind: ServiceKind, guard: Guard) -> Server:
         server = makers[kind](root / kind, guard, chosen[kind] or free_port())
@@ -182,7 +190,7 @@ def _start_containers(
     return Services(servers)
 
 
-def _make_root(data_dir: Path | None) -> Path:
+def make_root(data_dir: Path | None) -> Path:
     if data_dir is not None:
         data_dir.mkdir(parents=True, exist_ok=True)
         return data_dir.absolute()
