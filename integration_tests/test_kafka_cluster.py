@@ -353,7 +353,8 @@ def test_coordinator_killed_before_it_could_answer(
     real = finisher_module._coordinator
     monkeypatch.setattr(finisher_module, "_coordinator", first_the_old_one)
     sink._finisher.end_fences()
-    connection = sink._finisher._connection._admin._manager._conns[old]
+    admin, _ = sink._finisher._connection._connected()
+    connection = admin._manager._conns[old]
     with frozen(world, old), ThreadPoolExecutor(1) as pool:
         committing = pool.submit(sink.commit, prepared)
         eventually(lambda: len(connection.in_flight_requests) > 0, "EndTxn is on its way")
