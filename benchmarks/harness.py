@@ -79,7 +79,7 @@ def make_source(
 ) -> Path:
     """Parquet files of `columns`, two for each batch (one a task), in the order of the batches."""
     path = folder / f"source-{rows}-{batches}"
-    (spark.range(0, rows, 1, 2 * batches).selectExpr(*columns).write.parquet(str(path)))
+    spark.range(0, rows, 1, 2 * batches).selectExpr(*columns).write.parquet(str(path))
     for number, file in enumerate(sorted(path.glob("part-*.parquet"))):
         os.utime(file, (number, number))  # Spark takes the oldest first
     return path

@@ -413,9 +413,10 @@ def test_credentials_of_the_registry(
 
 
 def test_registry_that_does_not_answer(job: Job) -> None:
-    """Refused, naming its address without the password that it holds; no row has moved."""
+    """Refused, naming its address and no password; no row has moved."""
     job.add({"id": 1})
-    url = {"url": "http://writer:hunter2@127.0.0.1:1", "max.retries": 0}
+    login = {"basic.auth.user.info": "writer:hunter2"}
+    url = {"url": "http://127.0.0.1:1", "max.retries": 0, **login}
     with pytest.raises(StreamingQueryException, match=r"http://127\.0\.0\.1:1") as failed:
         job.run("id long", job.sink(value_format="avro", schema_registry=url))
     assert "ConfigurationError" in str(failed.value)

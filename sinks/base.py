@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner, is_label
@@ -59,8 +59,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             Sinks with different `select` are still written in one pass over the batch.
         transform: any function from DataFrame to DataFrame, applied before `select`, so that this
             sink can get other rows. It costs a snapshot of the batch and a pass of its own.
-        writers: how many Spark tasks write a batch, after a shuffle; default: one for each of its
-            partitions. Sinks with different `writers` get passes over a snapshot of the batch.
+        writers: 1 brings a whole batch to one Spark task, by a shuffle; default: a task for each
+            of its partitions. Beside sinks with more tasks it costs a snapshot of the batch.
 
     Attributes:
         columns: a sink may set it to make, of the columns that `select` leaves, those that `write`
@@ -69,7 +69,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
     Raises:
         ConfigurationError: the name has other characters than A-Z a-z 0-9 _ and -, or is longer
-            than 32; `select` is empty; or `writers` is less than 1.
+            than 32; `select` is empty; or `writers` is another number than 1.
     """
 
     kind: ClassVar[str] = "sink"
@@ -81,7 +81,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: int | None = None,
+        writers: Literal[1] | None = None,
     ) -> None:
         self.name = self.kind if name is None else name
         if not is_label(self.name):
@@ -92,8 +92,9 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             raise ConfigurationError(
                 f"{self.name}: select={select!r} must be a list of SQL expressions, or be left out"
             )
-        if writers is not None and writers < 1:
-            raise ConfigurationError(f"{self.name}: writers={writers} must be 1 or more")
+        if writers not in {None, 1}:
+            # Spark deals rows out to more tasks by their content: another replay, another share.
+            raise ConfigurationError(f"{self.name}: writers={writers!r} must be 1, or be left out")
         self.select = None if select is None else tuple(select)
         self.transform = transform
         self.writers = writers

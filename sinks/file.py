@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,7 +59,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: int | None = None,
+        writers: Literal[1] | None = None,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._folder = Path(folder).expanduser().absolute()

@@ -3,8 +3,8 @@
     DataFrame ─► each sink's columns, and a hash of each row ─► mapInArrow(PartitionWriter)
               ◄─ one summary per partition: committables, rows, fingerprints
 
-Sinks that take the batch's own rows share one pass for each number of `writers`. One with a
-`transform` gets a pass of its own.
+Sinks that take the batch's own rows share one pass, or two where some of them want one writer. One
+with a `transform` gets a pass of its own.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal, Protocol, TypeAlias, TypeVar
@@ -50,7 +50,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, TransactionId
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner, TransactionId
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.txn_log.base import TransactionLog
@@ -503,8 +503,9 @@ class Coordinator:
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
         aborted = 0
+        failures: list[Exception] = []
         for owner in (self.incarnation.owner, *self.incarnation.retired):
-            for found in sink.find_branches(owner):
+            for found in _found(sink, owner, failures):
                 branch_id = found.branch_id
                 of_other_sink = branch_id.sink != sink.name and branch_id.sink in self._all_sinks
                 younger = branch_id.token > self.incarnation.token
@@ -517,6 +518,8 @@ class Coordinator:
                     logger.warning("%s could not be aborted now", branch_id, exc_info=True)
         if aborted:
             logger.info("%r: aborted %d left-over branches", sink, aborted)
+        if failures:
+            raise failures[0]
 
     # -- helpers that hold no choices --------------------------------------------------------------
 
@@ -553,6 +556,14 @@ class Coordinator:
             reraise=True,
         )
         return retrying(action)
+
+
+def _found(sink: AnySink, owner: Owner, failures: list[Exception]) -> Iterator[Committable]:
+    """What `find_branches` gives; its error comes last and keeps no other owner's branches back."""
+    try:
+        yield from sink.find_branches(owner)
+    except Exception as error:  # noqa: BLE001 - raised after the others
+        failures.append(error)
 
 
 def _commit_once(

@@ -603,6 +603,30 @@ def test_branch_that_cannot_be_aborted_keeps_no_other_alive(world: World) -> Non
     assert set(store.prepared) == {str(branches[0])}
 
 
+def test_owner_that_cannot_be_listed_keeps_no_older_one_alive(world: World) -> None:
+    """A checkpoint that was replaced: its orphans go although ours cannot be listed now."""
+    world.start(Process())
+    old = Owner(SqliteLog(world.path).log_id, QUERY_ID)
+    orphan = BranchId(old, 7, 1, "left", 0, 1)
+    world.stores["left"].prepared[str(orphan)] = [0]
+    answers = iter([ConnectionError("no answer")])
+
+    def fail_once(verb: str) -> None:
+        if verb == "find_branches" and (error := next(answers, None)):
+            raise error
+
+    def prepare(sinks: list[MemorySink]) -> None:
+        sinks[0].fail = fail_once
+
+    world.prepare_sinks = prepare  # type: ignore[assignment]
+    fresh = {"query_id": QUERY_ID.replace("1", "a"), "replaces": QUERY_ID, "batch_id": 0}
+    nothing = {"offsets": {}, "checkpoint_log_id": None, "checkpoint_pipeline": None}
+    world.spark.committed = -1
+    world.coordinator(Process(), **fresh, **nothing).recover()
+    assert next(answers, None) is None
+    assert str(orphan) not in world.stores["left"].prepared
+
+
 def test_sweep_leaves_younger_foreign_and_decided_branches_alone(world: World) -> None:
     """Only branches of this query, with a token not above ours, that no record names, go."""
     process = Process()

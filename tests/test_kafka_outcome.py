@@ -253,6 +253,13 @@ def test_refused_and_no_marker(
     assert lost.value.branch_id == BRANCH
 
 
+def test_fenced_as_after_a_commit_and_no_proof() -> None:
+    """The topic may have been made anew, without the marker: not called lost."""
+    finisher = PaperFinisher(ends=[errors.ProducerFencedError], state=state("Empty", epoch=1))
+    with pytest.raises(CommitUnresolvedError, match="was fenced, as it is after a commit"):
+        outcome(finisher).commit(committable())
+
+
 def test_timed_out() -> None:
     """The error says that it was the timeout, and how long that is."""
     finisher = PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"))

@@ -233,6 +233,7 @@ def test_producer_connects_to_every_broker_of_a_small_cluster(
         ({"topic": ".."}, "topic"),
         ({"transaction_timeout_ms": 10}, "transaction_timeout_ms=10"),
         ({"name": "a b"}, "name="),
+        ({"writers": 2}, "writers=2"),
     ],
 )
 def test_argument_that_cannot_work(arguments: dict[str, object], word: str) -> None:

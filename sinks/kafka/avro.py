@@ -235,8 +235,19 @@ def _fit_record(kind: pa.StructType, record: Any, parsed: _Parsed, path: str) ->
             raise ConfigurationError(
                 f"{_below(path, name)}: the schema needs it, and there is no such column"
             )
+        if name not in columns and isinstance(item["default"], str) and _is_bytes(item, parsed):
+            raise ConfigurationError(
+                f"{_below(path, name)}: there is no such column, and a default that is bytes "
+                "cannot be written; give the column in select="
+            )
     fits = {n: _fit(c.type, fields[n]["type"], parsed, _below(path, n)) for n, c in columns.items()}
     return pa.struct(list(fits.items()))
+
+
+def _is_bytes(item: Any, parsed: _Parsed) -> bool:
+    schema = item["type"]
+    one, _ = parsed.resolved(schema[0] if isinstance(schema, list) else schema)
+    return one["type"] in {"bytes", "fixed"}
 
 
 def _below(path: str, name: str) -> str:
@@ -303,7 +314,11 @@ class AvroSchema:
         has_millis = "-millis" in self.text
         head = b"\0" + self.schema_id.to_bytes(4, "big")
         encoded: list[bytes | None] = []
-        for row in _objects(rows):
+        try:
+            objects = _objects(rows)
+        except UnicodeDecodeError:
+            raise RowError(f"{self.column!r} has text that is not UTF-8") from None
+        for row in objects:
             if row is None:
                 encoded.append(None)
                 continue

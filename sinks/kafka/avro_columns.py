@@ -36,10 +36,12 @@ class AvroColumns:
                 "a schema belongs to a topic: rows in Avro need the sink's own topic, "
                 "KafkaSink('orders', …)"
             )
-        if config is None:
+        if not isinstance(config, Mapping):
             raise ConfigurationError(
                 'rows in Avro need a schema registry: schema_registry={"url": "http://host:8081"}'
             )
+        if not isinstance(value_schema, str | None):
+            raise ConfigurationError("value_schema= is the text of a schema: give json.dumps(…)")
         self._registry = Registry(dict(config))
         if value_schema is not None:
             if self._registry.uses_latest:

@@ -181,9 +181,7 @@ class Doorkeeper:
         """The refusal behind an error of a client that has been let in."""
         refused = refusal(error, self._settings)
         if refused is None and isinstance(error, errors.NodeNotReadyError):
-            is_first = self._manager.cluster.is_bootstrap
-            known = list(self._refused.items())
-            refused = next((told for node, told in known if not is_first(node)), None)
+            refused = next((self._refused[n] for n in error.args if n in self._refused), None)
         if refused is not None:
             refused.final = False
         return refused

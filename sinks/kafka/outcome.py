@@ -243,6 +243,13 @@ class Outcome:
             )
         if state is not None and (state.state in _COMMITTED or _is_open(branch, state)):
             raise self._unresolved(branch_id, f"EndTxn was refused ({_text(refusal)}), yet {story}")
+        if state is not None and _may_be_fenced(branch, state):
+            raise self._unresolved(
+                branch_id,
+                "its producer was fenced, as it is after a commit, and the proof of one is not "
+                f"there; if the topic {branch.marker_topic!r} was made anew, it went with the old "
+                f"one. Check the topics and settle the batch in the transaction log ({story})",
+            )
         age_s, kept_s = time.time() - branch.began_at, patience(self._proof_kept_s)
         if age_s > kept_s * 0.9:
             raise self._unresolved(
@@ -345,6 +352,12 @@ def _is_complete(branch: KafkaBranch, state: TransactionState) -> bool:
 def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
     held = (state.producer_id, state.producer_epoch)
     return state.state == "Ongoing" and held == (branch.producer_id, branch.producer_epoch)
+
+
+def _may_be_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
+    """Whether `_fence` may have left this behind, as it does after a commit."""
+    fenced = (branch.producer_id, branch.producer_epoch + 1)
+    return state.state == "Empty" and (state.producer_id, state.producer_epoch) == fenced
 
 
 def _story(branch: KafkaBranch, state: TransactionState | None) -> str:

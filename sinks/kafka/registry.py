@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.client import CONFLICT, FORBIDDEN, NOT_FOUND, UNAUTHORIZED
 from typing import Final
-from urllib.parse import urlsplit
 
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -46,6 +45,12 @@ class Registry:
         url = self.config.get("url")
         if not isinstance(url, str) or not url.startswith("http"):
             raise ConfigurationError('schema_registry: give {"url": "http://host:8081", …}')
+        if "@" in url:
+            # The client's own log would show it.
+            raise ConfigurationError(
+                "schema_registry['url'] holds a user; give it as 'basic.auth.user.info': "
+                '"user:password"'
+            )
         for name, value in self.config.items():
             if callable(value):
                 raise ConfigurationError(
@@ -65,9 +70,8 @@ class Registry:
 
     @property
     def where(self) -> str:
-        """The addresses, without the user and password that they may hold."""
-        urls = (urlsplit(url.strip()) for url in str(self.config["url"]).split(","))
-        return ",".join(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}" for url in urls)
+        """The addresses."""
+        return str(self.config["url"])
 
     def settle(self, subject: str, text: str | None) -> tuple[int, str]:
         """The id and text of the schema with which this subject's rows are written.
@@ -141,8 +145,5 @@ class Registry:
             for name, value in self.config.items()
             if any(word in name for word in _SECRET) and value
         }
-        logins = {str(self.config.get("basic.auth.user.info", ""))}
-        for url in str(self.config["url"]).split(","):
-            logins.add(url.strip().rpartition("@")[0].rpartition("//")[2])
-        found |= logins | {login.partition(":")[2] for login in logins}
+        found.add(str(self.config.get("basic.auth.user.info", "")).partition(":")[2])
         return sorted(filter(None, found), key=len, reverse=True)

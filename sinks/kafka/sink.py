@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from confluent_kafka import KafkaException, Producer
 from kafka import errors
@@ -123,7 +123,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: int | None = None,
+        writers: Literal[1] | None = None,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         if topic is not None:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import psycopg
 
@@ -92,7 +92,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: int | None = None,
+        writers: Literal[1] | None = None,
         lock_timeout: float = 30.0,
         statement_timeout: float = 600.0,
     ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import pyarrow as pa
 
@@ -88,7 +88,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: int | None = None,
+        writers: Literal[1] | None = None,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._place = Place.from_url(url)
