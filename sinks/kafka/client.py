@@ -181,7 +181,11 @@ class Doorkeeper:
         """The refusal behind an error of a client that has been let in."""
         refused = refusal(error, self._settings)
         if refused is None and isinstance(error, errors.NodeNotReadyError):
-            refused = next((self._refused[n] for n in error.args if n in self._refused), None)
+            # It names its broker by number, or has found none at all.
+            named = [node for node in error.args if isinstance(node, int)]
+            is_first = self._manager.cluster.is_bootstrap
+            nodes = named or [node for node in list(self._refused) if not is_first(node)]
+            refused = next((self._refused[node] for node in nodes if node in self._refused), None)
         if refused is not None:
             refused.final = False
         return refused

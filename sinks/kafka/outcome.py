@@ -164,21 +164,20 @@ class Outcome:
         state = self._describe(branch.transactional_id)
         if state is not None and _is_complete(branch, state):
             missing = self._unmarked(branch)
-            hidden = [topic for topic, numbers in missing.items() if not numbers]
-            if hidden:
-                raise MarkersPendingError(
-                    f"committed, and the broker has left out its markers in {hidden[0]}; to let "
-                    f"them be written, allow Describe on the topic {hidden[0]} and ClusterAction "
-                    "on the cluster"
-                )
-            if missing:
+            seen = {topic: numbers for topic, numbers in missing.items() if numbers}
+            if seen:
                 logger.warning(
                     "%s is committed and the broker has left out its markers in %s: writing them",
                     branch.transactional_id,
-                    missing,
+                    seen,
                 )
-                self._finisher.write_commit_markers(
-                    missing, branch.producer_id, state.producer_epoch
+                self._finisher.write_commit_markers(seen, branch.producer_id, state.producer_epoch)
+            if hidden := missing.keys() - seen.keys():
+                topic = min(hidden)
+                raise MarkersPendingError(
+                    f"committed, and the broker has left out its markers in {topic}; to let them "
+                    f"be written, allow Describe on the topic {topic} and ClusterAction on the "
+                    "cluster"
                 )
         raise MarkersPendingError("committed, and not yet visible in every partition")
 
