@@ -17,6 +17,7 @@ from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 from tests.simulation.systems import SimSink
 from tests.simulation.world import TaskFailed, World
+from tests.world import row_hash
 
 if TYPE_CHECKING:
     from tests.simulation.drivers import Driver
@@ -126,7 +127,7 @@ class SimBatch:
             wanting = [s for s in sinks if rewrite is None or rewrite.wants(s.name, partition)]
             if not rows or not wanting:
                 continue
-            content = Fingerprint("sim", len(rows), sum(hash((row, 7)) for row in rows) % 2**64)
+            content = Fingerprint("sim", len(rows), sum(map(row_hash, rows)) % 2**64)
             for committable in self._partition(wanting, incarnation, rewrite, rows):
                 branch_id = committable.branch_id
                 share = shares[branch_id.sink]
