@@ -7,6 +7,7 @@ last line of output is one JSON object.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -19,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+sys.path.append(sys.path.pop(0))  # this folder last: its kafka.py would hide the package `kafka`
 
 import psutil
 from rich.console import Console
@@ -158,6 +161,80 @@ def _peak_worker_memory() -> Iterator[list[float]]:
     finally:
         done.set()
         thread.join()
+
+
+def compare(
+    contenders: Mapping[str, Callable[[], Any]],
+    spark: SparkSession,
+    folder: Path,
+    *,
+    title: str,
+    baseline: str,
+    rows: int,
+    rounds: int,
+    small_batches: int,
+    schema: str = SCHEMA,
+    columns: Sequence[str] = COLUMNS,
+) -> None:
+    """Run two contenders over four large batches, then over small ones, and print both.
+
+    Args:
+        contenders: ours first; each call makes a fresh writer (see `run_query`).
+        spark: stopped at the end of the runs.
+        folder: for sources and checkpoints.
+        title: of the table.
+        baseline: what the ratios to the second contender are called.
+        rows: of the four large batches.
+        rounds: how many times each contender runs.
+        small_batches: of 100 rows.
+        schema: of the source.
+        columns: of the source, as SQL over `id`.
+    """
+
+    def run_all(*, rows: int, batches: int) -> dict[str, list[Run]]:
+        source = make_source(spark, folder, rows=rows, batches=batches, columns=columns)
+        return in_turn(
+            contenders, lambda w: run_query(spark, source, w, folder, schema), rounds=rounds
+        )
+
+    large = run_all(rows=rows, batches=4)
+    small = run_all(rows=100 * small_batches, batches=small_batches)
+    spark.stop()
+    figures = {
+        name: {
+            "all batches, rows/s": [run.rows_per_s(warm=False) for run in large[name]],
+            "warm batches, rows/s": [run.rows_per_s(warm=True) for run in large[name]],
+            "batch of 100 rows, ms": [run.small_ms for run in small[name]],
+            "Python worker, MiB": [run.worker_mib for run in large[name]],
+        }
+        for name in contenders
+    }
+    report(title, figures)
+    ours, theirs = (
+        {key: statistics.median(values) for key, values in figures[name].items()}
+        for name in contenders
+    )
+    ratios = {key: ours[key] / theirs[key] for key in ours}
+    finish(
+        rows_per_s=ours["all batches, rows/s"],
+        rows_per_s_warm=ours["warm batches, rows/s"],
+        small_batch_ms=ours["batch of 100 rows, ms"],
+        worker_mib=ours["Python worker, MiB"],
+        **{
+            f"ratio_to_{baseline}": ratios["all batches, rows/s"],
+            f"ratio_to_{baseline}_warm": ratios["warm batches, rows/s"],
+            f"ratio_small_batch_to_{baseline}": ratios["batch of 100 rows, ms"],
+        },
+    )
+
+
+def arguments(description: str | None) -> dict[str, int]:
+    """What the command line says of `rows`, `rounds` and `small_batches`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small-batches", type=int, default=10)
+    return vars(parser.parse_args())
 
 
 def in_turn(

@@ -8,17 +8,11 @@ lz4), to a topic with two partitions on one broker.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 import uuid
-from functools import partial
 from typing import TYPE_CHECKING
 
-sys.path.append(sys.path.pop(0))  # this folder last: this file would hide the package `kafka`
-
 from confluent_kafka.admin import AdminClient, NewTopic
-from harness import finish, in_turn, make_source, report, run_query, scratch, spark_session
+from harness import arguments, compare, scratch, spark_session
 
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import KafkaSink
@@ -55,51 +49,22 @@ def sparks_own(kafka: KafkaServer) -> dict[str, str]:
 
 def main(*, rows: int, rounds: int, small_batches: int) -> None:
     with scratch() as folder, start_services(["kafka"], quick_start=False) as up:
-        spark = spark_session(up)
-        source = partial(make_source, spark, folder, columns=COLUMNS)
-        contenders = {
-            "sparkonce": lambda: exactly_once(up.kafka, folder),
-            "Spark's own": lambda: sparks_own(up.kafka),
-        }
-        large = source(rows=rows, batches=4)
-        runs = in_turn(
-            contenders, lambda w: run_query(spark, large, w, folder, SCHEMA), rounds=rounds
+        compare(
+            {
+                "sparkonce": lambda: exactly_once(up.kafka, folder),
+                "Spark's own": lambda: sparks_own(up.kafka),
+            },
+            spark_session(up),
+            folder,
+            title=f"{rows:,} records of about 100 bytes in 4 batches into Kafka",
+            baseline="spark_kafka",
+            rows=rows,
+            rounds=rounds,
+            small_batches=small_batches,
+            schema=SCHEMA,
+            columns=COLUMNS,
         )
-        small = source(rows=100 * small_batches, batches=small_batches)
-        small_runs = in_turn(
-            contenders, lambda w: run_query(spark, small, w, folder, SCHEMA), rounds=rounds
-        )
-        spark.stop()
-    figures = {
-        name: {
-            "all batches, rows/s": [run.rows_per_s(warm=False) for run in runs[name]],
-            "warm batches, rows/s": [run.rows_per_s(warm=True) for run in runs[name]],
-            "batch of 100 rows, ms": [run.small_ms for run in small_runs[name]],
-            "Python worker, MiB": [run.worker_mib for run in runs[name]],
-        }
-        for name in contenders
-    }
-    report(f"{rows:,} records of about 100 bytes in 4 batches into Kafka", figures)
-    ours, theirs = (
-        {key: statistics.median(values) for key, values in figures[name].items()}
-        for name in contenders
-    )
-    finish(
-        rows_per_s=ours["all batches, rows/s"],
-        rows_per_s_warm=ours["warm batches, rows/s"],
-        small_batch_ms=ours["batch of 100 rows, ms"],
-        worker_mib=ours["Python worker, MiB"],
-        ratio_to_spark_kafka=ours["all batches, rows/s"] / theirs["all batches, rows/s"],
-        ratio_to_spark_kafka_warm=ours["warm batches, rows/s"] / theirs["warm batches, rows/s"],
-        ratio_small_batch_to_spark_kafka=(
-            ours["batch of 100 rows, ms"] / theirs["batch of 100 rows, ms"]
-        ),
-    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small-batches", type=int, default=10)
-    main(**vars(parser.parse_args()))
+    main(**arguments(__doc__))

@@ -8,14 +8,12 @@ Both sides write the same rows: JSON to Kafka, typed columns to Postgres and Par
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
-from harness import finish, in_turn, make_source, report, run_query, scratch, spark_session
+from harness import arguments, compare, scratch, spark_session
 
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
@@ -100,52 +98,21 @@ class Places:
 def main(*, rows: int, rounds: int, small_batches: int) -> None:
     s3 = "s3mock" if "versitygw" in unavailable() else "versitygw"
     with scratch() as folder, start_services(["kafka", "postgres", s3], quick_start=False) as up:
-        spark = spark_session(up)
-        places = Places(up)
-        contenders = {
-            "sparkonce": lambda: places.exactly_once(folder),
-            "Spark's own": places.sparks_own,
-        }
-        figures: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
-        large = make_source(spark, folder, rows=rows, batches=4)
-        runs = in_turn(
-            contenders, lambda writer: run_query(spark, large, writer, folder), rounds=rounds
+        spark, places = spark_session(up), Places(up)
+        compare(
+            {
+                "sparkonce": lambda: places.exactly_once(folder),
+                "Spark's own": places.sparks_own,
+            },
+            spark,
+            folder,
+            title=f"{rows:,} rows in 4 batches into Kafka, Postgres and S3 ({s3})",
+            baseline="spark_three_sinks",
+            rows=rows,
+            rounds=rounds,
+            small_batches=small_batches,
         )
-        small = make_source(spark, folder, rows=100 * small_batches, batches=small_batches)
-        small_runs = in_turn(
-            contenders, lambda writer: run_query(spark, small, writer, folder), rounds=rounds
-        )
-        spark.stop()
-    for name in contenders:
-        figures[name] = {
-            "all batches, rows/s": [run.rows_per_s(warm=False) for run in runs[name]],
-            "warm batches, rows/s": [run.rows_per_s(warm=True) for run in runs[name]],
-            "batch of 100 rows, ms": [run.small_ms for run in small_runs[name]],
-            "Python worker, MiB": [run.worker_mib for run in runs[name]],
-        }
-    report(f"{rows:,} rows in 4 batches into Kafka, Postgres and S3 ({s3})", figures)
-    ours, theirs = (
-        {key: statistics.median(values) for key, values in figures[name].items()}
-        for name in contenders
-    )
-    finish(
-        rows_per_s=ours["all batches, rows/s"],
-        rows_per_s_warm=ours["warm batches, rows/s"],
-        small_batch_ms=ours["batch of 100 rows, ms"],
-        worker_mib=ours["Python worker, MiB"],
-        ratio_to_spark_three_sinks=ours["all batches, rows/s"] / theirs["all batches, rows/s"],
-        ratio_to_spark_three_sinks_warm=(
-            ours["warm batches, rows/s"] / theirs["warm batches, rows/s"]
-        ),
-        ratio_small_batch_to_spark_three_sinks=(
-            ours["batch of 100 rows, ms"] / theirs["batch of 100 rows, ms"]
-        ),
-    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--small-batches", type=int, default=10)
-    main(**vars(parser.parse_args()))
+    main(**arguments(__doc__))
