@@ -45,6 +45,11 @@ Columns: TypeAlias = "Callable[[pa.Schema, str], Sequence[str]]"
 """From the schema of a sink's columns and the name of a struct that holds them to SQL."""
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark's SQL takes it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     """A store that can prepare rows and then, from any process, commit or abort them.
 

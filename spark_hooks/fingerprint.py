@@ -26,6 +26,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from sparkonce.sinks.base import quoted
 from sparkonce.txn_log.record import Fingerprint
 
 if TYPE_CHECKING:
@@ -67,10 +68,6 @@ def free_name(names: Sequence[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _hash(parts: Sequence[str]) -> str:

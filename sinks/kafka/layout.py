@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.base import quoted
 from sparkonce.sinks.kafka.rows import CONVENTION, is_text
 
 Format: TypeAlias = Literal["json", "avro"]
@@ -89,10 +90,10 @@ class Layout:
         formats = {"value": self.value_format, "key": self.key_format}
         columns = []
         for name in schema.names:
-            column, chosen = f"{row}.{_quoted(name)}", formats.get(name)
+            column, chosen = f"{row}.{quoted(name)}", formats.get(name)
             if chosen is not None:
                 column = _encoded(column, name, schema.field(name).type, chosen)
-            columns.append(f"{column} AS {_quoted(name)}")
+            columns.append(f"{column} AS {quoted(name)}")
         return columns
 
     def _rows(self, schema: pa.Schema, row: str) -> list[str]:
@@ -124,9 +125,9 @@ class Layout:
                     f"key={name!r}: there is no such column; there are {', '.join(schema.names)}"
                 )
         if isinstance(key, str):
-            value = f"{row}.{_quoted(key)}"
+            value = f"{row}.{quoted(key)}"
             return _encoded(value, key, schema.field(key).type, self.key_format)
-        record = f"struct({', '.join(f'{row}.{_quoted(name)}' for name in names)})"
+        record = f"struct({', '.join(f'{row}.{quoted(name)}' for name in names)})"
         fields = [schema.field(name) for name in names]
         return _encoded(record, "key", pa.struct(fields), self.key_format)
 
@@ -157,7 +158,3 @@ def _has_one_text(kind: pa.DataType) -> bool:
     A time's depends on the session's zone, and a decimal's on spark.sql.ansi.enabled.
     """
     return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

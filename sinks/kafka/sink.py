@@ -17,7 +17,7 @@ from kafka.admin import ACLOperation
 from sparkonce.errors import ConfigurationError, PrepareRejectedError, SinkError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.kafka.access import PREFIX, TOPIC_RIGHTS, RefusedError, missing_right
+from sparkonce.sinks.kafka.access import PREFIX, RefusedError, missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import Finisher
@@ -323,11 +323,6 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
                 f"{self.where}: there is no topic {topic!r}. Create it: kafka-topics.sh "
                 f"--bootstrap-server {self._settings.bootstrap_servers} --create --topic {topic} "
                 "--partitions 6"
-            )
-        if found.error == errors.TopicAuthorizationFailedError.errno:
-            raise ConfigurationError(
-                f"{self.where}: {TOPIC_RIGHTS} is not allowed, and is needed; add the ACLs (see "
-                "docs/kafka.md)"
             )
         if found.error:
             raise errors.for_code(found.error)

@@ -10,7 +10,7 @@ import socket
 import ssl
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sparkonce.sinks.kafka.access import RefusedError
 
@@ -101,29 +101,22 @@ class Draining(socket.socket):
     broker's "wrong password" is followed by its end at once.
     """
 
+    _nothing_yet: ClassVar[type[OSError]] = BlockingIOError
     _has_read = False
 
     def recv(self, *args: Any, **kwargs: Any) -> bytes:
         data = super().recv(*args, **kwargs)
         if not data and self._has_read:
             self._has_read = False
-            raise BlockingIOError
+            raise self._nothing_yet
         self._has_read = bool(data)
         return data
 
 
-class TlsSocket(ssl.SSLSocket):
+class TlsSocket(Draining, ssl.SSLSocket):
     """Drains, and closes itself when its handshake fails."""
 
-    _has_read = False
-
-    def recv(self, *args: Any, **kwargs: Any) -> bytes:
-        data = super().recv(*args, **kwargs)
-        if not data and self._has_read:
-            self._has_read = False
-            raise ssl.SSLWantReadError
-        self._has_read = bool(data)
-        return data
+    _nothing_yet = ssl.SSLWantReadError
 
     def do_handshake(self, *args: Any, **kwargs: Any) -> None:
         try:
