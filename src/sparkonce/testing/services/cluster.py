@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 from sparkonce.testing.services.kafka import KafkaVersion, local_kafka, new_cluster_id
 from sparkonce.testing.services.process import Guard, free_port
-from sparkonce.testing.services.server import KafkaServer
+from sparkonce.testing.services.server import KafkaServer, ServerGroup
 from sparkonce.testing.services.services import make_root
 
 BROKERS = (1, 2, 3)
@@ -33,14 +31,15 @@ SETTINGS: Mapping[str, str] = {
 }
 
 
-class KafkaCluster:
-    """Running brokers. A context manager: they end with its block, and at the latest with us.
+class KafkaCluster(ServerGroup):
+    """Running brokers.
 
     Attributes:
         brokers: by node id. The controller is a process of its own and stays up.
     """
 
     def __init__(self, controller: KafkaServer, brokers: Mapping[int, KafkaServer]) -> None:
+        super().__init__([controller, *brokers.values()])
         self._controller = controller
         self.brokers = dict(brokers)
 
@@ -53,24 +52,6 @@ class KafkaCluster:
         self._controller.start()
         with ThreadPoolExecutor(len(self.brokers)) as pool:
             list(pool.map(KafkaServer.start, self.brokers.values()))
-
-    def close(self) -> None:
-        """End all of them for good. Their data is removed."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._controller.close)
-            for broker in self.brokers.values():
-                stack.callback(broker.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def start_kafka_cluster(

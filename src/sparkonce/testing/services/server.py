@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.process import POLL_S, Command, Guard, is_port_taken, log_tail
@@ -128,6 +130,25 @@ class Server:
     def close(self) -> None:
         """End it for good. Data in a temporary folder is removed."""
         self.runtime.close()
+
+
+class ServerGroup:
+    """Running servers. A context manager: they end with its block, and at the latest with us."""
+
+    def __init__(self, servers: Iterable[Server]) -> None:
+        self._all = tuple(servers)
+
+    def close(self) -> None:
+        """End all servers for good, the first one last. Temporary data is removed."""
+        with contextlib.ExitStack() as stack:  # one that fails does not keep the others alive
+            for server in self._all:
+                stack.callback(server.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)

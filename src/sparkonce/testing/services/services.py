@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Literal, Self, cast, get_args
+from types import MappingProxyType
+from typing import Literal, cast, get_args
 
 from sparkonce.testing.services.containers import choose_backend, container_server
 from sparkonce.testing.services.errors import ServiceError
@@ -19,7 +19,13 @@ from sparkonce.testing.services.kafka import KafkaVersion, local_kafka
 from sparkonce.testing.services.postgres import find_binaries, local_postgres, unprivileged_user
 from sparkonce.testing.services.process import Guard, free_port, is_port_taken
 from sparkonce.testing.services.s3 import go, local_s3mock, local_versitygw, versitygw_dir
-from sparkonce.testing.services.server import KafkaServer, PostgresServer, S3Server, Server
+from sparkonce.testing.services.server import (
+    KafkaServer,
+    PostgresServer,
+    S3Server,
+    Server,
+    ServerGroup,
+)
 
 ServiceKind = Literal["kafka", "postgres", "s3mock", "versitygw"]
 CONNECTOR_NEEDS = (4, 2)
@@ -27,10 +33,11 @@ S3A_NEEDS = "3.5.0"
 KINDS: tuple[ServiceKind, ...] = get_args(ServiceKind)
 
 
-class Services:
-    """Running servers. A context manager: they end with its block, and at the latest with us."""
+class Services(ServerGroup):
+    """Running servers, by kind."""
 
     def __init__(self, servers: Mapping[ServiceKind, Server]) -> None:
+        super().__init__(servers.values())
         self._servers = dict(servers)
         self.s3: Mapping[str, S3Server] = MappingProxyType(
             {kind: server for kind, server in servers.items() if isinstance(server, S3Server)}
@@ -52,23 +59,6 @@ class Services:
     @property
     def postgres(self) -> PostgresServer:
         return cast("PostgresServer", self["postgres"])
-
-    def close(self) -> None:
-        """End all servers for good. Temporary data is removed."""
-        with contextlib.ExitStack() as stack:  # one that fails does not keep the others alive
-            for server in self._servers.values():
-                stack.callback(server.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def start_services(
