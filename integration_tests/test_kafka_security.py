@@ -44,6 +44,7 @@ from cryptography.hazmat.primitives import serialization as pem
 from kafka import errors
 from pyspark import cloudpickle
 
+from integration_tests import test_kafka_sink as contract
 from integration_tests.test_kafka_sink import ROWS, VALUE, World, eventually, prepare
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -57,6 +58,9 @@ from sparkonce.sinks.kafka import oauth
 from sparkonce.testing.services import KafkaServer, start_services, unavailable
 
 Config = dict[str, Any]
+
+# The same tests' fixtures, with this module's `kafka` and `topic` behind them.
+owner, world = (getattr(contract, name) for name in ("owner", "world"))
 
 DOCS = Path(__file__).parents[1] / "docs" / "kafka.md"
 PASSWORDS = {name: f"pa55-for-{name}" for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")}
@@ -298,18 +302,6 @@ def topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> str:
 @pytest.fixture
 def rights(kafka: KafkaServer, topic: str) -> Rights:
     return Rights(kafka, topic)
-
-
-@pytest.fixture
-def world(kafka: KafkaServer, topic: str) -> Iterator[World]:
-    world = World(kafka, topic)
-    yield world
-    world.close()
-
-
-@pytest.fixture
-def owner(fresh_name: Callable[[], str]) -> Owner:
-    return Owner(fresh_name()[1:], "5e1f-00")
 
 
 @pytest.fixture

@@ -14,17 +14,10 @@ from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.rows import RowError, check_schema, messages_by_topic
 from sparkonce.sinks.kafka.settings import KafkaSettings
+from tests.test_kafka_settings import SASL
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIME = pa.timestamp("us", tz="UTC")
-SASL = {
-    "security.protocol": "sasl_ssl",
-    "sasl.mechanism": "SCRAM-SHA-512",
-    "sasl.username": "writer",
-    "sasl.password": "hunter2",
-    "ssl.ca.location": "/ca.pem",
-    "ssl.key.password": "letmein",
-}
 
 
 def batch(**columns: pa.Array) -> pa.RecordBatch:
