@@ -37,7 +37,7 @@ CONNECT_TIMEOUT_S: Final = 30.0
 INIT_TIMEOUT_S: Final = 60.0
 ABORT_TIMEOUT_S: Final = 5.0
 
-STATISTICS_INTERVAL_MS: Final = 20
+STATISTICS_INTERVAL_MS: Final = 10
 """How often librdkafka says its producer id: half of it is the mean wait of a prepare."""
 
 _QUEUE_FULL_WAIT_S: Final = 0.01
