@@ -282,8 +282,14 @@ def test_statement_quotes_names_and_leaves_percent_alone() -> None:
     record = Committable(
         BranchId(OWNER, 0, 1, "postgres", 0, DRIVER_ATTEMPT),
         {
-            **{"schema": 'a"b', "table": "100%", "columns": ["É%s", "id"], "key": ["id"]},
-            **{"staging": ["s2", "s1"], "rows": 2, "system": "7", "database": "shop"},
+            "schema": 'a"b',
+            "table": "100%",
+            "columns": ["É%s", "id"],
+            "key": ["id"],
+            "staging": ["s2", "s1"],
+            "rows": 2,
+            "system": "7",
+            "database": "shop",
             "prepared": True,
         },
         version=1,  # as before there were modes

@@ -286,7 +286,9 @@ BEGIN
                 'sparkonce_state', 'sparkonce_constraint', 'sparkonce_deleted']
         FROM {work} AS work WHERE sparkonce_round = sparkonce.round;
     DROP TABLE {work};
-    PERFORM set_config({setting}, refused::text, true);
+    IF refused > 0 THEN
+        PERFORM set_config({setting}, refused::text, true);
+    END IF;
 END
 """
 )
