@@ -6,10 +6,12 @@ Each mode on a real server, under both ways to hold a merge, and merged again af
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -30,9 +32,13 @@ from integration_tests.test_postgres_sink import (
     task,
     world_on,
 )
+from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 STATES = "id bigint PRIMARY KEY, status text, note text"
 CHANGES = pa.schema(
@@ -777,7 +783,8 @@ def test_deletion_that_is_refused_is_put_aside(world: World) -> None:
 def test_duplicate_key_is_no_rejected_row(world: World, order_by: str | None) -> None:
     """Which of the two is right nobody knows, also where the batch has to be taken apart."""
     world.table("id bigint PRIMARY KEY, status text CHECK (status <> 'bad'), ts bigint")
-    rows = changes((None, 1, 7, "a"), (None, 1, 8, "bad"), (None, 1, 7, "c")).drop_columns(["op"])
+    # Postgres meets the bad row first: from then on it sees one row after the other.
+    rows = changes((None, 1, 6, "bad"), (None, 1, 7, "a"), (None, 1, 7, "c")).drop_columns(["op"])
     sink = world.ready(rows.schema, key=["id"], order_by=order_by, dead_letter="rejects")
     with pytest.raises(PrepareRejectedError, match="id = 7"):
         prepare(sink, rows)
@@ -865,3 +872,56 @@ def test_role_with_the_least_rights_merges_and_rejects(world: World) -> None:
         sink.close()
     finally:
         world.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+# -- under Spark -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["prepare_batch.after", "decide.after", "commit.after"])
+def test_stream_of_changes_fails_and_is_replayed(
+    spark: SparkSession,
+    prepared: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    """Into a table that it creates, through foreachBatch; each change counts once."""
+    (tmp_path / "in").mkdir()
+
+    def fail(reached: str, _where: object) -> None:
+        if reached == point:
+            raise failpoints.InjectedError(reached)
+
+    def run(*rows: tuple[str, int, int, str | None]) -> None:
+        lines = [json.dumps(dict(zip(CHANGES.names, row, strict=True))) for row in rows]
+        path = tmp_path / "in" / f"{len(list((tmp_path / 'in').iterdir()))}.json"
+        path.write_text("\n".join(lines))
+        monkeypatch.setattr(failpoints, "handler", fail)
+        with pytest.raises(Exception, match=point.replace(".", r"\.")):
+            start()
+        monkeypatch.undo()
+        start()
+
+    def start() -> None:
+        sink = prepared.sink(
+            key=["id"],
+            order_by="ts",
+            delete="gone",
+            select=["id", "ts", "status", "op = 'D' AS gone"],
+            create="if_missing",
+            dead_letter="rejects",
+        )
+        pipeline = ExactlyOnce("changes", sinks=[sink], log=f"sqlite:///{tmp_path}/txn.db")
+        stream = spark.readStream.schema("op string, ts long, id long, status string")
+        query = stream.json(str(tmp_path / "in")).repartition(2).writeStream.foreachBatch(pipeline)
+        query = query.option("checkpointLocation", str(tmp_path / "ckpt"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    run(("I", 1, 1, "a"), ("I", 2, 2, "b"), ("U", 3, 1, "c"), ("I", 4, 3, "d"))
+    assert declared(prepared) == {"id": "bigint", "ts": "bigint", "status": "text"}
+    assert prepared.rows() == [(1, 3, "c"), (2, 2, "b"), (3, 4, "d")]
+    prepared.run(f"ALTER TABLE {prepared.schema}.orders ADD CHECK (status <> 'bad')")
+    run(("D", 5, 1, None), ("U", 6, 2, "bad"), ("D", 7, 3, None), ("I", 8, 3, "again"))
+    assert prepared.rows() == [(2, 2, "b"), (3, 8, "again")]
+    assert [(row[0], row[3]["ts"]) for row in rejected(prepared)] == [(1, 6)]
+    assert prepared.state() == (2, 2, 0, 0)
