@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ from integration_tests.test_postgres_sink import (
 )
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
-from sparkonce.sinks import PostgresSink
+from sparkonce.sinks import FileSink, PostgresSink
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 
 if TYPE_CHECKING:
@@ -665,6 +666,7 @@ def rejected(world: World, name: str = "rejects") -> list[tuple[Any, ...]]:
         ("id bigint, status char(3)", (7, "long"), "22001", None),
         ("id numeric(2,0), status text", (100, "x"), "22003", None),
         ("id bigint, status {s}.short", (7, "long"), "23514", "short_check"),
+        ("id bigint, status text) PARTITION BY LIST (status", (7, "homeless"), "23514", None),
         (
             "id bigint, status text, half numeric GENERATED ALWAYS AS (1 / (id - 7)) STORED",
             (7, "x"),
@@ -681,6 +683,11 @@ def test_row_that_violates_a_constraint_is_put_aside(
     world.run(f"INSERT INTO {world.schema}.known SELECT generate_series(0, 4)")
     world.run(f"CREATE DOMAIN {world.schema}.short AS text CHECK (length(value) < 4)")
     world.table(columns.format(s=world.schema))
+    if "PARTITION" in columns:
+        world.run(
+            f"CREATE TABLE {world.schema}.p PARTITION OF {world.schema}.orders "
+            "FOR VALUES IN ('ok', 'own')"
+        )
     world.run(f"INSERT INTO {world.schema}.orders VALUES (0, 'own')")
     sink = world.ready(SCHEMA_OF_STATES, dead_letter="rejects")
     good = [(n, "ok") for n in range(1, 5)]
@@ -849,6 +856,29 @@ def test_lost_merge_whose_key_was_taken(held_open: World, dead_letter: str | Non
     assert rejected(held_open) == [(0, "23505", "orders_pkey", {"id": 2, "status": "b"})]
 
 
+def test_role_that_may_read_and_update_some_columns_only(world: World) -> None:
+    """Those of the key, and those that an update sets."""
+    schema, role = world.schema, f"{world.schema}_role"
+    world.table(STATES)
+    world.run(f"INSERT INTO {schema}.orders VALUES (1, 'old', 'kept')")
+    world.run(
+        f"CREATE ROLE {role} LOGIN; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; "
+        f"GRANT INSERT, SELECT (id, status), UPDATE (status) ON {schema}.orders TO {role}"
+    )
+    try:
+        dsn = world.dsn.replace("postgres@", f"{role}@")
+        rows = pa.table({"id": [1, 2], "status": ["new", "new"], "note": ["n", "n"]})
+        with pytest.raises(ConfigurationError, match="may not read column 'note'"):
+            world.ready(rows.schema, key=["id"], dsn=dsn)
+        deliver(world.ready(rows.schema, key=["id"], update=["status"], dsn=dsn), rows)
+        deliver(world.ready(rows.schema, key=["id"], write="ignore", dsn=dsn), rows, batch=1)
+        assert world.rows() == [(1, "new", "kept"), (2, "new", "n")]
+        for sink in world.sinks:
+            sink.close()
+    finally:
+        world.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_role_with_the_least_rights_merges_and_rejects(world: World) -> None:
     schema, role = world.schema, f"{world.schema}_role"
     world.table("id bigint PRIMARY KEY, status text CHECK (status <> 'bad')")
@@ -925,3 +955,32 @@ def test_stream_of_changes_fails_and_is_replayed(
     assert prepared.rows() == [(2, 2, "b"), (3, 8, "again")]
     assert [(row[0], row[3]["ts"]) for row in rejected(prepared)] == [(1, 6)]
     assert prepared.state() == (2, 2, 0, 0)
+
+
+def test_violated_constraint_aborts_the_batch_in_every_sink(
+    spark: SparkSession, prepared: World, tmp_path: Path
+) -> None:
+    """Without a dead letter table; the replay delivers it to all once the constraint is gone."""
+    prepared.table("id bigint, status text CONSTRAINT known CHECK (status <> 'odd')")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"id": 1}\n{"id": 2, "status": "odd"}')
+
+    def run() -> None:
+        sinks = [FileSink(tmp_path / "out"), prepared.sink()]
+        pipeline = ExactlyOnce("orders", sinks=sinks, log=f"sqlite:///{tmp_path}/txn.db")
+        stream = spark.readStream.schema("id long, status string").json(str(tmp_path / "in"))
+        query = stream.writeStream.foreachBatch(pipeline)
+        query = query.option("checkpointLocation", str(tmp_path / "ckpt"))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    def delivered() -> list[int]:
+        files = (tmp_path / "out").glob("*.parquet")
+        return sorted(value for path in files for value in pq.read_table(path)["id"].to_pylist())
+
+    with pytest.raises(Exception, match='check constraint "known"'):
+        run()
+    assert (delivered(), prepared.state()) == ([], (0, 0, 0, 0))
+    prepared.run(f"ALTER TABLE {prepared.schema}.orders DROP CONSTRAINT known")
+    run()
+    assert (delivered(), prepared.state()) == ([1, 2], (2, 1, 0, 0))
