@@ -307,7 +307,7 @@ def test_staging_has_the_collations_of_the_table(prepared: World) -> None:
     """So that keys are equal and ordered in a batch as they are in the table."""
     prepared.table('id text COLLATE "POSIX" PRIMARY KEY, ids text[] COLLATE "C", name text')
     rows = pa.table({"id": ["a"], "ids": [["b"]], "name": ["c"]})
-    staged = stage(prepared.ready(rows.schema, key=["id"]), rows)
+    staged = stage(prepared.ready(rows.schema, key=["id"], order_by=["name", "ids"]), rows)
     query = (
         "SELECT attname, attcollation::regcollation::text FROM pg_attribute "
         "WHERE attnum > 0 AND attrelid = '{}.{}'::regclass ORDER BY 1"
@@ -385,6 +385,18 @@ def test_other_writer_takes_a_key_before_the_vote_ends(world: World, mode: str) 
         rival.commit()
         (merged,) = voting.result(DEADLINE_S)
     sink.commit(merged)
+    last = (3, "rival" if mode == "ignore" else "c", "r")
+    assert world.rows() == [*after[:-1], last]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_writer_takes_a_key_from_a_lost_merge(world: World, mode: str) -> None:
+    """Decided, lost, and merged again: what was inserted meanwhile is met as any other row."""
+    sink, rows, after = mode_of_world(world, mode)
+    committable = prepare(sink, rows)
+    lose(world, sink)
+    world.run(f"INSERT INTO {world.schema}.orders VALUES (3, 'rival', 'r')")
+    sink.commit(committable)
     last = (3, "rival" if mode == "ignore" else "c", "r")
     assert world.rows() == [*after[:-1], last]
 
@@ -490,6 +502,7 @@ def test_random_batches_of_changes_equal_a_model(prepared: World, dead_letter: s
         ({**CDC, "dead_letter": "{s}.orders"}, "dead_letter= must be another table"),
         ({**CDC, "dead_letter": "sparkonce_commits"}, "no table with the columns branch, batch_id"),
         ({**CDC, "dead_letter": "a b"}, "dead_letter='a b' is no name"),
+        ({**CDC, "dead_letter": "a.b.c"}, "dead_letter='a.b.c' must have a schema and a table"),
     ],
 )
 def test_setting_that_the_server_refuses(
@@ -509,8 +522,9 @@ def test_unique_index_in_which_nulls_are_equal(prepared: World) -> None:
     if version < 150_000:
         pytest.skip("NULLS NOT DISTINCT came with Postgres 15")
     prepared.table("id bigint UNIQUE NULLS NOT DISTINCT, status text")
-    with pytest.raises(ConfigurationError, match="NULLS NOT DISTINCT.*NOT NULL"):
-        prepared.ready(CHANGES, **CDC)
+    for options in ({"order_by": "status"}, {"write": "ignore"}, {"dead_letter": "rejects"}):
+        with pytest.raises(ConfigurationError, match="NULLS NOT DISTINCT.*NOT NULL"):
+            prepared.ready(SCHEMA_OF_STATES, key=["id"], **options)
     sink = prepared.ready(SCHEMA_OF_STATES, key=["id"])
     deliver(sink, states((None, "a")))
     deliver(sink, states((None, "b")), batch=1)
