@@ -17,9 +17,9 @@ through, whoever tries (I4), and makes the others wait there before they do any 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, Self, cast
+from typing import NoReturn
 
 import psycopg
 from psycopg import errors as pg
@@ -32,9 +32,10 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     PrepareRejectedError,
 )
-from sparkonce.model import BranchId, Committable, JsonValue
-from sparkonce.sinks.postgres.catalog import Target, system_identifier
+from sparkonce.model import BranchId
+from sparkonce.sinks.postgres.catalog import system_identifier
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
+from sparkonce.sinks.postgres.merge import REJECTED, Merge, duplicate_key, statements
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,
@@ -42,18 +43,16 @@ from sparkonce.sinks.postgres.sql import (
     READ_COMMITTED,
     Timeouts,
     commit_prepared,
-    duplicate_key,
     end_holders,
     find_marker,
     insert_marker,
-    merge,
     prepare,
     script,
     settings,
     staging_name,
 )
 
-PAYLOAD_VERSION = 1
+logger = logging.getLogger("sparkonce")
 
 _TRIES = 5
 _PASSING = (pg.DeadlockDetected, pg.SerializationFailure)
@@ -61,72 +60,6 @@ _PASSING = (pg.DeadlockDetected, pg.SerializationFailure)
 
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """Classes of SQLSTATE that come again with the same rows: data, constraints, rights, triggers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """All that any process needs to merge one batch.
-
-    Attributes:
-        schema: of the target, of the staging tables and of the marker table.
-        table: the target.
-        columns: which the batch fills.
-        key: of an upsert; None to append.
-        staging: names of the staging tables.
-        rows: how many rows they hold together.
-        system: the server's own identifier; empty where it may not be read.
-        database: the database's name.
-        prepared: left as a prepared transaction, whose gid is the full branch id; else as an open
-            one in the process that made it.
-    """
-
-    schema: str
-    table: str
-    columns: tuple[str, ...]
-    key: tuple[str, ...] | None
-    staging: tuple[str, ...]
-    rows: int
-    system: str
-    database: str
-    prepared: bool
-
-    @classmethod
-    def of(cls, target: Target, key: Sequence[str] | None, staged: Sequence[Committable]) -> Self:
-        return cls(
-            target.schema,
-            target.table,
-            target.names,
-            None if key is None else tuple(key),
-            tuple(sorted(str(committable.payload["staging"]) for committable in staged)),
-            sum(cast("int", committable.payload["rows"]) for committable in staged),
-            target.system,
-            target.database,
-            target.can_prepare,
-        )
-
-    @classmethod
-    def read(cls, committable: Committable) -> Self:
-        """From a committable of this version or an older one."""
-        if committable.version != PAYLOAD_VERSION or "columns" not in committable.payload:
-            raise CommitUnresolvedError(
-                f"PostgresSink: the record of {committable.branch_id} has version "
-                f"{committable.version}, which this version of sparkonce cannot read: upgrade it",
-                committable.branch_id,
-            )
-        payload: dict[str, Any] = dict(committable.payload)
-        for name in ("columns", "staging", "key"):
-            payload[name] = None if payload[name] is None else tuple(payload[name])
-        return cls(**payload)
-
-    def to_payload(self) -> dict[str, JsonValue]:
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @property
-    def shown(self) -> str:
-        return f"{self.database}.{self.schema}.{self.table}"
 
 
 class Merger:
@@ -197,11 +130,11 @@ class Merger:
             self._pool.give(connection)
 
     def _merge_once(self, connection: PgConnection) -> None:
-        statements = list(self._statements())
+        query = list(self._statements())
         if self._merge.prepared:
-            statements.append(prepare(str(self._branch_id)))
+            query.append(prepare(str(self._branch_id)))
         try:
-            tag = _last_tag(connection, script(*statements))
+            tag = self._run(connection, script(*query))
         except _PASSING:
             roll_back(connection)
             raise
@@ -216,8 +149,23 @@ class Merger:
         yield READ_COMMITTED
         yield settings(self._timeouts, staging_name(branch_id))
         yield insert_marker(merged.schema, branch_id, merged.rows)
-        yield merge(merged.schema, merged.table, merged.columns, merged.key, merged.staging)
+        yield from statements(merged, branch_id)
         yield CHECK_CONSTRAINTS_NOW
+
+    def _run(self, connection: PgConnection, query: sql.Composed) -> str | None:
+        """Run the statements of a merge and give the command tag of the last."""
+        cursor = connection.execute(query)
+        while True:
+            column = cursor.description[0].name if cursor.description else None
+            row = cursor.fetchone() if column == REJECTED else None
+            if row is not None and row[0]:
+                schema, table = self._merge.dead_letter or ("", "")
+                logger.warning(
+                    "%s: %s of %d rows are refused and go to %s.%s",
+                    *(self._what, row[0], self._merge.rows, schema, table),
+                )
+            if not cursor.nextset():
+                return cursor.statusmessage
 
     def _why_refused(self, error: psycopg.Error) -> str:
         said = self._address.said(error)
@@ -235,17 +183,24 @@ class Merger:
 
     def _duplicate(self) -> str | None:
         merged = self._merge
-        key = cast("tuple[str, ...]", merged.key)
-        query = duplicate_key(merged.schema, key, merged.staging)
+        key = merged.key or ()
+        query = duplicate_key(merged)
         with contextlib.suppress(psycopg.Error):
             row = self._pool.run(lambda connection: connection.execute(query).fetchone())
             if row is not None:
                 example = ", ".join(
                     f"{name} = {value}" for name, value in zip(key, row, strict=True)
                 )
+                if merged.order_by:
+                    return (
+                        f"two rows are the last of their key={list(key)} by order_by="
+                        f"{list(merged.order_by)}, for example those of {example}; add a column "
+                        "that tells them apart"
+                    )
                 return (
-                    f"key={list(key)} comes more than once in the batch, for example {example}; an "
-                    "upsert needs one row for each key: aggregate or deduplicate with transform="
+                    f"key={list(key)} comes more than once in the batch, for example {example}; "
+                    f"write={merged.mode!r} needs one row for each key: let order_by= choose the "
+                    "last one, or aggregate with transform="
                 )
         return None
 
@@ -317,7 +272,7 @@ class Merger:
 
         def attempt(connection: PgConnection) -> None:
             try:
-                connection.execute(query)
+                self._run(connection, query)
             finally:
                 roll_back(connection)
 

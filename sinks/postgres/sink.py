@@ -24,7 +24,8 @@ from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.postgres.catalog import Target, resolve
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
-from sparkonce.sinks.postgres.merging import PAYLOAD_VERSION, Merge, Merger
+from sparkonce.sinks.postgres.merge import PAYLOAD_VERSION, Merge
+from sparkonce.sinks.postgres.merging import Merger
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     OPEN,
@@ -42,6 +43,7 @@ from sparkonce.sinks.postgres.sql import (
     staging_name,
 )
 from sparkonce.sinks.postgres.staging import StagingWriter
+from sparkonce.sinks.postgres.writing import Mode, Writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,9 +69,23 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             and no message.
         table: the target, written as in SQL: ``orders``, ``shop.orders``, ``"Mixed Case"``. The
             batch's columns go by their exact names; other columns get their defaults.
-        key: columns of an upsert: a row whose key is there updates that row in the batch's columns.
-            A unique index must cover exactly these columns, and a key may come once in a batch.
-            As always in SQL, keys with a NULL equal no other key. Default: append.
+        key: columns that identify a row. A unique index must cover exactly these columns. As always
+            in SQL, keys with a NULL equal no other key. Without `order_by` a key may come once in a
+            batch.
+        write: ``"append"``; ``"ignore"``: a row whose key is there is left out; ``"upsert"``: it
+            updates that row; ``"merge"``: it updates or deletes that row. Default: what `key` and
+            `delete` ask for.
+        update: which columns an update sets; default: all of the batch but the key.
+        order_by: of several rows with one key in a batch the one with the greatest value counts, as
+            if there were no others. NULL is the least; a tie for the greatest is refused.
+        delete: a boolean column, or a condition in Postgres' SQL over the batch's columns, such as
+            ``"op = 'D'"``; a row for which it is true deletes the table's row of its key. Columns
+            that only `delete` or `order_by` uses need not be in the table.
+        create: ``"if_missing"`` creates the table with types that follow from the batch's, and
+            `key` as its primary key; the statement is logged. Default: a missing table is refused.
+        dead_letter: a table, in the target's schema if no other is named, for rows that violate a
+            constraint of the target, with the reason; the rest of the batch commits with them. It
+            is created where it is missing. Default: such a row aborts the batch in every sink.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
@@ -89,6 +105,12 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         *,
         table: str,
         key: Sequence[str] | None = None,
+        write: Mode | None = None,
+        update: Sequence[str] | None = None,
+        order_by: str | Sequence[str] | None = None,
+        delete: str | None = None,
+        create: Literal["if_missing"] | None = None,
+        dead_letter: str | None = None,
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
@@ -97,9 +119,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         statement_timeout: float = 600.0,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
-        if key is not None and (isinstance(key, str) or not key or len(set(key)) != len(key)):
+        if create not in {None, "if_missing"}:
             raise ConfigurationError(
-                f"{self.name}: key={key!r} must be a list of different columns, or be left out"
+                f'{self.name}: create={create!r} must be "if_missing", or be left out'
             )
         if lock_timeout <= 0 or statement_timeout <= 0:
             raise ConfigurationError(
@@ -108,7 +130,11 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             )
         self._address = Address.read(conninfo)
         self._table = table
-        self._key = None if key is None else tuple(key)
+        self._writing = Writing.of(
+            self.name, write, key=key, update=update, order_by=order_by, delete=delete
+        )
+        self._creates = create is not None
+        self._dead_letter = dead_letter
         self._timeouts = Timeouts(lock_timeout, statement_timeout)
         self._target: Target | None = None
         self._start()
@@ -159,8 +185,18 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     # -- on the driver ---------------------------------------------------------------------------
 
     def validate(self, schema: pa.Schema) -> None:
+        def ask(connection: PgConnection) -> Target:
+            return resolve(
+                connection,
+                self._table,
+                self._writing,
+                schema,
+                creates=self._creates,
+                dead_letter=self._dead_letter,
+            )
+
         try:
-            target = self._pool.run(lambda c: resolve(c, self._table, self._key, schema))
+            target = self._pool.run(ask)
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
@@ -179,7 +215,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     ) -> Sequence[Committable]:
         if not committables:
             return ()
-        merge = Merge.of(self._validated(branch_id), self._key, committables)
+        merge = Merge.of(self._validated(branch_id), self._writing, committables)
         held = self._merger(branch_id, merge).prepare()
         if held is not None:
             with self._lock:

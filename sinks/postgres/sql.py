@@ -176,46 +176,6 @@ def drop_staging(schema: str, names: Sequence[str]) -> list[sql.Composed]:
 # -- merging ---------------------------------------------------------------------------------------
 
 
-def _staged(schema: str, staging: Sequence[str], columns: Sequence[str]) -> sql.Composed:
-    return sql.SQL(" UNION ALL ").join(
-        sql.SQL("SELECT {} FROM {}").format(columns_of(columns), qualified(schema, name))
-        for name in sorted(staging)
-    )
-
-
-def merge(
-    schema: str,
-    table: str,
-    columns: Sequence[str],
-    key: Sequence[str] | None,
-    staging: Sequence[str],
-) -> sql.Composed:
-    """One statement for the whole batch, so that Postgres itself finds a key that comes twice."""
-    into = sql.SQL("INSERT INTO {} ({}) ").format(qualified(schema, table), columns_of(columns))
-    rows = _staged(schema, staging, columns)
-    if key is None:
-        return into + rows
-    values = [column for column in columns if column not in key]
-    assignments = sql.SQL(", ").join(
-        sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(column)) for column in values
-    )
-    action = sql.SQL("DO UPDATE SET ") + assignments if values else sql.SQL("DO NOTHING")
-    # Rows are locked in the order of their keys, by everybody alike: no deadlock between pipelines.
-    return into + sql.SQL("SELECT {} FROM ({}) AS staged ORDER BY {} ON CONFLICT ({}) {}").format(
-        columns_of(columns), rows, columns_of(key), columns_of(key), action
-    )
-
-
-def duplicate_key(schema: str, key: Sequence[str], staging: Sequence[str]) -> sql.Composed:
-    """One key that comes twice in the batch, as text."""
-    shown = sql.SQL(", ").join(
-        sql.SQL("left({}::text, 100)").format(sql.Identifier(column)) for column in key
-    )
-    return sql.SQL("SELECT {} FROM ({}) AS staged GROUP BY {} HAVING count(*) > 1 LIMIT 1").format(
-        shown, _staged(schema, staging, key), columns_of(key)
-    )
-
-
 def prepare(gid: str) -> sql.Composed:
     return sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid))
 
