@@ -23,7 +23,7 @@ from sparkonce.errors import (
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.postgres.catalog import Target, resolve
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
+from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back, worker_pool
 from sparkonce.sinks.postgres.merging import PAYLOAD_VERSION, Merge, Merger
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
@@ -229,6 +229,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         for connection in held.values():
             connection.close()  # rolls back; a decided one is merged again
         self._pool.close()
+        worker_pool(self._address).close()
 
     # -- helpers ---------------------------------------------------------------------------------
 

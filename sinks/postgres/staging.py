@@ -21,7 +21,7 @@ import pyarrow as pa
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.catalog import Target
-from sparkonce.sinks.postgres.connections import Address
+from sparkonce.sinks.postgres.connections import Address, worker_pool
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
@@ -56,17 +56,16 @@ class StagingWriter:
         self._target = target
         self._copying = contextlib.ExitStack()
         types = {column.name: column.type.ddl for column in target.columns}
+        begin = script(
+            READ_COMMITTED,
+            settings(timeouts, self.name),
+            create_staging(target.schema, self.name, types, branch_id),
+        )
+        self._pool = worker_pool(address)
         with self._errors():
-            self._connection = address.connect(self.name)
+            self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
         try:
             with self._errors():
-                self._connection.execute(
-                    script(
-                        READ_COMMITTED,
-                        settings(timeouts),
-                        create_staging(target.schema, self.name, types, branch_id),
-                    )
-                )
                 self._copy = self._copying.enter_context(
                     self._connection.cursor().copy(
                         copy_into(target.schema, self.name, target.names, binary=target.is_binary)
@@ -116,7 +115,7 @@ class StagingWriter:
         except BaseException:
             self.discard()
             raise
-        self._connection.close()
+        self._pool.give(self._connection)
 
     def discard(self) -> None:
         """Close the connection: the server then forgets the table. Never raises."""
