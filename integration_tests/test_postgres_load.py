@@ -14,13 +14,14 @@ from integration_tests.test_postgres_sink import (
     World,
     deliver,
     eventually,
+    heard,
     kill,
     stage,
     task,
     world_on,
 )
 from sparkonce.errors import PrepareRejectedError
-from sparkonce.sinks.postgres.connections import Address, Pool, worker_pool
+from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
 from sparkonce.sinks.postgres.sql import staging_name
 from sparkonce.testing.services import PostgresServer
 
@@ -50,7 +51,7 @@ def end(world: World, pid: int) -> None:
 @pytest.fixture
 def worker(world: World) -> Pool:
     """The pool of this process as a Python worker, without what other tests left in it."""
-    pool = worker_pool(Address.read(world.dsn))
+    pool = pool_of(Address.read(world.dsn))
     pool.close()
     return pool
 
@@ -129,7 +130,7 @@ def test_forked_process_makes_a_connection_of_its_own(world: World, worker: Pool
     if child == 0:
         code = 1
         try:
-            connection, is_new = worker_pool(Address.read(world.dsn)).take()
+            connection, is_new = pool_of(Address.read(world.dsn)).take()
             os.write(write, f"{is_new} {connection.info.backend_pid}".encode())
             code = 0
         finally:
@@ -160,6 +161,7 @@ def test_worker_that_is_killed_leaves_no_session(world: World) -> None:
     world.table()
     child = world.child(world.ready(), "prepare")
     world.sinks[0].close()
-    eventually(lambda: len(sessions(world)) == 2, "the child's pool and its worker's connection")
+    assert heard(child)
+    assert len(sessions(world)) == 1
     kill(child)
     eventually(lambda: sessions(world) == [], "the server noticed")

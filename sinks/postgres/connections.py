@@ -1,7 +1,7 @@
 """Connections to the server: how they are made, kept, and what is told of their errors.
 
-    driver      a `Pool` for each sink
-    executors   `worker_pool`: one for each Python worker, which Spark keeps from task to task
+A process keeps its connections in one pool for each address, for all its sinks and, in a Python
+worker, from task to task: Spark runs many tasks in one worker, one after another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 
 _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
-_WORKER_IDLE_S = 60.0
+_IDLE_S = 60.0
 """As long as Spark itself keeps a Python worker without work."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -127,10 +127,10 @@ class Pool:
 
     Args:
         address: of the server.
-        idle_s: how long a connection is kept without use, in seconds; default: until `close`.
+        idle_s: how long a connection is kept without use, in seconds.
     """
 
-    def __init__(self, address: Address, idle_s: float | None = None) -> None:
+    def __init__(self, address: Address, idle_s: float = _IDLE_S) -> None:
         self._address = address
         self._idle_s = idle_s
         self._lock = threading.Lock()
@@ -179,13 +179,13 @@ class Pool:
 
     def _watch(self) -> None:
         """Close what nobody uses, in time; called with the lock held."""
-        if self._idle_s is not None and self._timer is None and self._kept:
-            self._timer = threading.Timer(self._idle_s, self._close_idle, [self._idle_s])
+        if self._timer is None and self._kept:
+            self._timer = threading.Timer(self._idle_s, self._close_idle)
             self._timer.daemon = True
             self._timer.start()
 
-    def _close_idle(self, idle_s: float) -> None:
-        self._close_unused_since(time.monotonic() - idle_s)
+    def _close_idle(self) -> None:
+        self._close_unused_since(time.monotonic() - self._idle_s)
         with self._lock:
             self._timer = None
             self._watch()
@@ -202,13 +202,13 @@ _pools: dict[tuple[int, Address], Pool] = {}
 _pools_lock = threading.Lock()
 
 
-def worker_pool(address: Address) -> Pool:
-    """The connections that this process keeps between tasks, for all sinks with this address.
+def pool_of(address: Address) -> Pool:
+    """The connections that this process keeps to that address.
 
     A forked process gets a pool of its own: a connection serves only the process that made it.
     """
     with _pools_lock:
-        return _pools.setdefault((os.getpid(), address), Pool(address, _WORKER_IDLE_S))
+        return _pools.setdefault((os.getpid(), address), Pool(address))
 
 
 def _renew_lock() -> None:

@@ -23,7 +23,7 @@ from sparkonce.errors import (
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.postgres.catalog import Target, resolve
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back, worker_pool
+from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, pool_of, roll_back
 from sparkonce.sinks.postgres.merging import PAYLOAD_VERSION, Merge, Merger
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
@@ -114,17 +114,20 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         self._start()
 
     def _start(self) -> None:
-        self._pool = Pool(self._address)
         self._lock = threading.Lock()
         self._held: dict[str, PgConnection] = {}
         """Merges that wait in an open transaction, by their full branch id."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in {"_pool", "_lock", "_held"}}
+        return {k: v for k, v in self.__dict__.items() if k not in {"_lock", "_held"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+    @property
+    def _pool(self) -> Pool:
+        return pool_of(self._address)
 
     @property
     def target(self) -> str:
@@ -229,7 +232,6 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         for connection in held.values():
             connection.close()  # rolls back; a decided one is merged again
         self._pool.close()
-        worker_pool(self._address).close()
 
     # -- helpers ---------------------------------------------------------------------------------
 

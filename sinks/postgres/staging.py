@@ -21,7 +21,7 @@ import pyarrow as pa
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.catalog import Target
-from sparkonce.sinks.postgres.connections import Address, worker_pool
+from sparkonce.sinks.postgres.connections import Address, pool_of
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
@@ -61,7 +61,7 @@ class StagingWriter:
             settings(timeouts, self.name),
             create_staging(target.schema, self.name, types, branch_id),
         )
-        self._pool = worker_pool(address)
+        self._pool = pool_of(address)
         with self._errors():
             self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
         try:
