@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import Trace
 
 from integration_tests.test_postgres_sink import (
+    OWNER,
     ROWS,
     World,
     deliver,
@@ -20,7 +24,8 @@ from integration_tests.test_postgres_sink import (
     task,
     world_on,
 )
-from sparkonce.errors import PrepareRejectedError
+from sparkonce.errors import CommitUnresolvedError, PrepareRejectedError
+from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
 from sparkonce.sinks.postgres.sql import staging_name
 from sparkonce.testing.services import PostgresServer
@@ -165,3 +170,40 @@ def test_worker_that_is_killed_leaves_no_session(world: World) -> None:
     assert len(sessions(world)) == 1
     kill(child)
     eventually(lambda: sessions(world) == [], "the server noticed")
+
+
+# -- orphans ---------------------------------------------------------------------------------------
+
+
+def statements(world: World, sink: PostgresSink, action: Callable[[], object]) -> list[str]:
+    """What the sink's one connection sends meanwhile, round trip by round trip."""
+    connection, _ = pool_of(Address.read(world.dsn)).take()
+    with tempfile.NamedTemporaryFile() as file:
+        connection.pgconn.trace(file.fileno())
+        connection.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
+        sink._pool.give(connection)
+        action()
+        connection.pgconn.untrace()
+        sent = Path(file.name).read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.split("\t", 3)[3] for line in sent if line.startswith("F\t")]
+
+
+def test_orphans_of_many_tasks_go_in_few_round_trips(world: World) -> None:
+    """One for each 50 tables, and one that is in use keeps none of the others alive."""
+    world.table()
+    sink = world.ready(lock_timeout=0.2)
+    for attempt in range(60):
+        stage(sink, ROWS.slice(0, 1), task(attempt))
+    orphans = list(sink.find_branches(OWNER))
+    with psycopg.connect(world.dsn) as reader:
+        reader.execute(f"SELECT FROM {world.schema}.{staging_name(task(3))}".encode())
+        outcomes = sink.abortBatch(orphans)
+        assert [type(error) for error in outcomes if error] == [CommitUnresolvedError]
+        assert world.staging() == [staging_name(task(3))]
+    for attempt in range(60):
+        stage(sink, ROWS.slice(0, 1), task(attempt, batch=1))
+    orphans = list(sink.find_branches(OWNER))
+    assert len(orphans) == 61
+    sent = statements(world, sink, lambda: sink.abortBatch(orphans))
+    assert world.staging() == []
+    assert len([line for line in sent if "DROP TABLE" in line]) == len(sent) == 2

@@ -221,6 +221,19 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
                 branch_id,
             ) from self._address.cause(error)
 
+    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        merges = [c for c in found if c.branch_id.attempt == DRIVER_ATTEMPT]
+        staged = [c for c in found if c.branch_id.attempt != DRIVER_ATTEMPT]
+        # Merges first: they lock their staging tables.
+        errors = dict(zip((c.branch_id for c in merges), super().abortBatch(merges), strict=True))
+        try:
+            for schema in {str(c.payload["schema"]) for c in staged}:
+                names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]
+                self._drop(schema, names)
+        except psycopg.Error:  # one table in use keeps no other alive
+            errors |= zip((c.branch_id for c in staged), super().abortBatch(staged), strict=True)
+        return [errors.get(c.branch_id) for c in found]
+
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         table = self._table if self._target is None else self._target.shown
         rows = self._pool.run(lambda c: c.execute(find_standing(owner, table)).fetchall())
