@@ -33,6 +33,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import BranchId, Committable, JsonValue
+from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target, system_identifier
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
 from sparkonce.sinks.postgres.sql import (
@@ -78,6 +79,7 @@ class Merge:
         database: the database's name.
         prepared: left as a prepared transaction, whose gid is the full branch id; else as an open
             one in the process that made it.
+        attached: those of the staging tables that become partitions of the target.
     """
 
     schema: str
@@ -89,6 +91,7 @@ class Merge:
     system: str
     database: str
     prepared: bool
+    attached: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, target: Target, key: Sequence[str] | None, staged: Sequence[Committable]) -> Self:
@@ -114,8 +117,9 @@ class Merge:
                 committable.branch_id,
             )
         payload: dict[str, Any] = dict(committable.payload)
-        for name in ("columns", "staging", "key"):
-            payload[name] = None if payload[name] is None else tuple(payload[name])
+        for name in ("columns", "staging", "key", "attached"):
+            values = payload.get(name, ())
+            payload[name] = None if values is None else tuple(values)
         return cls(**payload)
 
     def to_payload(self) -> dict[str, JsonValue]:
@@ -216,7 +220,10 @@ class Merger:
         yield READ_COMMITTED
         yield settings(self._timeouts, staging_name(branch_id))
         yield insert_marker(merged.schema, branch_id, merged.rows)
-        yield merge(merged.schema, merged.table, merged.columns, merged.key, merged.staging)
+        inserted = [name for name in merged.staging if name not in merged.attached]
+        if inserted:
+            yield merge(merged.schema, merged.table, merged.columns, merged.key, inserted)
+        yield from attach_partitions(merged.schema, merged.table, merged.attached, branch_id)
         yield CHECK_CONSTRAINTS_NOW
 
     def _why_refused(self, error: psycopg.Error) -> str:

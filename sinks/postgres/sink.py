@@ -22,6 +22,8 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.postgres.attaching import Attach, with_attached
+from sparkonce.sinks.postgres.attaching import check as check_attach
 from sparkonce.sinks.postgres.catalog import Target, resolve
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, pool_of, roll_back
 from sparkonce.sinks.postgres.merging import PAYLOAD_VERSION, Merge, Merger
@@ -76,6 +78,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         writers: see `TwoPhaseCommitSink`.
         lock_timeout: how long a statement waits for a lock, in seconds.
         statement_timeout: how long the merge of a batch may take, in seconds.
+        attach: the bigint column by whose LIST the target is partitioned, for the fast append: what
+            a task has loaded becomes a partition, instead of being copied (docs/postgres.md).
+        attach_rows: how many rows a task must have loaded for that; fewer are copied.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -95,6 +100,8 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         writers: Literal[1] | None = None,
         lock_timeout: float = 30.0,
         statement_timeout: float = 600.0,
+        attach: str | None = None,
+        attach_rows: int = 100_000,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         if key is not None and (isinstance(key, str) or not key or len(set(key)) != len(key)):
@@ -106,10 +113,15 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
                 f"{self.name}: lock_timeout={lock_timeout} and "
                 f"statement_timeout={statement_timeout} must be positive"
             )
+        if attach is not None and key is not None:
+            raise ConfigurationError(f"{self.name}: attach= appends, so it takes no key=")
+        if attach_rows < 1:
+            raise ConfigurationError(f"{self.name}: attach_rows={attach_rows} must be 1 or more")
         self._address = Address.read(conninfo)
         self._table = table
         self._key = None if key is None else tuple(key)
         self._timeouts = Timeouts(lock_timeout, statement_timeout)
+        self._attach = None if attach is None else Attach(attach, attach_rows)
         self._target: Target | None = None
         self._start()
 
@@ -143,7 +155,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         target = self._validated(branch_id)
         # COPY lasts as long as the task feeds it: no limit on the statement.
         timeouts = Timeouts(self._timeouts.lock, 0)
-        return StagingWriter(self._address, target, branch_id, timeouts)
+        return StagingWriter(self._address, target, branch_id, timeouts, self._attach)
 
     def write(self, handle: StagingWriter, batch: pa.RecordBatch) -> None:
         handle.write(batch)
@@ -163,7 +175,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
 
     def validate(self, schema: pa.Schema) -> None:
         try:
-            target = self._pool.run(lambda c: resolve(c, self._table, self._key, schema))
+            target = self._pool.run(lambda c: self._resolve(c, schema))
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
@@ -183,6 +195,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         if not committables:
             return ()
         merge = Merge.of(self._validated(branch_id), self._key, committables)
+        merge = with_attached(merge, self._attach, committables)
         held = self._merger(branch_id, merge).prepare()
         if held is not None:
             with self._lock:
@@ -247,6 +260,12 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         self._pool.close()
 
     # -- helpers ---------------------------------------------------------------------------------
+
+    def _resolve(self, connection: PgConnection, schema: pa.Schema) -> Target:
+        target = resolve(connection, self._table, self._key, schema)
+        if self._attach is not None:
+            check_attach(connection, target, self._attach)
+        return target
 
     def _validated(self, branch_id: BranchId) -> Target:
         if self._target is None:
