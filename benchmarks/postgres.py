@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 COLUMNS = "id bigint, name text, amount float8, at timestamptz"
 KEYED = "id bigint PRIMARY KEY, name text, amount float8, at timestamptz"
-LOADED = f"{COLUMNS}, load bigint NOT NULL"
+LOADED = f"{COLUMNS}, load bigint NOT NULL DEFAULT 0"
 
 
 class Tables:
@@ -63,6 +63,11 @@ class Tables:
 
     def staged(self) -> ExactlyOnce:
         return self._pipeline(self._fresh(COLUMNS))
+
+    def attached(self) -> ExactlyOnce:
+        name = self._fresh(LOADED, "PARTITION BY LIST (load)")
+        self._run(f"CREATE TABLE {name}_small PARTITION OF {name} FOR VALUES IN (0)")
+        return self._pipeline(name, attach="load", attach_rows=10_000)
 
     def upsert(self) -> ExactlyOnce:
         return self._pipeline(self._fresh(KEYED), key=["id"])
@@ -104,7 +109,7 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
     with scratch() as folder, start_services(["postgres"], quick_start=False) as up:
         spark, tables = spark_session(up), Tables(up.postgres, folder)
         appended = measure(
-            {"staged": tables.staged, "Spark's JDBC": tables.jdbc},
+            {"staged": tables.staged, "attached": tables.attached, "Spark's JDBC": tables.jdbc},
             spark,
             folder / "append",
             title=f"{rows:,} rows in 4 batches appended to a Postgres table",
@@ -122,6 +127,7 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
     jdbc = appended["Spark's JDBC"]
     finish(
         **beside(appended["staged"], jdbc, baseline="spark_jdbc"),
+        **beside(appended["attached"], jdbc, baseline="spark_jdbc", prefix="attached_"),
         **beside(
             merged["upsert"],
             merged["JDBC, then merged"],
