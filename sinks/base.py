@@ -187,6 +187,23 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         A `Committable` is aborted by the identity it holds, never by "whatever has that name now".
         """
 
+    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        """Abort what `find_branches` has shown, in its order; for sinks that can do so cheaper.
+
+        As many `abort`s, each with its own outcome: one that fails keeps no other alive.
+
+        Returns:
+            For each branch, in order: None when it has ended, or the error that `abort` raised.
+        """
+        return [self._abort_outcome(committable) for committable in found]
+
+    def _abort_outcome(self, committable: Committable) -> Exception | None:
+        try:
+            self.abort(committable)
+        except Exception as error:  # noqa: BLE001 - the coordinator says it, and tries again
+            return error
+        return None
+
     def validate(self, schema: pa.Schema) -> None:
         """Check settings, rights, server and schema; called before any data moves.
 

@@ -502,8 +502,8 @@ class Coordinator:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
-        aborted = 0
         failures: list[Exception] = []
+        orphans = []
         for owner in (self.incarnation.owner, *self.incarnation.retired):
             for found in _found(sink, owner, failures):
                 branch_id = found.branch_id
@@ -511,12 +511,12 @@ class Coordinator:
                 younger = branch_id.token > self.incarnation.token
                 if of_other_sink or younger or branch_id.name in named:
                     continue
-                try:
-                    sink.abort(found)
-                    aborted += 1
-                except Exception:  # one that cannot be aborted keeps none of the others alive
-                    logger.warning("%s could not be aborted now", branch_id, exc_info=True)
-        if aborted:
+                orphans.append(found)
+        errors = sink.abortBatch(orphans) if orphans else ()
+        for found, error in zip(orphans, errors, strict=True):
+            if error is not None:
+                logger.warning("%s could not be aborted now", found.branch_id, exc_info=error)
+        if aborted := sum(error is None for error in errors):
             logger.info("%r: aborted %d left-over branches", sink, aborted)
         if failures:
             raise failures[0]

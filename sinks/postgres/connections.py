@@ -1,9 +1,16 @@
-"""Connections to the server: how they are made, kept, and what is told of their errors."""
+"""Connections to the server: how they are made, kept, and what is told of their errors.
+
+A process keeps its connections in one pool for each address, for all its sinks and, in a Python
+worker, from task to task: Spark runs many tasks in one worker, one after another.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
@@ -20,6 +27,8 @@ ResultT = TypeVar("ResultT")
 
 _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
+_IDLE_S = 60.0
+"""As long as Spark itself keeps a Python worker without work."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "connect_timeout": "10",
@@ -114,34 +123,45 @@ def roll_back(connection: PgConnection) -> None:
 
 
 class Pool:
-    """A few connections that are kept between calls. Safe to use from several threads."""
+    """A few connections that are kept between calls. Safe to use from several threads.
 
-    def __init__(self, address: Address) -> None:
+    Args:
+        address: of the server.
+        idle_s: how long a connection is kept without use, in seconds.
+    """
+
+    def __init__(self, address: Address, idle_s: float = _IDLE_S) -> None:
         self._address = address
+        self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._kept: list[PgConnection] = []
+        self._kept: list[tuple[PgConnection, float]] = []
+        self._timer: threading.Timer | None = None
 
     def run(self, action: Callable[[PgConnection], ResultT]) -> ResultT:
         """Run an idempotent action; again on a new connection when a kept one has died."""
-        connection, is_new = self.take()
-        try:
-            return action(connection)
-        except psycopg.OperationalError:
-            if is_new or not connection.closed:
-                raise
-        finally:
-            self.give(connection)
-        connection = self._address.connect()
-        try:
-            return action(connection)
-        finally:
-            self.give(connection)
+        connection, result = self.lend(action)
+        self.give(connection)
+        return result
+
+    def lend(
+        self, action: Callable[[PgConnection], ResultT]
+    ) -> tuple[PgConnection, ResultT]:
+        """As `run`, and the caller gets the connection too, for as long as it likes."""
+        while True:
+            connection, is_new = self.take()
+            try:
+                return connection, action(connection)
+            except BaseException as error:
+                has_died = isinstance(error, psycopg.OperationalError) and connection.closed
+                self.give(connection)
+                if is_new or not has_died:
+                    raise
 
     def take(self) -> tuple[PgConnection, bool]:
         """A connection, and whether it is a new one."""
         with self._lock:
             if self._kept:
-                return self._kept.pop(), False
+                return self._kept.pop()[0], False
         return self._address.connect(), True
 
     def give(self, connection: PgConnection) -> None:
@@ -149,12 +169,51 @@ class Pool:
         idle = connection.info.transaction_status == TransactionStatus.IDLE
         with self._lock:
             if idle and not connection.closed and len(self._kept) < _MAX_KEPT:
-                self._kept.append(connection)
+                self._kept.append((connection, time.monotonic()))
+                self._watch()
                 return
         connection.close()
 
     def close(self) -> None:
+        self._close_unused_since(math.inf)
+
+    def _watch(self) -> None:
+        """Close what nobody uses, in time; called with the lock held."""
+        if self._timer is None and self._kept:
+            self._timer = threading.Timer(self._idle_s, self._close_idle)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _close_idle(self) -> None:
+        self._close_unused_since(time.monotonic() - self._idle_s)
         with self._lock:
-            kept, self._kept = self._kept, []
-        for connection in kept:
+            self._timer = None
+            self._watch()
+
+    def _close_unused_since(self, then: float) -> None:
+        with self._lock:
+            unused = [connection for connection, since in self._kept if since <= then]
+            self._kept = [(c, since) for c, since in self._kept if since > then]
+        for connection in unused:
             connection.close()
+
+
+_pools: dict[tuple[int, Address], Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool_of(address: Address) -> Pool:
+    """The connections that this process keeps to that address.
+
+    A forked process gets a pool of its own: a connection serves only the process that made it.
+    """
+    with _pools_lock:
+        return _pools.setdefault((os.getpid(), address), Pool(address))
+
+
+def _renew_lock() -> None:
+    global _pools_lock  # noqa: PLW0603  # a fork may copy it while another thread holds it
+    _pools_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

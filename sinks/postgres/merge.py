@@ -14,13 +14,14 @@ violated, goes through the rows in ranges: a range that fails is halved, until o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, cast
 
 from psycopg import sql
 
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import BranchId, Committable, JsonValue
+from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key
 from sparkonce.sinks.postgres.sql import columns_of, qualified, script, staging_name
@@ -53,6 +54,7 @@ class Merge:
         delete: SQL that says whether a row is a deletion.
         helpers: columns of the staging tables that serve `order_by` and `delete` only.
         dead_letter: schema and name of the table that takes rows which the target refuses.
+        attached: those of the staging tables that become partitions of the target.
     """
 
     schema: str
@@ -70,6 +72,7 @@ class Merge:
     delete: str | None = None
     helpers: tuple[str, ...] = ()
     dead_letter: tuple[str, str] | None = None
+    attached: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, target: Target, writing: Writing, staged: Sequence[Committable]) -> Self:
@@ -140,7 +143,11 @@ def statements(merge: Merge, branch_id: BranchId) -> Iterator[sql.Composable]:
             duplicate_key(merge)
         )
     if merge.dead_letter is None:
-        yield from _moves(merge, _resolved(merge))
+        inserted = tuple(name for name in merge.staging if name not in merge.attached)
+        if inserted:
+            copied = replace(merge, staging=inserted)
+            yield from _moves(copied, _resolved(copied))
+        yield from attach_partitions(merge.schema, merge.table, merge.attached, branch_id)
     else:
         yield _with_dead_letter(merge, merge.dead_letter, branch_id)
         yield sql.SQL("SELECT current_setting({}, true) AS {}").format(

@@ -22,8 +22,10 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.postgres.attaching import Attach, with_attached
+from sparkonce.sinks.postgres.attaching import check as check_attach
 from sparkonce.sinks.postgres.catalog import Target, resolve
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
+from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, pool_of, roll_back
 from sparkonce.sinks.postgres.merge import PAYLOAD_VERSION, Merge
 from sparkonce.sinks.postgres.merging import Merger
 from sparkonce.sinks.postgres.sql import (
@@ -92,6 +94,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         writers: see `TwoPhaseCommitSink`.
         lock_timeout: how long a statement waits for a lock, in seconds.
         statement_timeout: how long the merge of a batch may take, in seconds.
+        attach: the bigint column by whose LIST the target is partitioned, for the fast append: what
+            a task has loaded becomes a partition, instead of being copied (docs/postgres.md).
+        attach_rows: how many rows a task must have loaded for that; fewer are copied.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -117,6 +122,8 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         writers: Literal[1] | None = None,
         lock_timeout: float = 30.0,
         statement_timeout: float = 600.0,
+        attach: str | None = None,
+        attach_rows: int = 100_000,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         if create not in {None, "if_missing"}:
@@ -128,6 +135,13 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
                 f"{self.name}: lock_timeout={lock_timeout} and "
                 f"statement_timeout={statement_timeout} must be positive"
             )
+        if attach is not None and (key or create or dead_letter):
+            raise ConfigurationError(
+                f"{self.name}: attach= appends whole loads to a table that is there, so it takes "
+                "no key=, create= or dead_letter="
+            )
+        if attach_rows < 1:
+            raise ConfigurationError(f"{self.name}: attach_rows={attach_rows} must be 1 or more")
         self._address = Address.read(conninfo)
         self._table = table
         self._writing = Writing.of(
@@ -136,21 +150,25 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         self._creates = create is not None
         self._dead_letter = dead_letter
         self._timeouts = Timeouts(lock_timeout, statement_timeout)
+        self._attach = None if attach is None else Attach(attach, attach_rows)
         self._target: Target | None = None
         self._start()
 
     def _start(self) -> None:
-        self._pool = Pool(self._address)
         self._lock = threading.Lock()
         self._held: dict[str, PgConnection] = {}
         """Merges that wait in an open transaction, by their full branch id."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in {"_pool", "_lock", "_held"}}
+        return {k: v for k, v in self.__dict__.items() if k not in {"_lock", "_held"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+    @property
+    def _pool(self) -> Pool:
+        return pool_of(self._address)
 
     @property
     def target(self) -> str:
@@ -166,7 +184,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         target = self._validated(branch_id)
         # COPY lasts as long as the task feeds it: no limit on the statement.
         timeouts = Timeouts(self._timeouts.lock, 0)
-        return StagingWriter(self._address, target, branch_id, timeouts)
+        return StagingWriter(self._address, target, branch_id, timeouts, self._attach)
 
     def write(self, handle: StagingWriter, batch: pa.RecordBatch) -> None:
         handle.write(batch)
@@ -185,18 +203,8 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     # -- on the driver ---------------------------------------------------------------------------
 
     def validate(self, schema: pa.Schema) -> None:
-        def ask(connection: PgConnection) -> Target:
-            return resolve(
-                connection,
-                self._table,
-                self._writing,
-                schema,
-                creates=self._creates,
-                dead_letter=self._dead_letter,
-            )
-
         try:
-            target = self._pool.run(ask)
+            target = self._pool.run(lambda c: self._resolve(c, schema))
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
@@ -216,6 +224,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         if not committables:
             return ()
         merge = Merge.of(self._validated(branch_id), self._writing, committables)
+        merge = with_attached(merge, self._attach, committables)
         held = self._merger(branch_id, merge).prepare()
         if held is not None:
             with self._lock:
@@ -254,6 +263,19 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
                 branch_id,
             ) from self._address.cause(error)
 
+    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        merges = [c for c in found if c.branch_id.attempt == DRIVER_ATTEMPT]
+        staged = [c for c in found if c.branch_id.attempt != DRIVER_ATTEMPT]
+        # Merges first: they lock their staging tables.
+        errors = dict(zip((c.branch_id for c in merges), super().abortBatch(merges), strict=True))
+        try:
+            for schema in {str(c.payload["schema"]) for c in staged}:
+                names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]
+                self._drop(schema, names)
+        except psycopg.Error:  # one table in use keeps no other alive
+            errors |= zip((c.branch_id for c in staged), super().abortBatch(staged), strict=True)
+        return [errors.get(c.branch_id) for c in found]
+
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         table = self._table if self._target is None else self._target.shown
         rows = self._pool.run(lambda c: c.execute(find_standing(owner, table)).fetchall())
@@ -267,6 +289,19 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         self._pool.close()
 
     # -- helpers ---------------------------------------------------------------------------------
+
+    def _resolve(self, connection: PgConnection, schema: pa.Schema) -> Target:
+        target = resolve(
+            connection,
+            self._table,
+            self._writing,
+            schema,
+            creates=self._creates,
+            dead_letter=self._dead_letter,
+        )
+        if self._attach is not None:
+            check_attach(connection, target, self._attach)
+        return target
 
     def _validated(self, branch_id: BranchId) -> Target:
         if self._target is None:

@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
+from sparkonce.sinks.postgres.attaching import Attach, create_attachable
 from sparkonce.sinks.postgres.catalog import Target
-from sparkonce.sinks.postgres.connections import Address
+from sparkonce.sinks.postgres.connections import Address, pool_of
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
@@ -46,7 +47,12 @@ class StagingWriter:
     """An open COPY into a table that nobody else sees yet."""
 
     def __init__(
-        self, address: Address, target: Target, branch_id: BranchId, timeouts: Timeouts
+        self,
+        address: Address,
+        target: Target,
+        branch_id: BranchId,
+        timeouts: Timeouts,
+        attach: Attach | None = None,
     ) -> None:
         self.branch_id = branch_id
         self.schema = target.schema
@@ -55,18 +61,17 @@ class StagingWriter:
         self._address = address
         self._target = target
         self._copying = contextlib.ExitStack()
-        types = {column.name: column.type.ddl for column in target.columns}
+        if attach is None:
+            types = {column.name: column.type.ddl for column in target.columns}
+            create = create_staging(target.schema, self.name, types, branch_id)
+        else:
+            create = create_attachable(target, attach, self.name, branch_id)
+        begin = script(READ_COMMITTED, settings(timeouts, self.name), create)
+        self._pool = pool_of(address)
         with self._errors():
-            self._connection = address.connect(self.name)
+            self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
         try:
             with self._errors():
-                self._connection.execute(
-                    script(
-                        READ_COMMITTED,
-                        settings(timeouts),
-                        create_staging(target.schema, self.name, types, branch_id),
-                    )
-                )
                 self._copy = self._copying.enter_context(
                     self._connection.cursor().copy(
                         copy_into(target.schema, self.name, target.names, binary=target.is_binary)
@@ -116,7 +121,7 @@ class StagingWriter:
         except BaseException:
             self.discard()
             raise
-        self._connection.close()
+        self._pool.give(self._connection)
 
     def discard(self) -> None:
         """Close the connection: the server then forgets the table. Never raises."""
