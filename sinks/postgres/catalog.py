@@ -181,13 +181,13 @@ def resolve(
             hint = f" (there is {similar[0]}, to be written like this)" if similar else ""
             refuse(f"it does not exist{hint}; create it, or correct table=, which is read as SQL")
         _check_table(found, refuse)
-        # From here on a type from elsewhere is shown with its schema, for CREATE TABLE.
-        path = cursor.execute("SELECT current_setting('search_path')").fetchone()
-        cursor.execute("SET search_path = pg_catalog")
+        # So that a type from elsewhere is shown with its schema, for CREATE TABLE. In a
+        # transaction: behind a pooler, the session is others' too.
+        cursor.execute("BEGIN; SET LOCAL search_path = pg_catalog")
         try:
             columns = cursor.execute(_COLUMNS, {"oid": found.oid}).fetchall()
         finally:
-            cursor.execute("SELECT set_config('search_path', %s, false)", path)
+            roll_back(connection)
         plans = tuple(_plans(columns, schema, refuse))
         _check_rights(columns, schema.names, key, refuse)
         if key is not None:

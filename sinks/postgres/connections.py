@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.errors import ConfigurationError
 
@@ -18,6 +19,10 @@ PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 ResultT = TypeVar("ResultT")
 
+PASSING = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+"""Nobody's fault: the same statement may well succeed when it is sent again."""
+
+_TRIES = 5
 _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
 
@@ -62,6 +67,12 @@ class Address:
         known = self._parameters()
         host = known.get("host") or known.get("hostaddr") or "localhost"
         return f"{host}:{known.get('port') or '5432'}"
+
+    @property
+    def names_several(self) -> bool:
+        """Whether it names more servers than one, as for a failover."""
+        known = self._parameters()
+        return "," in (known.get("host") or known.get("hostaddr") or "")
 
     @property
     def database(self) -> str:
@@ -113,6 +124,16 @@ def roll_back(connection: PgConnection) -> None:
             connection.execute("ROLLBACK")
 
 
+def retrying() -> Retrying:
+    """Calls again what failed with one of `PASSING`, a few times."""
+    return Retrying(
+        retry=retry_if_exception_type(PASSING),
+        wait=wait_random_exponential(multiplier=0.05, max=1.0),
+        stop=stop_after_attempt(_TRIES),
+        reraise=True,
+    )
+
+
 class Pool:
     """A few connections that are kept between calls. Safe to use from several threads."""
 
@@ -120,9 +141,17 @@ class Pool:
         self._address = address
         self._lock = threading.Lock()
         self._kept: list[PgConnection] = []
+        self._room = threading.BoundedSemaphore(_MAX_KEPT)
 
     def run(self, action: Callable[[PgConnection], ResultT]) -> ResultT:
-        """Run an idempotent action; again on a new connection when a kept one has died."""
+        """Run an idempotent action; again on a new connection when a kept one has died.
+
+        Only a few run at a time, so that many branches do not take as many connections.
+        """
+        with self._room:
+            return self._run(action)
+
+    def _run(self, action: Callable[[PgConnection], ResultT]) -> ResultT:
         connection, is_new = self.take()
         try:
             return action(connection)

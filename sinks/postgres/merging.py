@@ -24,7 +24,6 @@ from typing import Any, NoReturn, Self, cast
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -33,8 +32,17 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import BranchId, Committable, JsonValue
-from sparkonce.sinks.postgres.catalog import Target, system_identifier
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
+from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.catalog import Target
+from sparkonce.sinks.postgres.connections import (
+    PASSING,
+    Address,
+    PgConnection,
+    Pool,
+    retrying,
+    roll_back,
+)
+from sparkonce.sinks.postgres.server import Server, Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,
@@ -48,16 +56,13 @@ from sparkonce.sinks.postgres.sql import (
     insert_marker,
     merge,
     prepare,
+    qualified,
     script,
     settings,
     staging_name,
 )
 
 PAYLOAD_VERSION = 1
-
-_TRIES = 5
-_PASSING = (pg.DeadlockDetected, pg.SerializationFailure)
-"""Nobody's fault: the same statement may well succeed when it is sent again."""
 
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """Classes of SQLSTATE that come again with the same rows: data, constraints, rights, triggers."""
@@ -152,8 +157,11 @@ class Merger:
 
     # -- before the decision ---------------------------------------------------------------------
 
-    def prepare(self) -> PgConnection | None:
+    def prepare(self, shape: Shape) -> PgConnection | None:
         """Merge, check every constraint, and leave it to be committed.
+
+        Args:
+            shape: of the target, when its columns were checked.
 
         Returns:
             The connection that holds the open transaction; None where it is a prepared one.
@@ -164,7 +172,7 @@ class Merger:
         connection: PgConnection | None = None
         try:
             connection = self._take_living()
-            self._retrying()(self._merge_once, connection)
+            retrying()(self._merge_once, connection, shape)
         except psycopg.Error as error:
             self._end(connection)
             raise PrepareRejectedError(
@@ -196,19 +204,31 @@ class Merger:
             roll_back(connection)
             self._pool.give(connection)
 
-    def _merge_once(self, connection: PgConnection) -> None:
-        statements = list(self._statements())
-        if self._merge.prepared:
-            statements.append(prepare(str(self._branch_id)))
+    def _merge_once(self, connection: PgConnection, shape: Shape) -> None:
         try:
-            tag = _last_tag(connection, script(*statements))
-        except _PASSING:
+            connection.execute(script(*self._statements()))
+            self._check_shape(connection, shape)
+            if not self._merge.prepared:
+                return
+            tag = connection.execute(prepare(str(self._branch_id))).statusmessage
+        except PASSING:
             roll_back(connection)
             raise
         # A failed transaction answers PREPARE TRANSACTION with ROLLBACK, and no error.
-        if self._merge.prepared and tag != "PREPARE TRANSACTION":
+        if tag != "PREPARE TRANSACTION":
             raise PrepareRejectedError(
                 f"{self._what}: the server answered {tag} to PREPARE TRANSACTION", self._branch_id
+            )
+
+    def _check_shape(self, connection: PgConnection, shape: Shape) -> None:
+        """After the merge, which locks the target: it stays like this."""
+        table = qualified(self._merge.schema, self._merge.table).as_string()
+        now = Shape.read(connection, table, self._merge.columns)
+        if told := shape.difference(now):
+            raise PrepareRejectedError(
+                f"{self._what}: the table has changed since the query began: {told}; start the "
+                "query again",
+                self._branch_id,
             )
 
     def _statements(self) -> Iterator[sql.Composable]:
@@ -223,15 +243,7 @@ class Merger:
         said = self._address.said(error)
         if isinstance(error, pg.CardinalityViolation) and self._merge.key is not None:
             return self._duplicate() or said
-        if isinstance(error, pg.LockNotAvailable):
-            return f"{said} (lock_timeout={self._timeouts.lock:g} s)"
-        if isinstance(error, pg.QueryCanceled):
-            return f"{said} (statement_timeout={self._timeouts.statement:g} s)"
-        if isinstance(error, pg.OutOfMemory) and self._merge.prepared:
-            return f"{said}; raise max_prepared_transactions"
-        if isinstance(error, pg.FeatureNotSupported) and self._merge.prepared:
-            return f"{said} (does a trigger use NOTIFY or a temporary table?)"
-        return said
+        return said + next_step(error, self._timeouts)
 
     def _duplicate(self) -> str | None:
         merged = self._merge
@@ -240,22 +252,8 @@ class Merger:
         with contextlib.suppress(psycopg.Error):
             row = self._pool.run(lambda connection: connection.execute(query).fetchone())
             if row is not None:
-                example = ", ".join(
-                    f"{name} = {value}" for name, value in zip(key, row, strict=True)
-                )
-                return (
-                    f"key={list(key)} comes more than once in the batch, for example {example}; an "
-                    "upsert needs one row for each key: aggregate or deduplicate with transform="
-                )
+                return comes_twice(key, row)
         return None
-
-    def _retrying(self) -> Retrying:
-        return Retrying(
-            retry=retry_if_exception_type(_PASSING),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
-            stop=stop_after_attempt(_TRIES),
-            reraise=True,
-        )
 
     # -- after the decision ----------------------------------------------------------------------
 
@@ -297,20 +295,9 @@ class Merger:
 
     def _check_server(self) -> None:
         """What is absent here proves something only on the server that held it."""
-
-        def ask(connection: PgConnection) -> tuple[str, str]:
-            row = connection.execute("SELECT current_database()").fetchone()
-            return system_identifier(connection), "" if row is None else str(row[0])
-
-        system, database = self._pool.run(ask)
-        if database != self._merge.database or (
-            system and self._merge.system and system != self._merge.system
-        ):
-            self._unresolved(
-                f"conninfo= leads to database {database!r} of the server with system identifier "
-                f"{system}, and the batch was prepared in {self._merge.database!r} of "
-                f"{self._merge.system}; let it lead there again"
-            )
+        told = self._pool.run(Server.ask).why_not(self._merge.system, self._merge.database)
+        if told is not None:
+            self._unresolved(told)
 
     def _merge_again(self) -> None:
         query = script(*self._statements(), COMMIT)
@@ -322,7 +309,7 @@ class Merger:
                 roll_back(connection)
 
         try:
-            self._retrying()(self._pool.run, attempt)
+            retrying()(self._pool.run, attempt)
         except pg.LockNotAvailable as error:
             self._end_holders()
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
@@ -374,6 +361,15 @@ class Merger:
         raise CommitUnresolvedError(f"{self._what}: {text}", self._branch_id) from (
             None if error is None else self._address.cause(error)
         )
+
+
+def comes_twice(key: Sequence[str], row: Sequence[object]) -> str:
+    """What to tell of a key that a batch has more than once."""
+    example = ", ".join(f"{name} = {value}" for name, value in zip(key, row, strict=True))
+    return (
+        f"key={list(key)} comes more than once in the batch, for example {example}; an upsert "
+        "needs one row for each key: aggregate or deduplicate with transform="
+    )
 
 
 def _last_tag(connection: PgConnection, query: sql.SQL | sql.Composed) -> str | None:

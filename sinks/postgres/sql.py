@@ -154,8 +154,12 @@ def create_staging(
     )
 
 
-def copy_into(schema: str, name: str, columns: Sequence[str], *, binary: bool) -> sql.Composed:
-    options = sql.SQL("FORMAT binary, FREEZE") if binary else sql.SQL("FREEZE")
+def copy_into(
+    schema: str, name: str, columns: Sequence[str], *, binary: bool, freeze: bool = True
+) -> sql.Composed:
+    """FREEZE saves work, and is for a table that this transaction has made."""
+    format_ = sql.SQL("FORMAT binary") if binary else sql.SQL("FORMAT text")
+    options = format_ + sql.SQL(", FREEZE") if freeze else format_
     return sql.SQL("COPY {} ({}) FROM STDIN ({})").format(
         qualified(schema, name), columns_of(columns), options
     )
