@@ -240,8 +240,10 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        if self._mode == "prepared" or not committables:
+        if self._mode == "prepared":
             return committables
+        if not committables:
+            return ()
         target, _, shape = self._validated(branch_id)
         merge = Merge.of(target, self._key, committables)
         held = self._merger(branch_id, merge).prepare(shape)
