@@ -293,8 +293,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             ) from self._address.cause(error)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        table = self._table if self._target is None else self._target.shown
-        rows = self._pool.run(lambda c: c.execute(find_standing(owner, table)).fetchall())
+        rows = self._pool.run(lambda c: c.execute(find_standing(owner)).fetchall())
         return list(self._ours(owner, rows))
 
     def close(self) -> None:
