@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.errors import ConfigurationError
 
@@ -25,6 +26,10 @@ PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 ResultT = TypeVar("ResultT")
 
+PASSING = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+"""Nobody's fault: the same statement may well succeed when it is sent again."""
+
+_TRIES = 5
 _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
 _IDLE_S = 60.0
@@ -71,6 +76,12 @@ class Address:
         known = self._parameters()
         host = known.get("host") or known.get("hostaddr") or "localhost"
         return f"{host}:{known.get('port') or '5432'}"
+
+    @property
+    def names_several(self) -> bool:
+        """Whether it names more servers than one, as for a failover."""
+        known = self._parameters()
+        return "," in (known.get("host") or known.get("hostaddr") or "")
 
     @property
     def database(self) -> str:
@@ -122,6 +133,16 @@ def roll_back(connection: PgConnection) -> None:
             connection.execute("ROLLBACK")
 
 
+def retrying() -> Retrying:
+    """Calls again what failed with one of `PASSING`, a few times."""
+    return Retrying(
+        retry=retry_if_exception_type(PASSING),
+        wait=wait_random_exponential(multiplier=0.05, max=1.0),
+        stop=stop_after_attempt(_TRIES),
+        reraise=True,
+    )
+
+
 class Pool:
     """A few connections that are kept between calls. Safe to use from several threads.
 
@@ -136,16 +157,19 @@ class Pool:
         self._lock = threading.Lock()
         self._kept: list[tuple[PgConnection, float]] = []
         self._timer: threading.Timer | None = None
+        self._room = threading.BoundedSemaphore(_MAX_KEPT)
 
     def run(self, action: Callable[[PgConnection], ResultT]) -> ResultT:
-        """Run an idempotent action; again on a new connection when a kept one has died."""
-        connection, result = self.lend(action)
-        self.give(connection)
-        return result
+        """Run an idempotent action; again on a new connection when a kept one has died.
 
-    def lend(
-        self, action: Callable[[PgConnection], ResultT]
-    ) -> tuple[PgConnection, ResultT]:
+        Only a few run at a time, so that many branches do not take as many connections.
+        """
+        with self._room:
+            connection, result = self.lend(action)
+            self.give(connection)
+            return result
+
+    def lend(self, action: Callable[[PgConnection], ResultT]) -> tuple[PgConnection, ResultT]:
         """As `run`, and the caller gets the connection too, for as long as it likes."""
         while True:
             connection, is_new = self.take()

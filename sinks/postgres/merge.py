@@ -13,7 +13,7 @@ violated, goes through the rows in ranges: a range that fails is halved, until o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, cast
 
@@ -25,7 +25,7 @@ from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key
 from sparkonce.sinks.postgres.sql import columns_of, qualified, script, staging_name
-from sparkonce.sinks.postgres.writing import Mode, Writing
+from sparkonce.sinks.postgres.writing import Write, Writing
 
 PAYLOAD_VERSION = 2
 
@@ -66,7 +66,7 @@ class Merge:
     system: str
     database: str
     prepared: bool
-    mode: Mode
+    mode: Write
     update: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
     delete: str | None = None
@@ -75,14 +75,14 @@ class Merge:
     attached: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: Target, writing: Writing, staged: Sequence[Committable]) -> Self:
+    def of(cls, target: Target, writing: Writing, staging: Iterable[str], rows: int) -> Self:
         return cls(
             target.schema,
             target.table,
             target.filled,
             writing.key,
-            tuple(sorted(str(committable.payload["staging"]) for committable in staged)),
-            sum(cast("int", committable.payload["rows"]) for committable in staged),
+            tuple(sorted(staging)),
+            rows,
             target.system,
             target.database,
             target.can_prepare,
@@ -164,6 +164,22 @@ def duplicate_key(merge: Merge) -> sql.Composed:
     return sql.SQL(
         "SELECT {} FROM ({}) AS staged WHERE NOT ({}) GROUP BY {} HAVING count(*) > 1 LIMIT 1"
     ).format(shown, _resolved(merge), has_null(key), columns_of(key))
+
+
+def duplicate_told(merge: Merge, row: Sequence[object]) -> str:
+    """What to tell of a row of `duplicate_key`."""
+    key = list(merge.key or ())
+    example = ", ".join(f"{name} = {value}" for name, value in zip(key, row, strict=True))
+    if merge.order_by:
+        return (
+            f"two rows are the last of their key={key} by order_by={list(merge.order_by)}, for "
+            f"example those of {example}; add a column that tells them apart"
+        )
+    return (
+        f"key={key} comes more than once in the batch, for example {example}; "
+        f"write={merge.mode!r} needs one row for each key: let order_by= choose the last one, or "
+        "aggregate with transform="
+    )
 
 
 def _resolved(merge: Merge) -> sql.Composed:
