@@ -19,8 +19,8 @@ from sparkonce.sinks.s3.client import (
     describe,
     status_of,
 )
+from sparkonce.sinks.s3.formats import FileFormat
 from sparkonce.sinks.s3.layout import Place
-from sparkonce.sinks.s3.writer import FileFormat
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -70,14 +70,7 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
             f"S3Sink: partition_by={list(partition_by)} takes every column, so that none is left "
             "for the files"
         )
-    try:
-        rest_schema = pa.schema(rest)
-        with file_format.writer(pa.BufferOutputStream(), rest_schema) as writer:
-            writer.write_table(rest_schema.empty_table())
-    except pa.ArrowException as error:
-        raise ConfigurationError(
-            f"S3Sink: Parquet cannot hold these columns ({error}): change them (transform=)"
-        ) from error
+    file_format.check(pa.schema(rest))
 
 
 def check_server(connection: Connection, place: Place) -> None:

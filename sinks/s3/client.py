@@ -47,6 +47,7 @@ class Connection:
     region: str | None = None
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
     path_style: bool = False
 
     def client(self, purpose: Purpose) -> S3Client:
@@ -75,6 +76,7 @@ class Connection:
             region_name=self.region,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
+            aws_session_token=self.session_token,
             config=Config(
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=read_timeout_s,
