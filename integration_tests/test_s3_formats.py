@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.dataset as ds
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -27,6 +27,12 @@ _CONNECT_TIMEOUT_S = 5
 _CONNECTIONS = 32
 _THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"})
 
+_ADVICE = {
+    "ExpiredToken": "the credentials have expired: give lasting ones, or none, so that boto3's "
+    "chain renews them",
+    "RequestTimeTooSkewed": "correct the clock of this machine or of the server",
+}
+
 
 class Purpose(Enum):
     """How patient a client is: (attempts at a call, seconds of silence that end an attempt)."""
@@ -127,5 +133,7 @@ def describe(error: Exception) -> str:
     """One line for messages; without the request, which is signed."""
     if isinstance(error, ClientError):
         said = error.response["Error"]
-        return f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
+        told = f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
+        advice = _ADVICE.get(code_of(error))
+        return f"{told}; {advice}" if advice else told
     return f"{type(error).__name__}: {error}"
