@@ -69,6 +69,7 @@ class Connection:
 
     def close(self) -> None:
         """Close idle connections. Sinks that use the same ones connect again when they need to."""
+        _sessions.pop((os.getpid(), self), None)
         for purpose in Purpose:
             client = _clients.pop((os.getpid(), self, purpose), None)
             if client is not None:
@@ -76,7 +77,12 @@ class Connection:
 
     def _make(self, purpose: Purpose) -> S3Client:
         attempts, read_timeout_s = purpose.value
-        return boto3.session.Session().client(
+        # Its clients share one reading of boto3's description of S3, which takes most of the time.
+        # Sessions take one thread at a time: the lock is held here.
+        session = _sessions.get((os.getpid(), self))
+        if session is None:
+            session = _sessions[os.getpid(), self] = boto3.session.Session()
+        return session.client(
             "s3",
             endpoint_url=self.endpoint_url,
             region_name=self.region,
@@ -99,6 +105,7 @@ class Connection:
 
 
 _clients: dict[tuple[int, Connection, Purpose], S3Client] = {}
+_sessions: dict[tuple[int, Connection], boto3.session.Session] = {}
 _lock = threading.Lock()
 
 
