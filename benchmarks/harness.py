@@ -41,12 +41,12 @@ COLUMNS = (
 )
 
 
-def spark_session(services: Services) -> SparkSession:
+def spark_session(services: Services, more_jars: Sequence[Path] = ()) -> SparkSession:
     """A local session of two cores, with the connectors that Spark's own sinks need."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    jars = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars()]
+    jars = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars(), *more_jars]
     settings = {
         "spark.jars": ",".join(map(str, jars)),
         "spark.ui.enabled": "false",

@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, SparkOnceError
-from sparkonce.model import BranchId, Committable, Owner, is_label
+from sparkonce.model import BranchId, Committable, CommittedBatch, Owner, is_label
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -186,6 +186,17 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             unresolved.__cause__ = error
             return unresolved
         return None
+
+    def publishBatch(self, batch: CommittedBatch) -> None:
+        """Tell readers that a batch is whole; for sinks whose branches appear one by one.
+
+        Called on the driver once every branch of every sink is committed, and before the log knows
+        it, for batches without rows too. So after a crash it is called again, maybe while a paused
+        driver still calls it, and must leave the same.
+
+        Raises:
+            CommitUnresolvedError: the coordinator calls it again.
+        """
 
     @abstractmethod
     def abort(self, branch: BranchId | Committable) -> None:

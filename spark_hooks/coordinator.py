@@ -50,7 +50,14 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner, TransactionId
+from sparkonce.model import (
+    DRIVER_ATTEMPT,
+    BranchId,
+    Committable,
+    CommittedBatch,
+    Owner,
+    TransactionId,
+)
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.txn_log.base import TransactionLog
@@ -402,7 +409,11 @@ class Coordinator:
                 logger.warning("old records could not be dropped now; tried later", exc_info=True)
 
     def _commit(self, record: TransactionRecord) -> Lost:
-        """Commit every branch; returns what is proven lost, and raises for what is unresolved."""
+        """Commit every branch, and publish the batch when none is lost; returns what is.
+
+        Raises:
+            SinkError: an outcome is not known, or the target refuses it.
+        """
         deadline = time.monotonic() + self._commit_timeout_s
         # Those that their servers drop first come first, so that no slow sink lets them expire.
         by_sink: dict[str, list[Committable]] = {}
@@ -410,6 +421,8 @@ class Coordinator:
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
         self._all(lambda some: lost.extend(self._commit_branches(some, deadline)), by_sink.values())
+        if not lost:
+            self._publish(record, deadline)
         return lost
 
     def _commit_branches(self, committables: Sequence[Committable], deadline: float) -> Lost:
@@ -484,6 +497,31 @@ class Coordinator:
         )
         reach("complete.after", batch=record.id.batch_id)
         return done
+
+    def _publish(self, record: TransactionRecord, deadline: float) -> None:
+        """Let each sink tell its readers that the batch is whole."""
+        owner = replace(self.incarnation.owner, query_id=record.id.query_id)
+
+        def publish(item: tuple[str, Share]) -> None:
+            name, share = item
+            sink = self._all_sinks[name]
+            batch = CommittedBatch(
+                pipeline=record.id.pipeline,
+                owner=owner,
+                batch_id=record.id.batch_id,
+                revision=record.revision,
+                offsets=record.offsets,
+                committables=share.committables,
+            )
+            self._patiently(
+                lambda: sink.publishBatch(batch),
+                f"publish batch {batch.batch_id} in {sink!r}",
+                CommitUnresolvedError,
+                deadline=deadline,
+            )
+
+        # A sink that is gone from the pipeline has no branches left in it: the start refuses that.
+        self._all(publish, [(n, s) for n, s in record.shares.items() if n in self._all_sinks])
 
     # -- orphans ---------------------------------------------------------------------------------
 

@@ -245,6 +245,11 @@ def s3a_jars() -> list[Path]:
     return sorted(jar_dir("s3a").glob("*.jar"))
 
 
+def s3a_committer_jars() -> list[Path]:
+    """The jar with which Spark uses S3A's magic committer, for `spark.jars` beside `s3a_jars`."""
+    return sorted(jar_dir("committers").glob("*.jar"))
+
+
 def spark_jdbc_jars() -> list[Path]:
     """The jar of Postgres' JDBC driver, for `spark.jars`."""
     return sorted(jar_dir("jdbc").glob("*.jar"))
