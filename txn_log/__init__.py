@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -9,22 +11,34 @@ from sparkonce.txn_log.sqlite import SqliteLog
 __all__ = ["TransactionLog", "open_log"]
 
 _SQLITE = "sqlite:///"
+_POSTGRES = ("postgresql://", "postgres://")
 
 
 def open_log(url: str | TransactionLog) -> TransactionLog:
     """Open a transaction log by its address; created when it is not there.
 
     Args:
-        url: ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``; a log that is open
-            already is returned as it is.
+        url: ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``;
+            ``postgresql://user@host/database?schema=sparkonce``; a log that is open already is
+            returned as it is.
 
     Raises:
         ConfigurationError: the address is of no known kind, or cannot be used.
+        LogUnavailableError: the log's server does not answer.
     """
     if isinstance(url, TransactionLog):
         return url
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return SqliteLog(url.removeprefix(_SQLITE))
+    if url.startswith(_POSTGRES):
+        from sparkonce.txn_log.postgres import PostgresLog  # noqa: PLC0415 - an extra
+
+        return PostgresLog(url)
     raise ConfigurationError(
-        f"log={url!r}: expected sqlite:///relative/path.db or sqlite:////absolute/path.db"
+        f"log={_without_secrets(url)!r}: expected sqlite:///relative/path.db, "
+        "sqlite:////absolute/path.db or postgresql://host/database"
     )
+
+
+def _without_secrets(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//…@", url)
