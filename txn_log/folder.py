@@ -35,7 +35,7 @@ ResultT = TypeVar("ResultT")
 _MOST_FILES = 16
 _KEPT_FILES = 8
 _RACERS = 8
-_RACES = 5
+_RACES = 12
 
 
 class Folder(Protocol):
