@@ -1,6 +1,6 @@
 """What the transaction log stores, and its encoding.
 
-    {"v": 1, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
+    {"v": 2, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
 
 A record is versioned JSON with a checksum over its body. A record that is not what was written
 raises `LogCorruptError`; nothing is ever guessed from it.
@@ -18,7 +18,10 @@ from typing import Any, Self
 from sparkonce.errors import LogCorruptError
 from sparkonce.model import Committable, JsonValue, Owner, TransactionId
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""What is written. Version 1 had no `Head.log_id` and no `Head.moved_to`; it is read as it is."""
+
+_READABLE = range(1, FORMAT_VERSION + 1)
 
 
 class State(StrEnum):
@@ -196,7 +199,10 @@ class TransactionRecord:
         )
 
     def encode(self) -> str:
-        body = {
+        return seal(self.to_json())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
             "id": asdict(self.id),
             "token": self.token,
             "state": self.state.value,
@@ -206,11 +212,13 @@ class TransactionRecord:
             "revision": self.revision,
             "lost": [c.to_json() for c in self.lost],
         }
-        return seal(body)
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
-        body = unseal(text, where)
+        return cls.from_json(unseal(text, where))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         return cls(
             id=TransactionId(**body["id"]),
             token=body["token"],
@@ -237,6 +245,9 @@ class Head:
         first_batch: the first batch that this log answers for; 0 unless a checkpoint was adopted.
         sinks: targets of all sinks that the pipeline ever had, by name.
         retired: query ids that the pipeline had before (``replaces=``).
+        log_id: the log in which the pipeline began, when it was moved here from there; its
+            branches carry that id in their names.
+        moved_to: address of the log that the pipeline was moved to; nothing is written here since.
     """
 
     pipeline: str
@@ -248,13 +259,21 @@ class Head:
     first_batch: int = 0
     sinks: Mapping[str, str] = field(default_factory=dict)
     retired: tuple[str, ...] = ()
+    log_id: str | None = None
+    moved_to: str | None = None
 
     def encode(self) -> str:
-        return seal(asdict(self))
+        return seal(self.to_json())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {**asdict(self), "retired": list(self.retired)}
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
-        body = unseal(text, where)
+        return cls.from_json(unseal(text, where))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         return cls(**{**body, "retired": tuple(body["retired"])})
 
 
@@ -289,9 +308,10 @@ def unseal(text: str, where: str) -> dict[str, Any]:
         raise LogCorruptError(
             f"{where} is not a whole record; restore the transaction log from a copy"
         ) from error
-    if version != FORMAT_VERSION:
+    if version not in _READABLE:
         raise LogCorruptError(
-            f"{where} has format {version}, this sparkonce reads {FORMAT_VERSION}: use a newer one"
+            f"{where} has format {version}, this sparkonce reads up to {FORMAT_VERSION}: use a "
+            "newer one"
         )
     if checksum != _checksum(body):
         raise LogCorruptError(
