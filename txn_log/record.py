@@ -17,8 +17,10 @@ from typing import Any, Self
 
 from sparkonce.errors import LogCorruptError
 from sparkonce.model import Committable, JsonValue, Owner, TransactionId
+from sparkonce.txn_log.settlement import Ruling, Settlement
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 is written only where a settlement is: an older sparkonce must refuse it, not overlook it."""
 
 
 class State(StrEnum):
@@ -33,6 +35,9 @@ class State(StrEnum):
     """Every branch is prepared and will be committed, whatever happens."""
     COMPLETE = "complete"
     """Every branch is known to be committed."""
+    SETTLED = "settled"
+    """Finished as well, but for at least one branch an operator's word stands in for the proof.
+    Such a record is never forgotten."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -157,7 +162,8 @@ class TransactionRecord:
         shares: by sink name.
         times: Unix time in seconds at which each state was reached.
         revision: how often the decision was amended.
-        lost: branches that were proven lost after the decision, and written again.
+        lost: branches that were lost after the decision, and written again.
+        settled: what operators have said of branches, oldest first.
     """
 
     id: TransactionId
@@ -168,6 +174,7 @@ class TransactionRecord:
     times: Mapping[State, float] = field(default_factory=dict)
     revision: int = 0
     lost: tuple[Committable, ...] = ()
+    settled: tuple[Settlement, ...] = ()
 
     def committables(self) -> Iterator[Committable]:
         """Every branch of every sink."""
@@ -179,6 +186,11 @@ class TransactionRecord:
         for share in self.shares.values():
             yield from (committable.branch_id.name for committable in share.committables)
             yield from (part.branch for part in share.parts)
+
+    def ruling(self, committable: Committable) -> Ruling | None:
+        """An operator's last word on the branch; None when there is none."""
+        full = str(committable.branch_id)
+        return next((s.ruling for s in reversed(self.settled) if s.branch == full), None)
 
     def moved(self, state: State, at: float) -> TransactionRecord:
         """This record in another state, which it reached at `at`."""
@@ -206,7 +218,9 @@ class TransactionRecord:
             "revision": self.revision,
             "lost": [c.to_json() for c in self.lost],
         }
-        return seal(body)
+        if not self.settled:
+            return seal(body, version=1)
+        return seal({**body, "settled": [settlement.to_json() for settlement in self.settled]})
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
@@ -220,6 +234,7 @@ class TransactionRecord:
             times={State(state): at for state, at in body["times"].items()},
             revision=body["revision"],
             lost=tuple(Committable.from_json(c) for c in body["lost"]),
+            settled=tuple(map(Settlement.from_json, body.get("settled", ()))),
         )
 
 
@@ -237,6 +252,7 @@ class Head:
         first_batch: the first batch that this log answers for; 0 unless a checkpoint was adopted.
         sinks: targets of all sinks that the pipeline ever had, by name.
         retired: query ids that the pipeline had before (``replaces=``).
+        checkpoint: the location of the query's checkpoint; empty where it is not known.
     """
 
     pipeline: str
@@ -248,9 +264,10 @@ class Head:
     first_batch: int = 0
     sinks: Mapping[str, str] = field(default_factory=dict)
     retired: tuple[str, ...] = ()
+    checkpoint: str = ""
 
     def encode(self) -> str:
-        return seal(asdict(self))
+        return seal(asdict(self), version=1)
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
@@ -271,9 +288,9 @@ class Incarnation:
         return TransactionId(self.pipeline, self.owner.query_id, batch_id)
 
 
-def seal(body: Mapping[str, Any]) -> str:
+def seal(body: Mapping[str, Any], version: int = FORMAT_VERSION) -> str:
     """Encode `body` with its version and checksum."""
-    return json.dumps({"v": FORMAT_VERSION, "body": body, "sha256": _checksum(body)})
+    return json.dumps({"v": version, "body": body, "sha256": _checksum(body, version)})
 
 
 def unseal(text: str, where: str) -> dict[str, Any]:
@@ -289,17 +306,19 @@ def unseal(text: str, where: str) -> dict[str, Any]:
         raise LogCorruptError(
             f"{where} is not a whole record; restore the transaction log from a copy"
         ) from error
-    if version != FORMAT_VERSION:
+    if version not in range(1, FORMAT_VERSION + 1):
         raise LogCorruptError(
-            f"{where} has format {version}, this sparkonce reads {FORMAT_VERSION}: use a newer one"
+            f"{where} has format {version}, this sparkonce reads up to {FORMAT_VERSION}: use a "
+            "newer one"
         )
-    if checksum != _checksum(body):
+    if checksum != _checksum(body, version):
         raise LogCorruptError(
             f"{where} was changed after it was written; restore the transaction log from a copy"
         )
     return dict(body)
 
 
-def _checksum(body: Mapping[str, Any]) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+def _checksum(body: Mapping[str, Any], version: int) -> str:
+    whole = body if version == 1 else {"v": version, "body": body}
+    canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
