@@ -526,8 +526,15 @@ class Coordinator:
         aborted = 0
         failures: list[Exception] = []
         owners = (self.incarnation.owner, *self.incarnation.retired)
-        token, others = self.incarnation.token, self._all_sinks.keys()
-        for found in find_orphans(sink, owners, token, named, others, failures):
+        orphans = find_orphans(
+            sink,
+            owners,
+            token=self.incarnation.token,
+            named=named,
+            others=self._all_sinks.keys(),
+            failures=failures,
+        )
+        for found in orphans:
             try:
                 sink.abort(found)
                 aborted += 1

@@ -38,7 +38,7 @@ def _pid_space() -> str:
     """Eight hex digits for this boot and this set of process ids; empty where Linux is not."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        space = os.readlink("/proc/self/ns/pid")
+        space = Path("/proc/self/ns/pid").readlink()
     except OSError:
         return ""
     return hashlib.sha256(f"{boot} {space}".encode()).hexdigest()[:8]

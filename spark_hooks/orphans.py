@@ -17,6 +17,7 @@ def named_by(unfinished: Iterable[TransactionRecord]) -> set[str]:
 def find_orphans(
     sink: AnySink,
     owners: Iterable[Owner],
+    *,
     token: int,
     named: Collection[str],
     others: Collection[str],

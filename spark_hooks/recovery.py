@@ -106,7 +106,9 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
     found: list[tuple[AnySink, Committable]] = []
     for sink in job.all_sinks:
         failed: list[Exception] = []
-        orphans = find_orphans(sink, owners, head.token, (), others, failed)
+        orphans = find_orphans(
+            sink, owners, token=head.token, named=(), others=others, failures=failed
+        )
         found += [(sink, branch) for branch in orphans]
         if failed:
             failures[sink.name] = failed[0]

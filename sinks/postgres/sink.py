@@ -22,8 +22,10 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.postgres.catalog import Target, resolve
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
+from sparkonce.sinks.postgres.diagnosis import diagnose
 from sparkonce.sinks.postgres.merging import PAYLOAD_VERSION, Merge, Merger
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
@@ -173,6 +175,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         )
         logger.info("%s: a merged batch waits for the decision as %s", self.where, held_as)
         self._target = target
+
+    def diagnose(self) -> Iterable[Finding]:
+        return diagnose(self._pool, self._address, self._table, upserts=self._key is not None)
 
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]

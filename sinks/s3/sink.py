@@ -25,8 +25,10 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
+from sparkonce.sinks.s3.diagnosis import diagnose
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.listing import open_uploads
 from sparkonce.sinks.s3.outcome import FileOutcome
@@ -154,6 +156,9 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def validate(self, schema: pa.Schema) -> None:
         check_schema(schema, self._format)
         check_server(self._connection, self._place)
+
+    def diagnose(self) -> Iterable[Finding]:
+        return diagnose(self._connection, self._place)
 
     def commit(self, committable: Committable) -> None:
         branch_id = committable.branch_id
