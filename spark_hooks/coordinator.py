@@ -418,7 +418,8 @@ class Coordinator:
         for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
             ruling = record.ruling(committable)
             if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:
-                logger.warning("%s: an operator ruled: %s", committable.branch_id, ruling)
+                logger.warning("%s: settled by an operator: %s", committable.branch_id, ruling)
+                self._end_settled(committable)
                 continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
@@ -427,6 +428,15 @@ class Coordinator:
             lambda some: lost.extend(self._commit_branches(some, deadline, redo)), by_sink.values()
         )
         return lost
+
+    def _end_settled(self, committable: Committable) -> None:
+        """Let no older driver that wakes up commit it. Best effort: its server may be gone."""
+        sink = self._all_sinks.get(committable.branch_id.sink)
+        try:
+            if sink is not None:
+                sink.abort(committable)
+        except Exception:
+            logger.warning("%s could not be ended now", committable.branch_id, exc_info=True)
 
     def _commit_branches(
         self, committables: Sequence[Committable], deadline: float, redo: Collection[BranchId]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.drivers import this_driver
+from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.local_checkpoint import LocalCheckpoint, UnknownCheckpoint
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.txn_log.base import TransactionLog
@@ -31,8 +31,8 @@ class Orphan(NamedTuple):
     Attributes:
         sink: where it stands.
         branch: what `abort` needs.
-        may_be_written: whether the incarnation that holds the token made it, which may be writing
-            it right now.
+        may_be_written: whether the driver that holds the token made it and is not known to be
+            gone: it may be writing it right now.
     """
 
     sink: AnySink
@@ -114,8 +114,9 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
             failures[sink.name] = failed[0]
     # After the sinks were asked: what was decided meanwhile is no orphan.
     named = named_by(job.log.unfinished(job.name))
+    may_write = is_running(head.driver, head.started_at) is not False
     return [
-        Orphan(sink, branch, branch.branch_id.token == head.token)
+        Orphan(sink, branch, may_write and branch.branch_id.token == head.token)
         for sink, branch in found
         if branch.branch_id.name not in named
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -24,12 +25,14 @@ from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import (
     Fingerprint,
+    Head,
     Incarnation,
     Part,
     Share,
     State,
     TransactionRecord,
 )
+from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -230,6 +233,74 @@ class LogContract:
         assert [r.id.batch_id for r in log.history("orders")] == [9, 8, 7]
         assert [r.id.batch_id for r in log.history("orders", limit=2)] == [9, 8]
 
+    def test_settled_branch_is_remembered_for_ever(self, log: TransactionLog, address: str) -> None:
+        """Who, when and why read back; the batch ends as SETTLED, and is never forgotten (I3)."""
+        incarnation = log.begin(claim())
+        decided = log.decide(record(incarnation, 0))
+        (branch,) = decided.committables()
+        first, second = (
+            Settlement(str(branch.branch_id), ruling, "ann@host", "the disk is gone: ü", 7.5, 1)
+            for ruling in (Ruling.REDO, Ruling.ABORTED)
+        )
+        log.settle(decided.id, [first], 1)
+        settled = log.settle(decided.id, [second], 1)
+        assert log.settle(decided.id, [second], 1) == settled, "idempotent"
+        assert open_log(address).find(decided.id) == settled
+        assert (settled.state, settled.settled) == (State.DECIDED, (first, second))
+        assert settled.ruling(branch) is Ruling.ABORTED, "the last word counts"
+        done = log.complete(settled, 1)
+        assert (done.state, done.settled) == (State.SETTLED, (first, second))
+        assert log.complete(settled, 1) == done
+        assert log.unfinished("orders") == []
+        for n in range(1, 10):
+            log.complete(log.decide(record(incarnation, n)), 1)
+        (newest,) = log.history("orders", limit=1)
+        log.forget(newest, 1, retain=2)
+        assert [r.id.batch_id for r in log.history("orders")] == [9, 8, 0]
+
+    def test_only_what_is_decided_is_settled(self, log: TransactionLog) -> None:
+        """Not a branch that is not there, nor a batch that is prepared, finished or unknown."""
+        incarnation = log.begin(claim())
+        prepared = log.prepare(record(incarnation, 0))
+        (branch,) = prepared.committables()
+        word = Settlement(str(branch.branch_id), Ruling.COMMITTED, "ann@host", "seen", 7.5, 1)
+        with pytest.raises(ProtocolError, match="is prepared: only what is decided"):
+            log.settle(prepared.id, [word], 1)
+        decided = log.decide(prepared)
+        with pytest.raises(ProtocolError, match="has no branch nothing"):
+            log.settle(decided.id, [replace(word, branch="nothing")], 1)
+        with pytest.raises(FencedError):
+            log.settle(decided.id, [word], 0)
+        assert log.complete(decided, 1).state is State.COMPLETE
+        with pytest.raises(ProtocolError, match="is complete"):
+            log.settle(decided.id, [word], 1)
+        with pytest.raises(ProtocolError, match="is not known"):
+            log.settle(record(incarnation, 1).id, [word], 1)
+
+    def test_pipelines_are_listed(self, log: TransactionLog) -> None:
+        assert log.pipelines() == []
+        log.begin(claim())
+        log.begin(claim(pipeline="clicks", query_id=QUERY.replace("1", "2")))
+        assert log.pipelines() == ["clicks", "orders"]
+
+    def test_newest_record_of_a_query(self, log: TransactionLog) -> None:
+        incarnation = log.begin(claim())
+        assert log.newest("orders", QUERY) is None
+        for n in range(3):
+            log.decide(record(incarnation, n))
+        newest = log.newest("orders", QUERY)
+        assert newest is not None
+        assert newest.id.batch_id == 2
+        assert log.newest("orders", QUERY.replace("1", "2")) is None
+
+    def test_checkpoint_is_remembered(self, log: TransactionLog) -> None:
+        """An operator who does not know where it is takes the token and keeps it."""
+        for place in ("file:/ckpt", ""):
+            log.begin(claim(checkpoint=place))
+            head = log.head("orders")
+            assert head is not None
+            assert head.checkpoint == "file:/ckpt"
+
     def test_replaced_query_is_remembered(self, log: TransactionLog) -> None:
         """replaces= binds the name to the new query once; the old one's names are still swept."""
         log.begin(claim())
@@ -358,6 +429,41 @@ def test_fingerprints_add_up_modulo_2_to_the_64() -> None:
     assert (Share("topic", parts, ()).rows, Share("topic", parts, ()).bytes) == (3, 96)
     with pytest.raises(ValueError, match="sum/1 and other/1"):
         part(1).content + Fingerprint("other/1", 1, 1)
+
+
+OLD_RECORD = (
+    '{"v": 1, "body": {"id": {"pipeline": "orders", "query_id": "q", "batch_id": 3}, "token": 2, '
+    '"state": "decided", "offsets": ["[3]"], "shares": {"kafka": {"target": "topic", "parts": [], '
+    '"committables": []}}, "times": {"decided": 12.25}, "revision": 0, "lost": []}, "sha256": '
+    '"48ca028e4a35ef871a65b5795cc598e68ed0d210a0aa41babc7b7f265e8f9d0c"}'
+)
+OLD_HEAD = (
+    '{"v": 1, "body": {"pipeline": "orders", "query_id": "q", "token": 2, "run_id": "run", '
+    '"driver": "host:1", "started_at": 1.5, "first_batch": 0, "sinks": {"kafka": "topic"}, '
+    '"retired": []}, "sha256": '
+    '"96a60a154f3895f103023a8d2a66e9ef2c46b69ada19b19d2b14bf3fc0c9c60f"}'
+)
+
+
+def test_record_from_before_settlements_is_read_and_written_as_it_was() -> None:
+    """Format 1: so that an older sparkonce goes on reading what nobody has settled."""
+    old = OLD_RECORD
+    found = TransactionRecord.decode(old, "a record")
+    assert found.settled == ()
+    assert found.encode() == old
+    assert Head.decode(OLD_HEAD, "a head").checkpoint == ""
+
+
+def test_settled_record_is_refused_by_what_does_not_know_settlements() -> None:
+    """Its format is 2, and the format is under the checksum."""
+    found = TransactionRecord.decode(OLD_RECORD, "a record")
+    word = Settlement("branch", Ruling.REDO, "ann@host", "why", 1.0, 2)
+    text = replace(found, settled=(word,)).encode()
+    assert json.loads(text)["v"] == 2
+    assert TransactionRecord.decode(text, "a record").settled == (word,)
+    for version in (1, 3):
+        with pytest.raises(LogCorruptError):
+            TransactionRecord.decode(text.replace('"v": 2', f'"v": {version}'), "a record")
 
 
 def test_unknown_address_says_what_is_expected() -> None:

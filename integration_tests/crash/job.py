@@ -27,6 +27,17 @@ from sparkonce import ExactlyOnce, sinks
 FILES_PER_BATCH = 2
 
 
+def make_pipeline(config: dict[str, Any]) -> ExactlyOnce:
+    return ExactlyOnce(
+        "crash",
+        sinks=[
+            getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
+            for sink in config["sinks"]
+        ],
+        **config["pipeline"],
+    )
+
+
 def main(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -42,14 +53,7 @@ def main(config: dict[str, Any]) -> None:
         .config("spark.sql.warehouse.dir", str(Path(config["checkpoint"]).parent / "warehouse"))
         .getOrCreate()
     )
-    pipeline = ExactlyOnce(
-        "crash",
-        sinks=[
-            getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
-            for sink in config["sinks"]
-        ],
-        **config["pipeline"],
-    )
+    pipeline = make_pipeline(config)
     query = (
         spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")
         .option("maxFilesPerTrigger", FILES_PER_BATCH)

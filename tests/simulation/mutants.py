@@ -376,6 +376,61 @@ _GUARD_AND_SINKS: Final = (
     ),
 )
 
+_SETTLEMENT: Final = (
+    _tested(
+        "given up branch is committed all the same",
+        "I3",
+        Edit(
+            COORDINATOR,
+            "            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:",
+            "            if False:",
+        ),
+        "tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",
+    ),
+    _tested(
+        "settled branch is left standing for a zombie",
+        "I7",
+        Edit(COORDINATOR, "                self._end_settled(committable)\n", ""),
+        "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
+    ),
+    _tested(
+        "operator's word above proof",
+        "I4",
+        Edit(
+            COORDINATOR,
+            "    if error is None or isinstance(error, PreparedBranchLostError):\n",
+            "    if isinstance(error, PreparedBranchLostError):\n",
+        ),
+        "tests/test_settlement.py::test_branch_whose_commit_is_proven_is_not_redone",
+    ),
+    _tested(
+        "operator's word shown as proof",
+        "I3",
+        Edit(LOG, "State.SETTLED if standing.settled else State.COMPLETE", "State.COMPLETE"),
+        "tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",
+    ),
+    _tested(
+        "checkpoint that cannot be read taken for empty",
+        "I5",
+        Edit(
+            COORDINATOR,
+            "            if record.state is State.PREPARED and replay is not None:\n",
+            "            if record.state is State.PREPARED:\n",
+        ),
+        "tests/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
+    ),
+    _tested(
+        "settlement without a token",
+        "I6",
+        Edit(
+            LOG,
+            "            self._require_token(store, transaction_id.pipeline, token)\n",
+            "",
+        ),
+        "tests/test_log.py::TestSqliteLog::test_only_what_is_decided_is_settled",
+    ),
+)
+
 MUTANTS: Final = (
     *_BEFORE_THE_DECISION,
     *_RECOVERY,
@@ -383,4 +438,5 @@ MUTANTS: Final = (
     *_SWEEP,
     *_LOG_RULES,
     *_GUARD_AND_SINKS,
+    *_SETTLEMENT,
 )

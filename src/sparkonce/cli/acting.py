@@ -159,7 +159,7 @@ def settle(
         for share_name, committable in chosen:
             rows = facts.rows_of(record.shares[share_name], committable)
             click.echo(
-                f"{facts.short(committable.branch_id)}, {rows} rows for {share_name} "
+                f"{committable.branch_id.short}, {rows} rows for {share_name} "
                 f"({record.shares[share_name].target}), is {_MEANING[word]}.",
                 err=True,
             )
@@ -221,11 +221,11 @@ def _chosen(record: TransactionRecord, branches: Sequence[str]) -> list[tuple[st
         name: (sink, committable)
         for sink, share in record.shares.items()
         for committable in share.committables
-        for name in (facts.short(committable.branch_id), str(committable.branch_id))
+        for name in (committable.branch_id.short, str(committable.branch_id))
     }
     for branch in branches:
         if branch not in known:
-            names = ", ".join(facts.short(c.branch_id) for c in record.committables())
+            names = ", ".join(c.branch_id.short for c in record.committables())
             raise click.BadParameter(
                 f"{branch!r} is no branch of {record.id}, which has {names}", param_hint="--branch"
             )

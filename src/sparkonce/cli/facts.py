@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from sparkonce.model import BranchId, Committable
+from sparkonce.model import Committable
 from sparkonce.spark_hooks.drivers import is_running
 from sparkonce.spark_hooks.recovery import Orphan
 from sparkonce.txn_log import TransactionLog
@@ -20,11 +20,6 @@ FINISHED = {State.COMPLETE, State.SETTLED}
 def utc(at: float | None) -> str | None:
     """Unix time in seconds as ISO 8601."""
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-
-
-def short(branch_id: BranchId) -> str:
-    """The branch's name without log and query: what people type."""
-    return f"t{branch_id.token}.{branch_id.sink}.p{branch_id.write_pass}.a{branch_id.attempt}"
 
 
 def status(log: TransactionLog, names: Iterable[str]) -> Facts:
@@ -84,7 +79,7 @@ def record(found: TransactionRecord) -> Facts:
         "offsets": list(found.offsets),
         "times": {state.value: utc(at) for state, at in found.times.items()},
         "sinks": [_share(found, name, share) for name, share in found.shares.items()],
-        "lost": [short(c.branch_id) for c in found.lost],
+        "lost": [c.branch_id.short for c in found.lost],
         "settled": [
             {**s.to_json(), "ruling": s.ruling.value, "at": utc(s.at)} for s in found.settled
         ],
@@ -99,7 +94,7 @@ def _share(found: TransactionRecord, name: str, share: Share) -> Facts:
         "bytes": share.bytes,
         "branches": [
             {
-                "branch": short(c.branch_id),
+                "branch": c.branch_id.short,
                 "full": str(c.branch_id),
                 "rows": rows_of(share, c),
                 "safe_until": utc(c.safe_until),
@@ -147,7 +142,7 @@ def orphan(found: Orphan) -> Facts:
     return {
         "sink": found.sink.name,
         "target": found.sink.target,
-        "branch": short(branch_id),
+        "branch": branch_id.short,
         "full": branch_id.name if branch_id.batch_id is None else str(branch_id),
         "batch": branch_id.batch_id,
         "token": branch_id.token,

@@ -37,7 +37,7 @@ def status(job: str | None, url: str | None, pipeline: str | None, as_json: bool
     if as_json:
         screen.json(found)
     else:
-        screen.say(f"log  {found['log']}")
+        screen.say(found["log"])
         for one in found["pipelines"]:
             screen.say()
             show_pipeline(screen, one)

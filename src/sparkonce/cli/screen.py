@@ -9,7 +9,8 @@ from calendar import timegm
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -42,11 +43,11 @@ class Screen:
         sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
         sys.stdout.flush()
 
-    def say(self, text: str = "", style: str = "") -> None:
-        self._console.print(text, style=style)
+    def say(self, text: str = "", style: str = "", *, indent: int = 0) -> None:
+        self._print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent)))
 
     def title(self, name: str, state: str) -> None:
-        self._console.print(Text.assemble((name, "bold"), "  ", (state, _STYLES.get(state, ""))))
+        self._print(Text.assemble((name, "bold"), "  ", (state, _STYLES.get(state, ""))))
 
     def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Names and values, one below the other."""
@@ -55,7 +56,7 @@ class Screen:
         table.add_column(overflow="fold")
         for name, value in pairs:
             table.add_row(f"  {name}", str(value))
-        self._console.print(table)
+        self._print(table)
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -65,7 +66,16 @@ class Screen:
         for row in rows:
             cells = ["-" if cell is None else str(cell) for cell in row]
             table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
-        self._console.print(table)
+        self._print(table)
+
+    def _print(self, shown: RenderableType) -> None:
+        if self._console.is_terminal:
+            self._console.print(shown)
+            return
+        with self._console.capture() as capture:  # a file needs no blanks at the ends of lines
+            self._console.print(shown)
+        sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+        sys.stdout.flush()
 
 
 def age(at: str | None) -> str:
@@ -87,7 +97,7 @@ def when(at: str | None) -> str | None:
 def show_pipeline(screen: Screen, found: Facts) -> None:
     screen.title(found["name"], found["state"])
     if found["holder"] is None:
-        screen.say("  the log does not know this pipeline")
+        screen.say("the log does not know this pipeline", indent=2)
         return
     last = found["last_complete"]
     screen.pairs(
@@ -157,21 +167,22 @@ def show_record(screen: Screen, found: Facts) -> None:
         screen.say()
         count = len(sink["branches"])
         many = "branch" if count == 1 else "branches"
-        screen.say(f"  {sink['name']} -> {sink['target']}", "bold")
-        screen.say(f"  {sink['rows']} rows, {sink['bytes']} bytes, {count} {many}")
+        screen.say(f"{sink['name']} -> {sink['target']}", "bold", indent=2)
+        screen.say(f"{sink['rows']} rows, {sink['bytes']} bytes, {count} {many}", indent=2)
         for branch in sink["branches"]:
             ruled = f", settled as {branch['ruling']}" if branch["ruling"] else ""
             kept = f", kept until {when(branch['safe_until'])} UTC" if branch["safe_until"] else ""
-            screen.say(f"    {branch['branch']}  {branch['rows']} rows{kept}{ruled}")
+            screen.say(f"{branch['branch']}  {branch['rows']} rows{kept}{ruled}", indent=4)
             for what in branch["stands_for"]:
-                screen.say(f"      {what}")
+                screen.say(what, indent=6)
     if found["settled"]:
         screen.say()
-        screen.say("  settled by operators", "bold")
+        screen.say("settled by operators", "bold", indent=2)
     for word in found["settled"]:
-        screen.say(f"    {word['branch']}")
-        screen.say(f"      as {word['ruling']} by {word['who']} at {when(word['at'])} UTC")
-        screen.say(f"      because: {word['why']}")
+        screen.say(word["branch"], indent=4)
+        said = f"as {word['ruling']} by {word['who']} at {when(word['at'])} UTC"
+        screen.say(said, indent=6)
+        screen.say(f"because: {word['why']}", indent=6)
 
 
 def show_event(screen: Screen, event: Facts) -> None:
