@@ -377,21 +377,25 @@ _GUARD_AND_SINKS: Final = (
 )
 
 _SETTLEMENT: Final = (
-    _tested(
+    Mutant(
         "given up branch is committed all the same",
         "I3",
-        Edit(
-            COORDINATOR,
-            "            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:",
-            "            if False:",
+        (
+            Edit(
+                COORDINATOR,
+                "            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:",
+                "            if False:",
+            ),
         ),
-        "tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",
+        ("tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",),
     ),
-    _tested(
+    Mutant(
         "settled branch is left standing for a zombie",
         "I7",
-        Edit(COORDINATOR, "                self._end_settled(committable)\n", ""),
-        "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
+        (Edit(COORDINATOR, "                self._end_settled(committable)\n", ""),),
+        (
+            "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
+        ),
     ),
     _tested(
         "operator's word above proof",
@@ -403,11 +407,11 @@ _SETTLEMENT: Final = (
         ),
         "tests/test_settlement.py::test_branch_whose_commit_is_proven_is_not_redone",
     ),
-    _tested(
+    Mutant(
         "operator's word shown as proof",
         "I3",
-        Edit(LOG, "State.SETTLED if standing.settled else State.COMPLETE", "State.COMPLETE"),
-        "tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",
+        (Edit(LOG, "State.SETTLED if standing.settled else State.COMPLETE", "State.COMPLETE"),),
+        ("tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",),
     ),
     _tested(
         "checkpoint that cannot be read taken for empty",
