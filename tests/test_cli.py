@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.cli.main import ERROR, run
+from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError
+from sparkonce.model import BranchId, Committable
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.local_checkpoint import LocalCheckpoint
 from sparkonce.spark_hooks.recovery import find_checkpoint
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Head
+from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -84,8 +87,6 @@ def test_job_that_cannot_be_used(
     folder: Path, capsys: pytest.CaptureFixture[str], job: str, told: str
 ) -> None:
     """One sentence that names what is wrong, no traceback."""
-    import re
-
     assert run(["status", job]) == ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -164,6 +165,61 @@ def test_looking_at_a_log_imports_no_spark(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == 0
+
+
+@pytest.fixture
+def decided(folder: Path) -> str:
+    """A pipeline with commit="checkpoint" whose batch 0 is decided; the name of its branch."""
+    (folder / "jobs.py").write_text(JOB.replace('log="', 'commit="checkpoint", log="'))
+    log = SqliteLog(folder / "log.db")
+    incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 0))
+    branch_id = BranchId(incarnation.owner, 0, 1, "file", 0, 3)
+    share = Share("x", (), (Committable(branch_id),))
+    record_id = incarnation.transaction_id(0)
+    log.decide(TransactionRecord(record_id, 1, State.DECIDED, ("0",), {"file": share}))
+    log.close()
+    return branch_id.short
+
+
+def test_nothing_is_redone_where_spark_does_not_replay(
+    folder: Path, decided: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said before a token is taken."""
+    chosen = ["jobs:make", "0", "--branch", decided, "--yes", "--reason", "lost"]
+    assert run(["settle", *chosen, "--as", "redo"]) == ERROR
+    assert "nothing can be redone" in capsys.readouterr().err
+    assert run(["settle", *chosen, "--as", "aborted"]) == 0
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    assert [(word.why, word.token) for word in record.settled] == [("lost", 2)]
+    log.close()
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_settlement_is_asked_for(
+    folder: Path,
+    decided: str,
+    answer: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it means, whose driver it fences, and why; "no" takes no token."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{answer}\nthe disk is gone\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    address = ["--log", "sqlite:///log.db"]
+    code = run(["settle", *address, "0", "--branch", decided, "--as", "committed"])
+    said = capsys.readouterr().err
+    assert "taken for committed" in said
+    assert "is running" in said
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    head = log.head("orders")
+    log.close()
+    assert head is not None
+    if answer == "y":
+        assert (code, [word.why for word in record.settled]) == (0, ["the disk is gone"])
+    else:
+        assert (code, record.settled, head.token) == (INTERRUPTED, (), 1)
 
 
 # -- who runs --------------------------------------------------------------------------------------

@@ -313,7 +313,7 @@ def _report(
     _tell_not_listed(left)
     if error is not None:
         click.echo(f"sparkonce: {type(error).__name__}: {error}", err=True)
-    elif left["unfinished"]:
+    elif any(record["state"] == State.DECIDED.value for record in left["unfinished"]):
         click.echo(
             "What is left goes on with the query's next start: Spark's replay of the batch writes "
             "lost branches again.",
