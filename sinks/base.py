@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner, is_label
+from sparkonce.sinks.finding import Finding
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -233,6 +234,13 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         Raises:
             ConfigurationError: naming the setting, topic, table, column or bucket, and the fix.
         """
+
+    def diagnose(self) -> Iterable[Finding]:
+        """Ask the server, without a schema, what would bite later; for `sparkonce doctor`.
+
+        An error that it raises is shown as a finding. Rows and targets stay as they are.
+        """
+        return ()
 
     def prepareBatch(
         self,

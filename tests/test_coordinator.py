@@ -699,7 +699,7 @@ def test_sweep_leaves_branches_of_an_unfinished_decision_alone(world: World) -> 
     with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
         world.start(Process())
     coordinator = world.coordinator(Process())
-    coordinator._sweep()
+    coordinator.sweep()
     assert all(len(store.prepared) == 2 for store in world.stores.values())
 
 

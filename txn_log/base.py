@@ -4,7 +4,7 @@
 
     (nothing) ──decide──────────────────► DECIDED ──complete──► COMPLETE
         │                                  ▲  └─amend─┘
-        └──prepare──► PREPARED ──decide────┘
+        └──prepare──► PREPARED ──decide────┘  └─settle─┘ (an operator) ──complete──► SETTLED
                          └────abandon───► ABANDONED ──prepare, decide (Spark's replay)──► …
 
 All writes of one pipeline are totally ordered, and each is conditional on the fencing token in the
@@ -20,18 +20,23 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SparkOnceError
 from sparkonce.model import Owner, TransactionId
 from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
+from sparkonce.txn_log.settlement import Settlement
 
 ResultT = TypeVar("ResultT")
 
 
 class Store(Protocol):
     """What a backend shows to one atomic step of the log, and takes from it."""
+
+    def pipelines(self) -> Sequence[str]:
+        """The names of all pipelines, sorted."""
 
     def head(self, pipeline: str) -> Head | None: ...
 
@@ -52,7 +57,7 @@ class Store(Protocol):
         """Insert the record, or replace the one with its id."""
 
     def forget(self, pipeline: str, query_id: str, below: int) -> None:
-        """Drop the query's complete records of batches below `below`."""
+        """Drop the query's records of batches below `below` whose state is COMPLETE."""
 
 
 class TransactionLog(ABC):
@@ -93,6 +98,10 @@ class TransactionLog(ABC):
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def pipelines(self) -> Sequence[str]:
+        """The names of all pipelines, sorted."""
+        return self._read(lambda store: store.pipelines())
+
     def head(self, pipeline: str) -> Head | None:
         """Who holds the pipeline; None when the name is new."""
         return self._read(lambda store: store.head(pipeline))
@@ -100,6 +109,10 @@ class TransactionLog(ABC):
     def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
         """The record that stands; None when the batch is not known."""
         return self._read(lambda store: store.find(transaction_id))
+
+    def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:
+        """The record of the query's highest batch, in whatever state."""
+        return self._read(lambda store: store.newest(pipeline, query_id))
 
     def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
         """Prepared and decided transactions that are not known to be committed, oldest first."""
@@ -257,8 +270,39 @@ class TransactionLog(ABC):
 
         return self._write(step)
 
+    def settle(
+        self, transaction_id: TransactionId, settlements: Sequence[Settlement], token: int
+    ) -> TransactionRecord:
+        """Note an operator's word on branches of a decided record; the next start honours it.
+
+        Returns:
+            The record that stands.
+
+        Raises:
+            ProtocolError: the batch is not decided, or is finished, or has no such branch.
+        """
+
+        def step(store: Store) -> TransactionRecord:
+            self._require_token(store, transaction_id.pipeline, token)
+            standing = store.find(transaction_id)
+            if standing is None or standing.state is not State.DECIDED:
+                state = "not known" if standing is None else standing.state.value
+                raise ProtocolError(
+                    f"{transaction_id} is {state}: only what is decided and unfinished is settled"
+                )
+            named = {str(committable.branch_id) for committable in standing.committables()}
+            unknown = [s.branch for s in settlements if s.branch not in named]
+            if unknown:
+                raise ProtocolError(f"{transaction_id} has no branch {unknown[0]}")
+            fresh = tuple(s for s in settlements if s not in standing.settled)
+            settled = replace(standing, settled=(*standing.settled, *fresh))
+            store.put(settled)
+            return settled
+
+        return self._write(step)
+
     def complete(self, record: TransactionRecord, token: int) -> TransactionRecord:
-        """Note that every branch of a decided record is committed.
+        """Note that every branch of a decided record is committed, or settled by an operator.
 
         Raises:
             ProtocolError: the record is not decided.
@@ -267,11 +311,14 @@ class TransactionLog(ABC):
         def step(store: Store) -> TransactionRecord:
             self._require_token(store, record.id.pipeline, token)
             standing = store.find(record.id)
-            if standing is None or standing.state not in {State.DECIDED, State.COMPLETE}:
+            finished = {State.COMPLETE, State.SETTLED}
+            if standing is None or standing.state not in {State.DECIDED, *finished}:
                 raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
-            if standing.state is State.COMPLETE:
+            if standing.state in finished:
                 return standing
-            done = standing.moved(State.COMPLETE, _now())
+            # An operator's word is never shown as a proof, nor forgotten.
+            state = State.SETTLED if standing.settled else State.COMPLETE
+            done = standing.moved(state, _now())
             store.put(done)
             return done
 
@@ -280,7 +327,7 @@ class TransactionLog(ABC):
     def forget(self, record: TransactionRecord, token: int, *, retain: int) -> None:
         """Drop complete records of the query that are `retain` or more batches below `record`.
 
-        The highest complete record is always kept (I3).
+        The highest complete record is always kept (I3), and so is every settled one.
         """
 
         def step(store: Store) -> None:

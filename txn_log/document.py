@@ -58,7 +58,7 @@ class Place(Protocol):
     def read(self, name: str) -> str | None: ...
 
     def names(self, folder: str) -> Sequence[str]:
-        """Of all documents somewhere below the folder."""
+        """Of all documents somewhere below the folder, or everywhere for an empty one."""
 
     def delete(self, names: Iterable[str]) -> None: ...
 
@@ -169,6 +169,9 @@ class DocumentLog(OptimisticLog):
         with self._lock:
             return super()._write(step)
 
+    def _pipelines(self) -> list[str]:
+        return sorted({name.partition("/")[0] for name in self._place.names("") if "/" in name})
+
     # -- one pipeline's documents, for its view ----------------------------------------------------
 
     def _load(self, pipeline: str, *, is_fresh: bool) -> _Seen:
@@ -277,6 +280,9 @@ class _DocumentView:
             self._name = pipeline
             self._seen = self._log._load(pipeline, is_fresh=self._is_fresh)  # noqa: SLF001
         return self._seen.pipeline
+
+    def pipelines(self) -> Sequence[str]:
+        return self._log._pipelines()  # noqa: SLF001
 
     def head(self, pipeline: str) -> Head | None:
         return self._load(pipeline).head

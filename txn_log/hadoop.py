@@ -94,7 +94,7 @@ class HadoopFolder:
 
     def names(self, folder: str) -> Sequence[str]:
         def ask() -> list[str]:
-            found, names = self._fs.listFiles(self._path(folder), True), []
+            found, names = self._fs.listFiles(self._path(folder or "."), True), []
             while found.hasNext():
                 path = str(found.next().getPath().toUri().getPath())
                 names.append(path.removeprefix(self._base))

@@ -166,7 +166,7 @@ class ObjectPlace:
     def names(self, folder: str) -> Sequence[str]:
         def ask() -> list[str]:
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"
+                Bucket=self._bucket, Prefix=self._prefix + (folder and f"{folder}/")
             )
             return [
                 found["Key"].removeprefix(self._prefix)

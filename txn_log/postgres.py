@@ -334,6 +334,12 @@ class _PostgresView:
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def pipelines(self) -> Sequence[str]:
+        rows = self._log._ask(  # noqa: SLF001 - one module
+            "SELECT pipeline FROM {schema}.heads ORDER BY pipeline"
+        )
+        return [str(pipeline) for (pipeline,) in rows]
+
     def head(self, pipeline: str) -> Head | None:
         self._load(pipeline)
         return self._head

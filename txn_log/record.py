@@ -17,9 +17,11 @@ from typing import Any, Self
 
 from sparkonce.errors import LogCorruptError
 from sparkonce.model import Committable, JsonValue, Owner, TransactionId
+from sparkonce.txn_log.settlement import Ruling, Settlement
 
 FORMAT_VERSION = 2
-"""What is written. Version 1 had no `Head.log_id` and no `Head.moved_to`; it is read as it is."""
+FORMAT_VERSION = 2
+"""What is written. Version 1 had no settlements, no `Head.checkpoint` and no moves; it is read."""
 
 _READABLE = range(1, FORMAT_VERSION + 1)
 
@@ -36,6 +38,9 @@ class State(StrEnum):
     """Every branch is prepared and will be committed, whatever happens."""
     COMPLETE = "complete"
     """Every branch is known to be committed."""
+    SETTLED = "settled"
+    """Finished as well, but for at least one branch an operator's word stands in for the proof.
+    Such a record is never forgotten."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -160,7 +165,8 @@ class TransactionRecord:
         shares: by sink name.
         times: Unix time in seconds at which each state was reached.
         revision: how often the decision was amended.
-        lost: branches that were proven lost after the decision, and written again.
+        lost: branches that were lost after the decision, and written again.
+        settled: what operators have said of branches, oldest first.
     """
 
     id: TransactionId
@@ -171,6 +177,7 @@ class TransactionRecord:
     times: Mapping[State, float] = field(default_factory=dict)
     revision: int = 0
     lost: tuple[Committable, ...] = ()
+    settled: tuple[Settlement, ...] = ()
 
     def committables(self) -> Iterator[Committable]:
         """Every branch of every sink."""
@@ -182,6 +189,11 @@ class TransactionRecord:
         for share in self.shares.values():
             yield from (committable.branch_id.name for committable in share.committables)
             yield from (part.branch for part in share.parts)
+
+    def ruling(self, committable: Committable) -> Ruling | None:
+        """An operator's last word on the branch; None when there is none."""
+        full = str(committable.branch_id)
+        return next((s.ruling for s in reversed(self.settled) if s.branch == full), None)
 
     def moved(self, state: State, at: float) -> TransactionRecord:
         """This record in another state, which it reached at `at`."""
@@ -211,6 +223,7 @@ class TransactionRecord:
             "times": {state.value: at for state, at in self.times.items()},
             "revision": self.revision,
             "lost": [c.to_json() for c in self.lost],
+            "settled": [settlement.to_json() for settlement in self.settled],
         }
 
     @classmethod
@@ -228,6 +241,7 @@ class TransactionRecord:
             times={State(state): at for state, at in body["times"].items()},
             revision=body["revision"],
             lost=tuple(Committable.from_json(c) for c in body["lost"]),
+            settled=tuple(map(Settlement.from_json, body.get("settled", ()))),
         )
 
 
@@ -248,6 +262,7 @@ class Head:
         log_id: the log in which the pipeline began, when it was moved here from there; its
             branches carry that id in their names.
         moved_to: address of the log that the pipeline was moved to; nothing is written here since.
+        checkpoint: the location of the query's checkpoint; empty where it is not known.
     """
 
     pipeline: str
@@ -261,6 +276,7 @@ class Head:
     retired: tuple[str, ...] = ()
     log_id: str | None = None
     moved_to: str | None = None
+    checkpoint: str = ""
 
     def encode(self) -> str:
         return seal(self.to_json())

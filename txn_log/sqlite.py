@@ -169,6 +169,10 @@ class _SqliteStore:
         self._connection = connection
         self._address = address
 
+    def pipelines(self) -> Sequence[str]:
+        rows = self._connection.execute("SELECT pipeline FROM sparkonce_heads ORDER BY pipeline")
+        return [str(pipeline) for (pipeline,) in rows]
+
     def head(self, pipeline: str) -> Head | None:
         row = self._connection.execute(
             "SELECT token, body FROM sparkonce_heads WHERE pipeline = ?", (pipeline,)

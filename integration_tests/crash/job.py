@@ -34,6 +34,15 @@ def made(sink: dict[str, Any]) -> AnySink:
     return built
 
 
+def make_pipeline(config: dict[str, Any]) -> ExactlyOnce:
+    return ExactlyOnce(
+        "crash",
+        sinks=[made(sink) for sink in config["sinks"]],
+        removed=[made(sink) for sink in config["removed"]],
+        **config["pipeline"],
+    )
+
+
 def main(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -49,12 +58,7 @@ def main(config: dict[str, Any]) -> None:
         .config("spark.sql.warehouse.dir", str(Path(config["checkpoint"]).parent / "warehouse"))
         .getOrCreate()
     )
-    pipeline = ExactlyOnce(
-        "crash",
-        sinks=[made(sink) for sink in config["sinks"]],
-        removed=[made(sink) for sink in config["removed"]],
-        **config["pipeline"],
-    )
+    pipeline = make_pipeline(config)
     query = (
         spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")
         .option("maxFilesPerTrigger", FILES_PER_BATCH)

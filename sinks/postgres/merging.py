@@ -30,6 +30,7 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     PreparedBranchLostError,
     PrepareRejectedError,
+    settle_command,
 )
 from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.advice import next_step
@@ -274,7 +275,8 @@ class Merger:
                 raise CommitRejectedError(
                     f"{self._what}: decided, its merge was lost with its session, and merging it "
                     f"again is refused: {self._address.said(error)}. The rows are kept in "
-                    f"{', '.join(self._merge.staging)}: make room for them and start again",
+                    f"{', '.join(self._merge.staging)}: make room for them and start "
+                    f"again; or {settle_command(self._branch_id)}",
                     self._branch_id,
                 ) from self._address.cause(error)
             raise

@@ -27,11 +27,13 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.attaching import Attach, with_attached
 from sparkonce.sinks.postgres.attaching import check as check_attach
 from sparkonce.sinks.postgres.catalog import Target, resolve
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, pool_of, roll_back
+from sparkonce.sinks.postgres.diagnosis import diagnose
 from sparkonce.sinks.postgres.merge import PAYLOAD_VERSION, Merge
 from sparkonce.sinks.postgres.merging import Merger
 from sparkonce.sinks.postgres.prepared import (
@@ -285,6 +287,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             "is lost with its connection is merged again, and may be refused then"
         )
         return f"a merged batch waits for the decision as {held_as}"
+
+    def diagnose(self) -> Iterable[Finding]:
+        return diagnose(self._pool, self._address, self._table, upserts=self._writing.key is not None)
 
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]

@@ -26,8 +26,10 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
+from sparkonce.sinks.s3.diagnosis import diagnose
 from sparkonce.sinks.s3.formats import MIN_PART_BYTES, Compression, FileFormat, Format
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.listing import open_uploads
@@ -201,6 +203,9 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         if not self._format.is_lines:  # those are checked when their columns are made
             check_schema(schema, self._format)
         check_server(self._connection, self._place)
+
+    def diagnose(self) -> Iterable[Finding]:
+        return diagnose(self._connection, self._place)
 
     def commit(self, committable: Committable) -> None:
         branch_id = committable.branch_id

@@ -99,6 +99,11 @@ class BranchId:
         """The full branch id: `name` and the batch. Unique for ever."""
         return f"{self.name}b{self.batch_id}."
 
+    @property
+    def short(self) -> str:
+        """The branch within its log and query, as operators read and type it."""
+        return f"t{self.token}.{self.sink}.p{self.write_pass}.a{self.attempt}"
+
     @classmethod
     def from_name(cls, name: str) -> BranchId | None:
         """Read `name`, or the full id, back; None when it is not a name of ours."""

@@ -52,6 +52,7 @@ from sparkonce.txn_log.record import (
     State,
     TransactionRecord,
 )
+from sparkonce.txn_log.settlement import Ruling, Settlement
 
 QUERY = "11111111-2222-3333-4444-555555555555"
 OTHER_QUERY = "22222222-2222-3333-4444-555555555555"
@@ -131,6 +132,11 @@ def _amended(found: TransactionRecord) -> TransactionRecord:
     return found.amended({"kafka": Share("topic", (part(2),))}, found.shares["kafka"].committables)
 
 
+def _word(found: TransactionRecord) -> Settlement:
+    (branch,) = found.committables()
+    return Settlement(str(branch.branch_id), Ruling.REDO, "ann@host", "seen", 7.5, found.token)
+
+
 _P, _A, _D, _C = State.PREPARED, State.ABANDONED, State.DECIDED, State.COMPLETE
 _ACTS: Mapping[str, Callable[[TransactionLog, Incarnation, TransactionRecord], object]] = {
     "prepare": lambda log, inc, found: log.prepare(record(inc, 0)),
@@ -139,6 +145,7 @@ _ACTS: Mapping[str, Callable[[TransactionLog, Incarnation, TransactionRecord], o
     "abandon": lambda log, inc, found: log.abandon(found, inc.token),
     "amend": lambda log, inc, found: log.amend(_amended(found), inc.token),
     "complete": lambda log, inc, found: log.complete(found, inc.token),
+    "settle": lambda log, inc, found: log.settle(found.id, [_word(found)], inc.token),
     "forget": lambda log, inc, found: log.forget(found, inc.token, retain=1),
 }
 _OUTCOMES: Mapping[str, Mapping[State | None, State | str | None]] = {
@@ -148,6 +155,7 @@ _OUTCOMES: Mapping[str, Mapping[State | None, State | str | None]] = {
     "abandon": {None: None, _P: _A, _A: _A, _D: _D, _C: _C},
     "amend": {None: "amended", _P: "amended", _A: "amended", _D: _D, _C: "amended"},
     "complete": {None: "never", _P: "never", _A: "never", _D: _C, _C: _C},
+    "settle": {None: "not known", _P: "prepared", _A: "abandoned", _D: _D, _C: "complete"},
     "forget": {None: None, _P: _P, _A: _A, _D: _D, _C: _C},
 }
 """By verb and the state in which it comes: the state after it, or the words of a refusal."""
@@ -161,6 +169,10 @@ WRITES: Mapping[str, tuple[State | None, Verb]] = {
     "abandon": (_P, lambda log, inc: log.abandon(_standing(log, inc), inc.token)),
     "amend": (_D, lambda log, inc: log.amend(_amended(_standing(log, inc)), inc.token)),
     "complete": (_D, lambda log, inc: log.complete(record(inc, 0), inc.token)),
+    "settle": (
+        _D,
+        lambda log, inc: log.settle(record(inc, 0).id, [_word(record(inc, 0))], inc.token),
+    ),
     "forget": (_C, lambda log, inc: log.forget(record(inc, 0), inc.token, retain=1)),
 }
 """Every write after `begin`: the state of batch 0 that it needs, and the call."""
@@ -292,6 +304,76 @@ class LogContract:
             assert after.state is expected
         else:
             assert after == before
+
+    def test_settled_branch_is_remembered_for_ever(
+        self, log: TransactionLog, other: TransactionLog
+    ) -> None:
+        """Who, when and why read back; the batch ends as SETTLED, and is never forgotten (I3)."""
+        incarnation = log.begin(claim())
+        decided = log.decide(record(incarnation, 0))
+        (branch,) = decided.committables()
+        first, second = (
+            Settlement(str(branch.branch_id), ruling, "ann@host", "the disk is gone: ü", 7.5, 1)
+            for ruling in (Ruling.REDO, Ruling.ABORTED)
+        )
+        log.settle(decided.id, [first], 1)
+        settled = log.settle(decided.id, [second], 1)
+        assert log.settle(decided.id, [second], 1) == settled, "idempotent"
+        assert other.find(decided.id) == settled
+        assert (settled.state, settled.settled) == (State.DECIDED, (first, second))
+        assert settled.ruling(branch) is Ruling.ABORTED, "the last word counts"
+        done = log.complete(settled, 1)
+        assert (done.state, done.settled) == (State.SETTLED, (first, second))
+        assert log.complete(settled, 1) == done
+        assert list(log.unfinished("orders")) == []
+        for n in range(1, 10):
+            log.complete(log.decide(record(incarnation, n)), 1)
+        (newest,) = log.history("orders", limit=1)
+        log.forget(newest, 1, retain=2)
+        assert [r.id.batch_id for r in log.history("orders")] == [9, 8, 0]
+
+    def test_only_what_is_decided_is_settled(self, log: TransactionLog) -> None:
+        """Not a branch that is not there, nor a batch that is prepared, finished or unknown."""
+        incarnation = log.begin(claim())
+        prepared = log.prepare(record(incarnation, 0))
+        (branch,) = prepared.committables()
+        word = Settlement(str(branch.branch_id), Ruling.COMMITTED, "ann@host", "seen", 7.5, 1)
+        with pytest.raises(ProtocolError, match="is prepared: only what is decided"):
+            log.settle(prepared.id, [word], 1)
+        decided = log.decide(prepared)
+        with pytest.raises(ProtocolError, match="has no branch nothing"):
+            log.settle(decided.id, [replace(word, branch="nothing")], 1)
+        with pytest.raises(FencedError):
+            log.settle(decided.id, [word], 0)
+        assert log.complete(decided, 1).state is State.COMPLETE
+        with pytest.raises(ProtocolError, match="is complete"):
+            log.settle(decided.id, [word], 1)
+        with pytest.raises(ProtocolError, match="is not known"):
+            log.settle(record(incarnation, 1).id, [word], 1)
+
+    def test_pipelines_are_listed(self, log: TransactionLog) -> None:
+        assert list(log.pipelines()) == []
+        log.begin(claim())
+        log.begin(claim(pipeline="clicks", query_id=QUERY.replace("1", "2")))
+        assert list(log.pipelines()) == ["clicks", "orders"]
+
+    def test_newest_record_of_a_query(self, log: TransactionLog) -> None:
+        incarnation = log.begin(claim())
+        assert log.newest("orders", QUERY) is None
+        for n in range(3):
+            log.decide(record(incarnation, n))
+        newest = log.newest("orders", QUERY)
+        assert newest is not None
+        assert newest.id.batch_id == 2
+        assert log.newest("orders", QUERY.replace("1", "2")) is None
+
+    def test_checkpoint_is_remembered(self, log: TransactionLog) -> None:
+        """An operator who does not know where it is takes the token and keeps it."""
+        for place in ("file:/ckpt", ""):
+            log.begin(claim(checkpoint=place))
+            head = log.head("orders")
+            assert head is not None
+            assert head.checkpoint == "file:/ckpt"
 
     def test_first_decision_stands(self, log: TransactionLog) -> None:
         """Deciding a known batch again returns what stands and changes nothing (I3)."""
