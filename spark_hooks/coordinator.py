@@ -15,7 +15,8 @@ sent every failure aborts, after it nothing does.
 Invariants (docs/protocol.md has all of them):
 
 * I1, I2: only what a decision names is committed, and all of it;
-* I3: a decision changes only by an amendment that takes out what is proven lost;
+* I3: a decision changes only by an amendment that takes out what is proven lost, or what an
+  operator has ruled to be written again;
 * I5: batch N+1 is not written while N is undecided;
 * I6: nothing is aborted that belongs to a younger incarnation or that an unfinished record names.
 """
@@ -26,7 +27,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal, Protocol, TypeAlias, TypeVar
@@ -50,12 +51,20 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner, TransactionId
+from sparkonce.model import (
+    DRIVER_ATTEMPT,
+    BranchId,
+    Committable,
+    CommittedBatch,
+    TransactionId,
+)
 from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
+from sparkonce.txn_log.settlement import Ruling
 
 logger = logging.getLogger("sparkonce")
 
@@ -104,8 +113,11 @@ class Checkpoint(Protocol):
     def location(self) -> str:
         """For messages."""
 
-    def committed(self) -> int:
-        """The highest batch that Spark's commit log has; -1 when it has none."""
+    def committed(self) -> int | None:
+        """The highest batch that Spark's commit log has; -1 when it has none.
+
+        None where it cannot be read: then nothing that depends on it is decided.
+        """
 
 
 class Coordinator:
@@ -158,12 +170,14 @@ class Coordinator:
     def recover(self) -> None:
         """Finish what older incarnations decided, and abort what they left undecided.
 
-        Lost branches of the batch that Spark is about to replay are left to `run`.
+        Lost branches of the batch that Spark is about to replay are left to `run`; where Spark's
+        checkpoint cannot be read, those of every batch are, and what is prepared.
 
         Raises:
             PreparedBranchLostError: branches of another batch are lost.
         """
-        replay = self.incarnation.transaction_id(self._checkpoint.committed() + 1)
+        committed = self._checkpoint.committed()
+        replay = None if committed is None else self.incarnation.transaction_id(committed + 1)
         pipeline = self.incarnation.pipeline
         unfinished = self._patiently(
             lambda: self._log.unfinished(pipeline), f"read the log of pipeline {pipeline!r}"
@@ -171,7 +185,7 @@ class Coordinator:
         problems: list[SparkOnceError] = []
         for found in unfinished:
             record = found
-            if record.state is State.PREPARED:
+            if record.state is State.PREPARED and replay is not None:
                 record = self._settle(record)
             if record.state is not State.DECIDED:
                 continue
@@ -184,12 +198,12 @@ class Coordinator:
                 continue
             if not lost:
                 self._complete(record)
-            elif record.id != replay:
+            elif replay is not None and record.id != replay:
                 problems.append(cannot_redo(record, lost, _NO_REPLAY))
         if problems:
             raise problems[0]
         reach("recover.before_sweep")
-        self._sweep()
+        self.sweep()
 
     def run(self, batch: Batch) -> None:
         """Take one batch through the protocol.
@@ -270,7 +284,8 @@ class Coordinator:
 
     def _is_checkpointed(self, record: TransactionRecord) -> bool:
         # "Has reached it", not "its file exists": Spark removes old files.
-        return self._checkpoint.committed() >= record.id.batch_id
+        committed = self._checkpoint.committed()
+        return committed is not None and committed >= record.id.batch_id
 
     # -- before the decision: every failure aborts -----------------------------------------------
 
@@ -287,7 +302,7 @@ class Coordinator:
         except BaseException as error:
             # Presumed abort: no decision says commit, so nothing needs to be written. Tasks that
             # still run may prepare later; the next incarnation finds those.
-            self._sweep()
+            self.sweep()
             self._raise_if_fenced(error)
             raise
 
@@ -357,7 +372,7 @@ class Coordinator:
         try:
             return self._patiently(attempt, what)
         except (PrepareRejectedError, ProtocolError):
-            self._sweep()  # every try before was answered: nothing was written
+            self.sweep()  # every try before was answered: nothing was written
             raise
 
     def _raise_if_fenced(self, error: BaseException) -> None:
@@ -394,7 +409,7 @@ class Coordinator:
             why = _NO_REPLAY if batch is None else "each time they were lost again"
             raise cannot_redo(record, lost, why)
         done = self._complete(record)
-        self._sweep()
+        self.sweep()
         if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:
             try:
                 self._log.forget(done, self.incarnation.token, retain=self._retain)
@@ -402,17 +417,42 @@ class Coordinator:
                 logger.warning("old records could not be dropped now; tried later", exc_info=True)
 
     def _commit(self, record: TransactionRecord) -> Lost:
-        """Commit every branch; returns what is proven lost, and raises for what is unresolved."""
+        """Commit every branch, and publish the batch when none is lost; returns what is.
+
+        Raises:
+            SinkError: an outcome is not known, or the target refuses it.
+        """
         deadline = time.monotonic() + self._commit_timeout_s
         # Those that their servers drop first come first, so that no slow sink lets them expire.
         by_sink: dict[str, list[Committable]] = {}
         for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
+            ruling = record.ruling(committable)
+            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:
+                logger.warning("%s: settled by an operator: %s", committable.branch_id, ruling)
+                self._end_settled(committable)
+                continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
-        self._all(lambda some: lost.extend(self._commit_branches(some, deadline)), by_sink.values())
+        redo = {c.branch_id for c in record.committables() if record.ruling(c) is Ruling.REDO}
+        self._all(
+            lambda some: lost.extend(self._commit_branches(some, deadline, redo)), by_sink.values()
+        )
+        if not lost:
+            self._publish(record, deadline)
         return lost
 
-    def _commit_branches(self, committables: Sequence[Committable], deadline: float) -> Lost:
+    def _end_settled(self, committable: Committable) -> None:
+        """Let no older driver that wakes up commit it. Best effort: its server may be gone."""
+        sink = self._all_sinks.get(committable.branch_id.sink)
+        try:
+            if sink is not None:
+                sink.abort(committable)
+        except Exception:
+            logger.warning("%s could not be ended now", committable.branch_id, exc_info=True)
+
+    def _commit_branches(
+        self, committables: Sequence[Committable], deadline: float, redo: Collection[BranchId]
+    ) -> Lost:
         """Commit one sink's branches of a transaction; repeat those whose outcome is unknown."""
         sink = self._all_sinks[committables[0].branch_id.sink]
         batch_id = committables[0].branch_id.batch_id
@@ -423,7 +463,10 @@ class Coordinator:
             reach("commit.before", batch=batch_id, sink=sink.name)
 
         def once() -> None:
-            outcomes = list(zip(left, _commit_once(sink, left), strict=True))
+            outcomes = [
+                (c, _given_up(sink, c, error) if c.branch_id in redo else error)
+                for c, error in zip(left, _commit_once(sink, left), strict=True)
+            ]
             left[:] = [c for c, error in outcomes if isinstance(error, CommitUnresolvedError)]
             for committable, error in outcomes:
                 if isinstance(error, PreparedBranchLostError):
@@ -466,7 +509,7 @@ class Coordinator:
             voted = self._vote(batch, written, write_pass=rewrite.write_pass)
             self._check_safe(record.id, (c for s in voted.values() for c in s.committables))
         except BaseException as error:
-            self._sweep()  # presumed abort, as before any decision: no record names them
+            self.sweep()  # presumed abort, as before any decision: no record names them
             self._raise_if_fenced(error)
             raise
         amended = rewrite.amend(record, voted, gone)
@@ -485,9 +528,34 @@ class Coordinator:
         reach("complete.after", batch=record.id.batch_id)
         return done
 
+    def _publish(self, record: TransactionRecord, deadline: float) -> None:
+        """Let each sink tell its readers that the batch is whole."""
+        owner = replace(self.incarnation.owner, query_id=record.id.query_id)
+
+        def publish(item: tuple[str, Share]) -> None:
+            name, share = item
+            sink = self._all_sinks[name]
+            batch = CommittedBatch(
+                pipeline=record.id.pipeline,
+                owner=owner,
+                batch_id=record.id.batch_id,
+                revision=record.revision,
+                offsets=record.offsets,
+                committables=share.committables,
+            )
+            self._patiently(
+                lambda: sink.publishBatch(batch),
+                f"publish batch {batch.batch_id} in {sink!r}",
+                CommitUnresolvedError,
+                deadline=deadline,
+            )
+
+        # A sink that is gone from the pipeline has no branches left in it: the start refuses that.
+        self._all(publish, [(n, s) for n, s in record.shares.items() if n in self._all_sinks])
+
     # -- orphans ---------------------------------------------------------------------------------
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Abort what stands in our name and belongs to no unfinished decision (I7, I8).
 
         Called only while this incarnation has no batch in the making, so that all that carries
@@ -496,27 +564,28 @@ class Coordinator:
         """
         try:
             unfinished = self._log.unfinished(self.incarnation.pipeline)
-            named = {name for record in unfinished for name in record.branch_names()}
+            named = named_by(unfinished)
             self._all(lambda sink: self._sweep_sink(sink, named), self._all_sinks.values())
         except Exception:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
-        aborted = 0
         failures: list[Exception] = []
-        for owner in (self.incarnation.owner, *self.incarnation.retired):
-            for found in _found(sink, owner, failures):
-                branch_id = found.branch_id
-                of_other_sink = branch_id.sink != sink.name and branch_id.sink in self._all_sinks
-                younger = branch_id.token > self.incarnation.token
-                if of_other_sink or younger or branch_id.name in named:
-                    continue
-                try:
-                    sink.abort(found)
-                    aborted += 1
-                except Exception:  # one that cannot be aborted keeps none of the others alive
-                    logger.warning("%s could not be aborted now", branch_id, exc_info=True)
-        if aborted:
+        orphans = list(
+            find_orphans(
+                sink,
+                (self.incarnation.owner, *self.incarnation.retired),
+                token=self.incarnation.token,
+                named=named,
+                others=self._all_sinks.keys(),
+                failures=failures,
+            )
+        )
+        errors = sink.abortBatch(orphans) if orphans else ()
+        for found, error in zip(orphans, errors, strict=True):
+            if error is not None:
+                logger.warning("%s could not be aborted now", found.branch_id, exc_info=error)
+        if aborted := sum(error is None for error in errors):
             logger.info("%r: aborted %d left-over branches", sink, aborted)
         if failures:
             raise failures[0]
@@ -558,14 +627,6 @@ class Coordinator:
         return retrying(action)
 
 
-def _found(sink: AnySink, owner: Owner, failures: list[Exception]) -> Iterator[Committable]:
-    """What `find_branches` gives; its error comes last and keeps no other owner's branches back."""
-    try:
-        yield from sink.find_branches(owner)
-    except Exception as error:  # noqa: BLE001 - raised after the others
-        failures.append(error)
-
-
 def _commit_once(
     sink: AnySink, committables: Sequence[Committable]
 ) -> Sequence[SparkOnceError | None]:
@@ -578,3 +639,29 @@ def _commit_once(
             f"{sink!r} raised {type(error).__name__} from commitBatch: {error}",
             committables[0].branch_id,
         ) from error
+
+
+def _given_up(
+    sink: AnySink, committable: Committable, error: SparkOnceError | None
+) -> SparkOnceError | None:
+    """The outcome of a branch that is to be written again, by an operator's word.
+
+    It was asked to commit once more: what is proven, either way, stands above the word.
+    """
+    if error is None or isinstance(error, PreparedBranchLostError):
+        return error
+    try:
+        sink.abort(committable)
+    except Exception as failure:  # noqa: BLE001 - repeated, as any unknown outcome
+        unresolved = CommitUnresolvedError(
+            f"{sink!r}: an operator ruled that {committable.branch_id} is written again, and it "
+            f"cannot be ended now: {failure}",
+            committable.branch_id,
+        )
+        unresolved.__cause__ = failure
+        return unresolved
+    lost = PreparedBranchLostError(
+        f"an operator ruled that it is written again; before: {error}", committable.branch_id
+    )
+    lost.__cause__ = error
+    return lost

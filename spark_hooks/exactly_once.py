@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -29,7 +27,8 @@ from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
-from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
+from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
+from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.identity import Claim
@@ -190,7 +189,7 @@ class ExactlyOnce:
         try:
             self._settle_last(self._commit_timeout_s)
         finally:
-            for sink in (*self.sinks, *self._removed):
+            for sink in self.all_sinks:
                 sink.close()
             self.log.close()
 
@@ -202,6 +201,29 @@ class ExactlyOnce:
 
     def __repr__(self) -> str:
         return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {self.log.address}>"
+
+    @property
+    def all_sinks(self) -> tuple[AnySink, ...]:
+        """The sinks, and those that were removed."""
+        return (*self.sinks, *self._removed)
+
+    @property
+    def commit(self) -> CommitPolicy:
+        """When a batch becomes visible."""
+        return self._commit
+
+    def coordinator(self, claim: Claim, checkpoint: Checkpoint) -> Coordinator:
+        """A coordinator with the pipeline's settings; it takes the token that `claim` asks for."""
+        return Coordinator(
+            self.sinks,
+            self.log,
+            claim,
+            checkpoint,
+            removed=self._removed,
+            commit=self._commit,
+            commit_timeout_s=self._commit_timeout_s,
+            retain=self._retain,
+        )
 
     # -- a new incarnation -------------------------------------------------------------------------
 
@@ -222,8 +244,8 @@ class ExactlyOnce:
             pipeline=self.name,
             query_id=query.run.query_id,
             run_id=query.run.run_id,
-            driver=f"{socket.gethostname()}:{os.getpid()}",
-            sinks={sink.name: sink.target for sink in (*self.sinks, *self._removed)},
+            driver=this_driver(),
+            sinks={sink.name: sink.target for sink in self.all_sinks},
             batch_id=batch_id,
             offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
             checkpoint=query.checkpoint,
@@ -232,16 +254,7 @@ class ExactlyOnce:
             replaces=self._replaces,
             adopt=self._adopt,
         )
-        coordinator = Coordinator(
-            self.sinks,
-            self.log,
-            claim,
-            query,
-            removed=self._removed,
-            commit=self._commit,
-            commit_timeout_s=self._commit_timeout_s,
-            retain=self._retain,
-        )
+        coordinator = self.coordinator(claim, query)
         query.bind(self.log.log_id, self.name)
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s",

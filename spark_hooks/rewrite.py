@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeAlias
 
-from sparkonce.errors import PreparedBranchLostError
+from sparkonce.errors import PreparedBranchLostError, settle_command
 from sparkonce.model import Committable
 from sparkonce.txn_log.record import Fingerprint, Part, Share, TransactionRecord
 
@@ -141,8 +141,8 @@ def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBran
     said = PreparedBranchLostError(
         f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
         f"be written again: {why}. The first was told: {error}. No later batch is written before "
-        "this is settled: restore the branch, or put its rows into the target by hand and "
-        "complete the batch in the transaction log (docs/protocol.md, Lost branches).",
+        "this is settled: restore the branch; or put its rows into the target by hand, or give "
+        f"them up, and say so with {settle_command(committable.branch_id)} (docs/operations.md).",
         committable.branch_id,
     )
     said.__cause__ = error

@@ -4,7 +4,7 @@
 
     (nothing) ──decide──────────────────► DECIDED ──complete──► COMPLETE
         │                                  ▲  └─amend─┘
-        └──prepare──► PREPARED ──decide────┘
+        └──prepare──► PREPARED ──decide────┘  └─settle─┘ (an operator) ──complete──► SETTLED
                          └────abandon───► ABANDONED ──prepare, decide (Spark's replay)──► …
 
 All writes of one pipeline are totally ordered, and each is conditional on the fencing token in the
@@ -20,18 +20,23 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from sparkonce.errors import FencedError, ProtocolError
+from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SparkOnceError
 from sparkonce.model import Owner, TransactionId
 from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
+from sparkonce.txn_log.settlement import Settlement
 
 ResultT = TypeVar("ResultT")
 
 
 class Store(Protocol):
     """What a backend shows to one atomic step of the log, and takes from it."""
+
+    def pipelines(self) -> Sequence[str]:
+        """The names of all pipelines, sorted."""
 
     def head(self, pipeline: str) -> Head | None: ...
 
@@ -52,7 +57,7 @@ class Store(Protocol):
         """Insert the record, or replace the one with its id."""
 
     def forget(self, pipeline: str, query_id: str, below: int) -> None:
-        """Drop the query's complete records of batches below `below`."""
+        """Drop the query's records of batches below `below` whose state is COMPLETE."""
 
 
 class TransactionLog(ABC):
@@ -93,6 +98,10 @@ class TransactionLog(ABC):
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def pipelines(self) -> Sequence[str]:
+        """The names of all pipelines, sorted."""
+        return self._read(lambda store: store.pipelines())
+
     def head(self, pipeline: str) -> Head | None:
         """Who holds the pipeline; None when the name is new."""
         return self._read(lambda store: store.head(pipeline))
@@ -101,6 +110,10 @@ class TransactionLog(ABC):
         """The record that stands; None when the batch is not known."""
         return self._read(lambda store: store.find(transaction_id))
 
+    def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:
+        """The record of the query's highest batch, in whatever state."""
+        return self._read(lambda store: store.newest(pipeline, query_id))
+
     def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
         """Prepared and decided transactions that are not known to be committed, oldest first."""
         return self._read(lambda store: store.unfinished(pipeline))
@@ -108,6 +121,13 @@ class TransactionLog(ABC):
     def history(self, pipeline: str, limit: int = 100) -> Sequence[TransactionRecord]:
         """The newest `limit` records of the pipeline, newest first."""
         return self._read(lambda store: store.history(pipeline, limit))
+
+    def id_of(self, pipeline: str) -> str:
+        """The log id in the names of the pipeline's branches and in its checkpoint.
+
+        It is `log_id`, or that of the log in which the pipeline began if it was moved here.
+        """
+        return self._id_of(self.head(pipeline))
 
     def check_token(self, incarnation: Incarnation) -> None:
         """Return if no newer incarnation owns the pipeline.
@@ -129,7 +149,8 @@ class TransactionLog(ABC):
         After a `DecisionUnknownError` a token may have been taken: `begin` again takes a new one.
 
         Raises:
-            ConfigurationError: the identity guard refuses; nothing was written, nobody is fenced.
+            ConfigurationError: the identity guard refuses, or the pipeline was moved to another
+                log; nothing was written, nobody is fenced.
         """
 
         def step(store: Store) -> Head:
@@ -137,10 +158,12 @@ class TransactionLog(ABC):
                 store.find(TransactionId(claim.pipeline, claim.query_id, batch_id))
                 for batch_id in (claim.batch_id - 1, claim.batch_id)
             ]
+            standing = store.head(claim.pipeline)
+            _require_here(standing, ConfigurationError)
             known = Known(
-                log_id=self.log_id,
+                log_id=self._id_of(standing),
                 log=self.address,
-                head=store.head(claim.pipeline),
+                head=standing,
                 newest=store.newest(claim.pipeline, claim.query_id),
                 records={record.id.batch_id: record for record in near if record is not None},
                 unfinished=store.unfinished(claim.pipeline),
@@ -150,11 +173,12 @@ class TransactionLog(ABC):
             return head
 
         head = self._write(step)
+        log_id = self._id_of(head)
         return Incarnation(
             claim.pipeline,
-            Owner(self.log_id, claim.query_id),
+            Owner(log_id, claim.query_id),
             head.token,
-            tuple(Owner(self.log_id, query_id) for query_id in head.retired),
+            tuple(Owner(log_id, query_id) for query_id in head.retired),
         )
 
     def prepare(self, record: TransactionRecord) -> TransactionRecord:
@@ -246,8 +270,39 @@ class TransactionLog(ABC):
 
         return self._write(step)
 
+    def settle(
+        self, transaction_id: TransactionId, settlements: Sequence[Settlement], token: int
+    ) -> TransactionRecord:
+        """Note an operator's word on branches of a decided record; the next start honours it.
+
+        Returns:
+            The record that stands.
+
+        Raises:
+            ProtocolError: the batch is not decided, or is finished, or has no such branch.
+        """
+
+        def step(store: Store) -> TransactionRecord:
+            self._require_token(store, transaction_id.pipeline, token)
+            standing = store.find(transaction_id)
+            if standing is None or standing.state is not State.DECIDED:
+                state = "not known" if standing is None else standing.state.value
+                raise ProtocolError(
+                    f"{transaction_id} is {state}: only what is decided and unfinished is settled"
+                )
+            named = {str(committable.branch_id) for committable in standing.committables()}
+            unknown = [s.branch for s in settlements if s.branch not in named]
+            if unknown:
+                raise ProtocolError(f"{transaction_id} has no branch {unknown[0]}")
+            fresh = tuple(s for s in settlements if s not in standing.settled)
+            settled = replace(standing, settled=(*standing.settled, *fresh))
+            store.put(settled)
+            return settled
+
+        return self._write(step)
+
     def complete(self, record: TransactionRecord, token: int) -> TransactionRecord:
-        """Note that every branch of a decided record is committed.
+        """Note that every branch of a decided record is committed, or settled by an operator.
 
         Raises:
             ProtocolError: the record is not decided.
@@ -256,11 +311,14 @@ class TransactionLog(ABC):
         def step(store: Store) -> TransactionRecord:
             self._require_token(store, record.id.pipeline, token)
             standing = store.find(record.id)
-            if standing is None or standing.state not in {State.DECIDED, State.COMPLETE}:
+            finished = {State.COMPLETE, State.SETTLED}
+            if standing is None or standing.state not in {State.DECIDED, *finished}:
                 raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
-            if standing.state is State.COMPLETE:
+            if standing.state in finished:
                 return standing
-            done = standing.moved(State.COMPLETE, _now())
+            # An operator's word is never shown as a proof, nor forgotten.
+            state = State.SETTLED if standing.settled else State.COMPLETE
+            done = standing.moved(state, _now())
             store.put(done)
             return done
 
@@ -269,7 +327,7 @@ class TransactionLog(ABC):
     def forget(self, record: TransactionRecord, token: int, *, retain: int) -> None:
         """Drop complete records of the query that are `retain` or more batches below `record`.
 
-        The highest complete record is always kept (I3).
+        The highest complete record is always kept (I3), and so is every settled one.
         """
 
         def step(store: Store) -> None:
@@ -301,8 +359,12 @@ class TransactionLog(ABC):
         store.put(record)
         return record
 
+    def _id_of(self, head: Head | None) -> str:
+        return self.log_id if head is None or head.log_id is None else head.log_id
+
     def _require_token(self, store: Store, pipeline: str, token: int) -> Head:
         head = store.head(pipeline)
+        _require_here(head, FencedError)
         if head is None or head.token != token:
             newer = "the log does not know the pipeline" if head is None else _who(head)
             raise FencedError(
@@ -310,6 +372,14 @@ class TransactionLog(ABC):
                 "It writes nothing more; let the newer driver run, or stop it and start again."
             )
         return head
+
+
+def _require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
+    if head is not None and head.moved_to is not None:
+        raise refusal(
+            f"pipeline {head.pipeline!r} was moved to the transaction log {head.moved_to}: give "
+            "that one as log=; nothing is written here any more"
+        )
 
 
 def _now() -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.record import Head, State, TransactionRecord
+from sparkonce.txn_log.settlement import Ruling
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Known:
     """What the log knows when a driver claims the pipeline.
 
     Attributes:
-        log_id: the log's random id.
+        log_id: the log's random id, or that of the log in which the pipeline began.
         log: the log's resolved address, for messages.
         head: of the pipeline; None when the name is new.
         newest: the record of the claimed query's highest batch, in whatever state.
@@ -102,6 +103,8 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
         token=1 if head is None else head.token + 1,
         sinks={**({} if head is None else head.sinks), **claim.sinks},
         retired=retired,
+        log_id=None if head is None else head.log_id,
+        checkpoint=claim.checkpoint or ("" if head is None else head.checkpoint),
     )
 
 
@@ -142,7 +145,8 @@ def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:
 def _check_sinks_can_finish(claim: Claim, known: Known) -> None:
     for record in known.unfinished:
         for name, share in record.shares.items():
-            if share.committables and claim.sinks.get(name) != share.target:
+            standing = [c for c in share.committables if record.ruling(c) in {None, Ruling.REDO}]
+            if standing and claim.sinks.get(name) != share.target:
                 now = claim.sinks.get(name, "not among the pipeline's sinks")
                 raise ConfigurationError(
                     f"{record.id} is {record.state} and not finished, and the sink {name!r} holds "

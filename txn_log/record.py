@@ -1,6 +1,6 @@
 """What the transaction log stores, and its encoding.
 
-    {"v": 1, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
+    {"v": 2, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
 
 A record is versioned JSON with a checksum over its body. A record that is not what was written
 raises `LogCorruptError`; nothing is ever guessed from it.
@@ -17,8 +17,13 @@ from typing import Any, Self
 
 from sparkonce.errors import LogCorruptError
 from sparkonce.model import Committable, JsonValue, Owner, TransactionId
+from sparkonce.txn_log.settlement import Ruling, Settlement
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FORMAT_VERSION = 2
+"""What is written. Version 1 had no settlements, no `Head.checkpoint` and no moves; it is read."""
+
+_READABLE = range(1, FORMAT_VERSION + 1)
 
 
 class State(StrEnum):
@@ -33,6 +38,9 @@ class State(StrEnum):
     """Every branch is prepared and will be committed, whatever happens."""
     COMPLETE = "complete"
     """Every branch is known to be committed."""
+    SETTLED = "settled"
+    """Finished as well, but for at least one branch an operator's word stands in for the proof.
+    Such a record is never forgotten."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -157,7 +165,8 @@ class TransactionRecord:
         shares: by sink name.
         times: Unix time in seconds at which each state was reached.
         revision: how often the decision was amended.
-        lost: branches that were proven lost after the decision, and written again.
+        lost: branches that were lost after the decision, and written again.
+        settled: what operators have said of branches, oldest first.
     """
 
     id: TransactionId
@@ -168,6 +177,7 @@ class TransactionRecord:
     times: Mapping[State, float] = field(default_factory=dict)
     revision: int = 0
     lost: tuple[Committable, ...] = ()
+    settled: tuple[Settlement, ...] = ()
 
     def committables(self) -> Iterator[Committable]:
         """Every branch of every sink."""
@@ -179,6 +189,11 @@ class TransactionRecord:
         for share in self.shares.values():
             yield from (committable.branch_id.name for committable in share.committables)
             yield from (part.branch for part in share.parts)
+
+    def ruling(self, committable: Committable) -> Ruling | None:
+        """An operator's last word on the branch; None when there is none."""
+        full = str(committable.branch_id)
+        return next((s.ruling for s in reversed(self.settled) if s.branch == full), None)
 
     def moved(self, state: State, at: float) -> TransactionRecord:
         """This record in another state, which it reached at `at`."""
@@ -196,7 +211,10 @@ class TransactionRecord:
         )
 
     def encode(self) -> str:
-        body = {
+        return seal(self.to_json())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
             "id": asdict(self.id),
             "token": self.token,
             "state": self.state.value,
@@ -205,12 +223,15 @@ class TransactionRecord:
             "times": {state.value: at for state, at in self.times.items()},
             "revision": self.revision,
             "lost": [c.to_json() for c in self.lost],
+            "settled": [settlement.to_json() for settlement in self.settled],
         }
-        return seal(body)
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
-        body = unseal(text, where)
+        return cls.from_json(unseal(text, where))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         return cls(
             id=TransactionId(**body["id"]),
             token=body["token"],
@@ -220,6 +241,7 @@ class TransactionRecord:
             times={State(state): at for state, at in body["times"].items()},
             revision=body["revision"],
             lost=tuple(Committable.from_json(c) for c in body["lost"]),
+            settled=tuple(map(Settlement.from_json, body.get("settled", ()))),
         )
 
 
@@ -237,6 +259,10 @@ class Head:
         first_batch: the first batch that this log answers for; 0 unless a checkpoint was adopted.
         sinks: targets of all sinks that the pipeline ever had, by name.
         retired: query ids that the pipeline had before (``replaces=``).
+        log_id: the log in which the pipeline began, when it was moved here from there; its
+            branches carry that id in their names.
+        moved_to: address of the log that the pipeline was moved to; nothing is written here since.
+        checkpoint: the location of the query's checkpoint; empty where it is not known.
     """
 
     pipeline: str
@@ -248,13 +274,22 @@ class Head:
     first_batch: int = 0
     sinks: Mapping[str, str] = field(default_factory=dict)
     retired: tuple[str, ...] = ()
+    log_id: str | None = None
+    moved_to: str | None = None
+    checkpoint: str = ""
 
     def encode(self) -> str:
-        return seal(asdict(self))
+        return seal(self.to_json())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {**asdict(self), "retired": list(self.retired)}
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
-        body = unseal(text, where)
+        return cls.from_json(unseal(text, where))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         return cls(**{**body, "retired": tuple(body["retired"])})
 
 
@@ -289,9 +324,10 @@ def unseal(text: str, where: str) -> dict[str, Any]:
         raise LogCorruptError(
             f"{where} is not a whole record; restore the transaction log from a copy"
         ) from error
-    if version != FORMAT_VERSION:
+    if version not in _READABLE:
         raise LogCorruptError(
-            f"{where} has format {version}, this sparkonce reads {FORMAT_VERSION}: use a newer one"
+            f"{where} has format {version}, this sparkonce reads up to {FORMAT_VERSION}: use a "
+            "newer one"
         )
     if checksum != _checksum(body):
         raise LogCorruptError(

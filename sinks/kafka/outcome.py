@@ -45,6 +45,7 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     ProtocolError,
     SinkError,
+    settle_command,
 )
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.kafka.access import missing_right
@@ -230,15 +231,14 @@ class Outcome:
             raise self._unresolved(
                 branch_id,
                 f"batch {marker[0]} has used its transactional id since, so this branch ended "
-                f"before that; check the topic and settle the batch in the transaction log "
-                f"({story})",
+                f"before that; check the topic, then {settle_command(branch_id)} ({story})",
             )
         proof_in = branch.marker_topic
         if proof_in is not None and patience(lambda: self._is_gone(proof_in)):
             raise self._unresolved(
                 branch_id,
                 f"the topic {proof_in!r} was deleted, and the proof with it; check the "
-                f"other topics of the batch and settle it in the transaction log ({story})",
+                f"other topics of the batch, then {settle_command(branch_id)} ({story})",
             )
         if state is not None and (state.state in _COMMITTED or _is_open(branch, state)):
             raise self._unresolved(branch_id, f"EndTxn was refused ({_text(refusal)}), yet {story}")
@@ -247,7 +247,7 @@ class Outcome:
                 branch_id,
                 "its producer was fenced, as it is after a commit, and the proof of one is not "
                 f"there; if the topic {branch.marker_topic!r} was made anew, it went with the old "
-                f"one. Check the topics and settle the batch in the transaction log ({story})",
+                f"one. Check the topics, then {settle_command(branch_id)} ({story})",
             )
         age_s, kept_s = time.time() - branch.began_at, patience(self._proof_kept_s)
         if age_s > kept_s * 0.9:

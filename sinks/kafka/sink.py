@@ -17,9 +17,11 @@ from kafka.admin import ACLOperation
 from sparkonce.errors import ConfigurationError, PrepareRejectedError, SinkError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.kafka.access import PREFIX, RefusedError, missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
+from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.layout import Format, Layout
 from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome
@@ -182,7 +184,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         self._outcome.commit(committable)
 
     def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
-        proven = self._outcome.commit_together(committables) if len(committables) > 1 else set()
+        proven = self._outcome.commit_together(committables)
         left = [c for c in committables if c.branch_id.name not in proven]
         errors_left = iter(super().commitBatch(left))
         return [None if c.branch_id.name in proven else next(errors_left) for c in committables]
@@ -293,6 +295,9 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             ) from error
         if self._avro is not None:
             self._avro.settle(schema)  # last: what the registry has once it keeps
+
+    def diagnose(self) -> Iterable[Finding]:
+        return diagnose(self._finisher, self._topic, self.where, self._look)
 
     def _look(self) -> _Seen:
         unsupported = self._finisher.unsupported()

@@ -270,13 +270,13 @@ def _refuse_missing(
 
 
 def _columns(cursor: psycopg.Cursor[Any], found: Any) -> Sequence[Any]:
-    # A type from elsewhere is shown with its schema, for CREATE TABLE.
-    path = cursor.execute("SELECT current_setting('search_path')").fetchone()
-    cursor.execute("SET search_path = pg_catalog")
+    # So that a type from elsewhere is shown with its schema, for CREATE TABLE. In a transaction:
+    # behind a pooler, the session is others' too.
+    cursor.execute("BEGIN; SET LOCAL search_path = pg_catalog")
     try:
         return cursor.execute(_COLUMNS, {"oid": found.oid}).fetchall()
     finally:
-        cursor.execute("SELECT set_config('search_path', %s, false)", path)
+        roll_back(cursor.connection)
 
 
 def _dead_letter(

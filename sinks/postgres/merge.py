@@ -13,18 +13,19 @@ violated, goes through the rows in ranges: a range that fails is halved, until o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, cast
 
 from psycopg import sql
 
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import BranchId, Committable, JsonValue
+from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key
 from sparkonce.sinks.postgres.sql import columns_of, qualified, script, staging_name
-from sparkonce.sinks.postgres.writing import Mode, Writing
+from sparkonce.sinks.postgres.writing import Write, Writing
 
 PAYLOAD_VERSION = 2
 
@@ -53,6 +54,7 @@ class Merge:
         delete: SQL that says whether a row is a deletion.
         helpers: columns of the staging tables that serve `order_by` and `delete` only.
         dead_letter: schema and name of the table that takes rows which the target refuses.
+        attached: those of the staging tables that become partitions of the target.
     """
 
     schema: str
@@ -64,22 +66,23 @@ class Merge:
     system: str
     database: str
     prepared: bool
-    mode: Mode
+    mode: Write
     update: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
     delete: str | None = None
     helpers: tuple[str, ...] = ()
     dead_letter: tuple[str, str] | None = None
+    attached: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: Target, writing: Writing, staged: Sequence[Committable]) -> Self:
+    def of(cls, target: Target, writing: Writing, staging: Iterable[str], rows: int) -> Self:
         return cls(
             target.schema,
             target.table,
             target.filled,
             writing.key,
-            tuple(sorted(str(committable.payload["staging"]) for committable in staged)),
-            sum(cast("int", committable.payload["rows"]) for committable in staged),
+            tuple(sorted(staging)),
+            rows,
             target.system,
             target.database,
             target.can_prepare,
@@ -140,7 +143,11 @@ def statements(merge: Merge, branch_id: BranchId) -> Iterator[sql.Composable]:
             duplicate_key(merge)
         )
     if merge.dead_letter is None:
-        yield from _moves(merge, _resolved(merge))
+        inserted = tuple(name for name in merge.staging if name not in merge.attached)
+        if inserted:
+            copied = replace(merge, staging=inserted)
+            yield from _moves(copied, _resolved(copied))
+        yield from attach_partitions(merge.schema, merge.table, merge.attached, branch_id)
     else:
         yield _with_dead_letter(merge, merge.dead_letter, branch_id)
         yield sql.SQL("SELECT current_setting({}, true) AS {}").format(
@@ -157,6 +164,22 @@ def duplicate_key(merge: Merge) -> sql.Composed:
     return sql.SQL(
         "SELECT {} FROM ({}) AS staged WHERE NOT ({}) GROUP BY {} HAVING count(*) > 1 LIMIT 1"
     ).format(shown, _resolved(merge), has_null(key), columns_of(key))
+
+
+def duplicate_told(merge: Merge, row: Sequence[object]) -> str:
+    """What to tell of a row of `duplicate_key`."""
+    key = list(merge.key or ())
+    example = ", ".join(f"{name} = {value}" for name, value in zip(key, row, strict=True))
+    if merge.order_by:
+        return (
+            f"two rows are the last of their key={key} by order_by={list(merge.order_by)}, for "
+            f"example those of {example}; add a column that tells them apart"
+        )
+    return (
+        f"key={key} comes more than once in the batch, for example {example}; "
+        f"write={merge.mode!r} needs one row for each key: let order_by= choose the last one, or "
+        "aggregate with transform="
+    )
 
 
 def _resolved(merge: Merge) -> sql.Composed:

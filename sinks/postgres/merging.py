@@ -24,18 +24,32 @@ from typing import NoReturn
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
     PreparedBranchLostError,
     PrepareRejectedError,
+    settle_command,
 )
 from sparkonce.model import BranchId
-from sparkonce.sinks.postgres.catalog import system_identifier
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
-from sparkonce.sinks.postgres.merge import REJECTED, Merge, duplicate_key, statements
+from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.connections import (
+    PASSING,
+    Address,
+    PgConnection,
+    Pool,
+    retrying,
+    roll_back,
+)
+from sparkonce.sinks.postgres.merge import (
+    REJECTED,
+    Merge,
+    duplicate_key,
+    duplicate_told,
+    statements,
+)
+from sparkonce.sinks.postgres.server import Server, Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,
@@ -47,16 +61,13 @@ from sparkonce.sinks.postgres.sql import (
     find_marker,
     insert_marker,
     prepare,
+    qualified,
     script,
     settings,
     staging_name,
 )
 
 logger = logging.getLogger("sparkonce")
-
-_TRIES = 5
-_PASSING = (pg.DeadlockDetected, pg.SerializationFailure)
-"""Nobody's fault: the same statement may well succeed when it is sent again."""
 
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """Classes of SQLSTATE that come again with the same rows: data, constraints, rights, triggers."""
@@ -85,8 +96,11 @@ class Merger:
 
     # -- before the decision ---------------------------------------------------------------------
 
-    def prepare(self) -> PgConnection | None:
+    def prepare(self, shape: Shape) -> PgConnection | None:
         """Merge, check every constraint, and leave it to be committed.
+
+        Args:
+            shape: of the target, when its columns were checked.
 
         Returns:
             The connection that holds the open transaction; None where it is a prepared one.
@@ -97,7 +111,7 @@ class Merger:
         connection: PgConnection | None = None
         try:
             connection = self._take_living()
-            self._retrying()(self._merge_once, connection)
+            retrying()(self._merge_once, connection, shape)
         except psycopg.Error as error:
             self._end(connection)
             raise PrepareRejectedError(
@@ -129,19 +143,31 @@ class Merger:
             roll_back(connection)
             self._pool.give(connection)
 
-    def _merge_once(self, connection: PgConnection) -> None:
-        query = list(self._statements())
-        if self._merge.prepared:
-            query.append(prepare(str(self._branch_id)))
+    def _merge_once(self, connection: PgConnection, shape: Shape) -> None:
         try:
-            tag = self._run(connection, script(*query))
-        except _PASSING:
+            self._run(connection, script(*self._statements()))
+            self._check_shape(connection, shape)
+            if not self._merge.prepared:
+                return
+            tag = connection.execute(prepare(str(self._branch_id))).statusmessage
+        except PASSING:
             roll_back(connection)
             raise
         # A failed transaction answers PREPARE TRANSACTION with ROLLBACK, and no error.
-        if self._merge.prepared and tag != "PREPARE TRANSACTION":
+        if tag != "PREPARE TRANSACTION":
             raise PrepareRejectedError(
                 f"{self._what}: the server answered {tag} to PREPARE TRANSACTION", self._branch_id
+            )
+
+    def _check_shape(self, connection: PgConnection, shape: Shape) -> None:
+        """After the merge, which locks the target: it stays like this."""
+        table = qualified(self._merge.schema, self._merge.table).as_string()
+        now = Shape.read(connection, table, self._merge.columns)
+        if told := shape.difference(now):
+            raise PrepareRejectedError(
+                f"{self._what}: the table has changed since the query began: {told}; start the "
+                "query again",
+                self._branch_id,
             )
 
     def _statements(self) -> Iterator[sql.Composable]:
@@ -152,8 +178,8 @@ class Merger:
         yield from statements(merged, branch_id)
         yield CHECK_CONSTRAINTS_NOW
 
-    def _run(self, connection: PgConnection, query: sql.Composed) -> str | None:
-        """Run the statements of a merge and give the command tag of the last."""
+    def _run(self, connection: PgConnection, query: sql.Composed) -> None:
+        """Run the statements of a merge, and tell of rows that are refused."""
         cursor = connection.execute(query)
         while True:
             column = cursor.description[0].name if cursor.description else None
@@ -165,52 +191,21 @@ class Merger:
                     *(self._what, row[0], self._merge.rows, schema, table),
                 )
             if not cursor.nextset():
-                return cursor.statusmessage
+                return
 
     def _why_refused(self, error: psycopg.Error) -> str:
         said = self._address.said(error)
         if isinstance(error, pg.CardinalityViolation) and self._merge.key is not None:
             return self._duplicate() or said
-        if isinstance(error, pg.LockNotAvailable):
-            return f"{said} (lock_timeout={self._timeouts.lock:g} s)"
-        if isinstance(error, pg.QueryCanceled):
-            return f"{said} (statement_timeout={self._timeouts.statement:g} s)"
-        if isinstance(error, pg.OutOfMemory) and self._merge.prepared:
-            return f"{said}; raise max_prepared_transactions"
-        if isinstance(error, pg.FeatureNotSupported) and self._merge.prepared:
-            return f"{said} (does a trigger use NOTIFY or a temporary table?)"
-        return said
+        return said + next_step(error, self._timeouts)
 
     def _duplicate(self) -> str | None:
-        merged = self._merge
-        key = merged.key or ()
-        query = duplicate_key(merged)
+        query = duplicate_key(self._merge)
         with contextlib.suppress(psycopg.Error):
             row = self._pool.run(lambda connection: connection.execute(query).fetchone())
             if row is not None:
-                example = ", ".join(
-                    f"{name} = {value}" for name, value in zip(key, row, strict=True)
-                )
-                if merged.order_by:
-                    return (
-                        f"two rows are the last of their key={list(key)} by order_by="
-                        f"{list(merged.order_by)}, for example those of {example}; add a column "
-                        "that tells them apart"
-                    )
-                return (
-                    f"key={list(key)} comes more than once in the batch, for example {example}; "
-                    f"write={merged.mode!r} needs one row for each key: let order_by= choose the "
-                    "last one, or aggregate with transform="
-                )
+                return duplicate_told(self._merge, row)
         return None
-
-    def _retrying(self) -> Retrying:
-        return Retrying(
-            retry=retry_if_exception_type(_PASSING),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
-            stop=stop_after_attempt(_TRIES),
-            reraise=True,
-        )
 
     # -- after the decision ----------------------------------------------------------------------
 
@@ -252,20 +247,9 @@ class Merger:
 
     def _check_server(self) -> None:
         """What is absent here proves something only on the server that held it."""
-
-        def ask(connection: PgConnection) -> tuple[str, str]:
-            row = connection.execute("SELECT current_database()").fetchone()
-            return system_identifier(connection), "" if row is None else str(row[0])
-
-        system, database = self._pool.run(ask)
-        if database != self._merge.database or (
-            system and self._merge.system and system != self._merge.system
-        ):
-            self._unresolved(
-                f"conninfo= leads to database {database!r} of the server with system identifier "
-                f"{system}, and the batch was prepared in {self._merge.database!r} of "
-                f"{self._merge.system}; let it lead there again"
-            )
+        told = self._pool.run(Server.ask).why_not(self._merge.system, self._merge.database)
+        if told is not None:
+            self._unresolved(told)
 
     def _merge_again(self) -> None:
         query = script(*self._statements(), COMMIT)
@@ -277,7 +261,7 @@ class Merger:
                 roll_back(connection)
 
         try:
-            self._retrying()(self._pool.run, attempt)
+            retrying()(self._pool.run, attempt)
         except pg.LockNotAvailable as error:
             self._end_holders()
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
@@ -291,7 +275,8 @@ class Merger:
                 raise CommitRejectedError(
                     f"{self._what}: decided, its merge was lost with its session, and merging it "
                     f"again is refused: {self._address.said(error)}. The rows are kept in "
-                    f"{', '.join(self._merge.staging)}: make room for them and start again",
+                    f"{', '.join(self._merge.staging)}: make room for them and start "
+                    f"again; or {settle_command(self._branch_id)}",
                     self._branch_id,
                 ) from self._address.cause(error)
             raise
@@ -329,6 +314,15 @@ class Merger:
         raise CommitUnresolvedError(f"{self._what}: {text}", self._branch_id) from (
             None if error is None else self._address.cause(error)
         )
+
+
+def comes_twice(key: Sequence[str], row: Sequence[object]) -> str:
+    """What to tell of a key that a batch has more than once."""
+    example = ", ".join(f"{name} = {value}" for name, value in zip(key, row, strict=True))
+    return (
+        f"key={list(key)} comes more than once in the batch, for example {example}; an upsert "
+        "needs one row for each key: aggregate or deduplicate with transform="
+    )
 
 
 def _last_tag(connection: PgConnection, query: sql.SQL | sql.Composed) -> str | None:

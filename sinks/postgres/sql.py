@@ -154,8 +154,12 @@ def create_staging(
     )
 
 
-def copy_into(schema: str, name: str, columns: Sequence[str], *, binary: bool) -> sql.Composed:
-    options = sql.SQL("FORMAT binary, FREEZE") if binary else sql.SQL("FREEZE")
+def copy_into(
+    schema: str, name: str, columns: Sequence[str], *, binary: bool, freeze: bool = True
+) -> sql.Composed:
+    """FREEZE saves work, and is for a table that this transaction has made."""
+    format_ = sql.SQL("FORMAT binary") if binary else sql.SQL("FORMAT text")
+    options = format_ + sql.SQL(", FREEZE") if freeze else format_
     return sql.SQL("COPY {} ({}) FROM STDIN ({})").format(
         qualified(schema, name), columns_of(columns), options
     )
@@ -232,10 +236,10 @@ def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
 # -- what stands -----------------------------------------------------------------------------------
 
 
-def find_standing(owner: Owner, table: str) -> sql.Composed:
+def find_standing(owner: Owner) -> sql.Composed:
     """The owner's open merges, prepared transactions and staging tables, in this order.
 
-    Staging tables are looked for in the schema of `table` (written as in SQL).
+    Of every schema, since the target may be gone or have moved.
     """
     prefix = _of_owner(owner)
     return sql.SQL(
@@ -247,7 +251,6 @@ def find_standing(owner: Owner, table: str) -> sql.Composed:
         "UNION ALL SELECT {staged}, n.nspname, c.relname, obj_description(c.oid, 'pg_class') "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' "
         "AND c.relname >= {prefix}::name AND c.relname < {end}::name "
-        "AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass({table})) "
         "ORDER BY 1, 3"
     ).format(
         open=sql.Literal(OPEN),
@@ -256,7 +259,6 @@ def find_standing(owner: Owner, table: str) -> sql.Composed:
         prefix=sql.Literal(prefix),
         end=sql.Literal(prefix[:-1] + chr(ord(prefix[-1]) + 1)),
         gids=sql.Literal(owner.prefix),
-        table=sql.Literal(table),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Self, TypeAlias, get_args
 
 from sparkonce.errors import ConfigurationError
 
-Mode: TypeAlias = Literal["append", "ignore", "upsert", "merge"]
+Write: TypeAlias = Literal["append", "ignore", "upsert", "merge"]
 
 _TAKEN_BY = {
     "key": ("ignore", "upsert", "merge"),
@@ -39,7 +39,7 @@ class Writing:
         delete: SQL that says whether a row is a deletion.
     """
 
-    mode: Mode = "append"
+    mode: Write = "append"
     key: tuple[str, ...] | None = None
     update: tuple[str, ...] | None = None
     order_by: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Writing:
     def of(
         cls,
         name: str,
-        write: Mode | None,
+        write: Write | None,
         *,
         key: Sequence[str] | None,
         update: Sequence[str] | None,
@@ -85,9 +85,9 @@ class Writing:
         return cls(write, columns["key"], columns["update"], columns["order_by"] or (), delete)
 
 
-def _check_mode(name: str, write: Mode, given: Mapping[str, object]) -> None:
-    if write not in get_args(Mode):
-        modes = ", ".join(map(repr, get_args(Mode)))
+def _check_mode(name: str, write: Write, given: Mapping[str, object]) -> None:
+    if write not in get_args(Write):
+        modes = ", ".join(map(repr, get_args(Write)))
         raise ConfigurationError(f"{name}: write={write!r} must be one of {modes}")
     for setting, value in given.items():
         if value is None and write in _NEEDED_BY.get(setting, ()):

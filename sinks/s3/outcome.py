@@ -27,7 +27,7 @@ from enum import Enum, auto
 
 from botocore.exceptions import ClientError
 
-from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId
 from sparkonce.sinks.s3.client import (
     S3_ERRORS,
@@ -181,7 +181,7 @@ class FileOutcome:
             Seen.FOREIGN: "an object that is not this branch's stands there: move it away, and "
             "restore ours if it was replaced",
             Seen.DELETED: "a delete marker stands there, so the object may have been visible and "
-            "deleted: an operator has to say",
+            f"deleted: {settle_command(self.branch_id)}",
         }.get(seen, "there is no object")
         elsewhere = (
             ""

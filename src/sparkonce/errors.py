@@ -7,12 +7,12 @@
     ├── SinkError(branch_id)
     │   ├── PrepareRejectedError      abort the batch
     │   ├── CommitUnresolvedError     commit again: it may or may not have landed
-    │   ├── CommitRejectedError       an operator settles it: decided, and the target refuses it
-    │   └── PreparedBranchLostError   redo from the replay, or an operator settles it
+    │   ├── CommitRejectedError       `sparkonce settle`: decided, and the target refuses it
+    │   └── PreparedBranchLostError   redo from the replay, or `sparkonce settle`
     └── LogError
         ├── DecisionUnknownError      read the log again
         ├── LogUnavailableError       retry: nothing was decided
-        └── LogCorruptError           an operator settles it
+        └── LogCorruptError           an operator restores the log
 
 Each error pickles (an executor's error reaches the driver), names what is at fault and the next
 step, and never holds a secret.
@@ -37,6 +37,12 @@ __all__ = [
     "SinkError",
     "SparkOnceError",
 ]
+
+
+def settle_command(branch_id: BranchId) -> str:
+    """What an operator types to settle the branch; see docs/operations.md."""
+    batch_id, branch = branch_id.batch_id, branch_id.short
+    return f"`sparkonce settle JOB {batch_id} --branch {branch} --as committed|aborted|redo`"
 
 
 class SparkOnceError(Exception):
@@ -79,7 +85,7 @@ class CommitUnresolvedError(SinkError):
 
 
 class CommitRejectedError(SinkError):
-    """The batch is decided and its target refuses it for good. An operator settles it."""
+    """The batch is decided and its target refuses it for good. See `sparkonce settle`."""
 
 
 class PreparedBranchLostError(SinkError):
@@ -99,4 +105,4 @@ class LogUnavailableError(LogError):
 
 
 class LogCorruptError(LogError):
-    """A record is not what was written. Nothing is guessed from it; an operator settles it."""
+    """A record is not what was written, and nothing is guessed: an operator restores the log."""

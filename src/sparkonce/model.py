@@ -99,6 +99,11 @@ class BranchId:
         """The full branch id: `name` and the batch. Unique for ever."""
         return f"{self.name}b{self.batch_id}."
 
+    @property
+    def short(self) -> str:
+        """The branch within its log and query, as operators read and type it."""
+        return f"t{self.token}.{self.sink}.p{self.write_pass}.a{self.attempt}"
+
     @classmethod
     def from_name(cls, name: str) -> BranchId | None:
         """Read `name`, or the full id, back; None when it is not a name of ours."""
@@ -155,3 +160,24 @@ class Committable:
         known = {f.name for f in fields(cls)}
         values = {key: item for key, item in value.items() if key in known}
         return cls(**{**values, "branch_id": BranchId.from_json(value["branch_id"])})
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    """One sink's share of a transaction of which every branch is committed.
+
+    Attributes:
+        pipeline: the pipeline's lasting name.
+        owner: log and query.
+        batch_id: the micro-batch.
+        revision: how often the decision was amended; the highest one stands.
+        offsets: source offsets of the batch, as Spark's checkpoint shows them, one per source.
+        committables: the branches of this sink; none when the batch had no rows for it.
+    """
+
+    pipeline: str
+    owner: Owner
+    batch_id: int
+    revision: int
+    offsets: tuple[str, ...]
+    committables: tuple[Committable, ...]

@@ -11,6 +11,7 @@ from tests.simulation.faults import STEPS
 from tests.simulation.simulation import Result
 
 STATES: Final = (
+    "a batch ends by an operator's word",
     "a branch is lost twice",
     "a loss that cannot be made good stops the pipeline",
     "a merge is made again from staging",
@@ -28,6 +29,7 @@ STATES: Final = (
     "an abandoned batch is replayed",
     "an open merge dies with its process",
     "an operator closes a gap",
+    "an operator settles a branch that stands",
     "another process holds the merge that is committed",
     "decided, 1 of 3 sinks committed",
     "decided, 2 of 3 sinks committed",

@@ -8,11 +8,13 @@ test, only in the simulated systems.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.txn_log.record import Head, State, TransactionRecord
+from sparkonce.txn_log.settlement import Ruling
 from tests.simulation.spark import OTHER_ROWS
 from tests.simulation.systems import System
 
@@ -31,6 +33,9 @@ class Ledger:
         """Full ids of all branches that an unfinished record names."""
         self.shown: dict[str, set[int]] = {name: set() for name in world.systems}
         self.zombies: set[str] = set()
+        self.rulings: dict[str, Ruling] = {}
+        self.by_word: dict[str, list[int]] = {name: [] for name in world.systems}
+        """Rows that an operator has put in by hand, or given up, by system."""
         self.crashed = 0
 
     # -- the log -----------------------------------------------------------------------------------
@@ -65,13 +70,16 @@ class Ledger:
                     )
             case State.DECIDED, State.DECIDED:
                 assert old is not None
-                self._amends(old, new)
-            case State.DECIDED, State.COMPLETE:
+                if new.settled == old.settled:
+                    self._amends(old, new)
+                else:
+                    self._settles(old, new)
+            case State.DECIDED, (State.COMPLETE | State.SETTLED):
                 assert old is not None
                 self._completes(old, new)
             case _:
                 world.fail(f"I3: batch {batch_id} turns from {was} to {new.state}")
-        if new.state in {State.DECIDED, State.COMPLETE}:
+        if new.state in {State.DECIDED, State.COMPLETE, State.SETTLED}:
             self.decided.add(batch_id)
         self._note(old, new)
 
@@ -142,10 +150,38 @@ class Ledger:
 
     def _completes(self, old: TransactionRecord, new: TransactionRecord) -> None:
         self.world.require(_names(old) == _names(new), "I3: a decision changed when it completed")
+        self.world.require(
+            (new.state is State.SETTLED) == bool(new.settled),
+            f"I3: {new.id} ends as {new.state} with {len(new.settled)} words",
+        )
         for committable in new.committables():
             system, full = self._where(committable)
+            if full in self.rulings:
+                self.world.require(full not in system.prepared, f"I7: {full} is settled and stands")
+                continue
             self.world.require(full in system.visible, f"I1: complete, but {full} is not visible")
         self.complete.add(new.id.batch_id)
+        if new.settled:
+            self.world.states.add("a batch ends by an operator's word")
+
+    def _settles(self, old: TransactionRecord, new: TransactionRecord) -> None:
+        world = self.world
+        world.require(
+            replace(new, settled=old.settled) == old, "I3: a word changes more than it says"
+        )
+        world.require(new.settled[: len(old.settled)] == old.settled, "I3: an earlier word is gone")
+
+    def is_ruled_on(self, branch_id: BranchId, ruling: Ruling) -> None:
+        """An operator is about to say so, of a branch that nobody sees."""
+        full, system = str(branch_id), self.world.systems[branch_id.sink]
+        self.world.say(f"an operator settles {full} as {ruling}")
+        if full in system.prepared:
+            self.world.states.add("an operator settles a branch that stands")
+        if full not in self.rulings:
+            rows = system.rows[full]
+            self.by_word[branch_id.sink] += rows
+            self.shown[branch_id.sink] |= {row % OTHER_ROWS for row in rows}
+        self.rulings[full] = ruling
 
     def forgets(self, record: TransactionRecord) -> None:
         above = any(batch_id > record.id.batch_id for batch_id in self.complete)
@@ -166,7 +202,9 @@ class Ledger:
 
     def aborted(self, system: System, full: str, branch_id: BranchId) -> None:
         world, driver = self.world, self.world.driver
-        world.require(full not in self.standing, f"I1: {full} is aborted and a record names it")
+        record = self.standing.get(full)
+        is_ruled = record is not None and self._is_ruled_on(record, full)
+        world.require(record is None or is_ruled, f"I1: {full} is aborted and a record names it")
         if driver is not None and driver.token is not None:
             world.require(
                 branch_id.token <= driver.token, f"I6: {driver} aborts {full} of a younger driver"
@@ -174,6 +212,17 @@ class Ledger:
         if full in self.zombies:
             world.states.add("a sweep finds what an executor zombie prepared")
         world.say(f"{system.name} aborts {full}")
+
+    def _is_ruled_on(self, record: TransactionRecord, full: str) -> bool:
+        """Whether the branch, or the driver's branch that was made of it, is settled."""
+        for share in record.shares.values():
+            parts = {f"{part.branch}b{record.id.batch_id}." for part in share.parts}
+            for committable in share.committables:
+                own = str(committable.branch_id)
+                of_driver = committable.branch_id.attempt == DRIVER_ATTEMPT and full in parts
+                if own in self.rulings and (own == full or of_driver):
+                    return True
+        return False
 
     def _where(self, committable: Committable) -> tuple[System, str]:
         return self.world.systems[committable.branch_id.sink], str(committable.branch_id)
@@ -205,7 +254,7 @@ class Ledger:
             # A zombie that prepared it, and was replaced, is kept back by nobody.
             may_go_on = world.driver.policy == "checkpoint"
             world.require(
-                may_go_on or state in {None, State.COMPLETE},
+                may_go_on or state in {None, State.COMPLETE, State.SETTLED},
                 f"I5: batch {batch_id} is decided and unfinished, and Spark will not replay it",
             )
             return
@@ -294,6 +343,7 @@ class Ledger:
         values = set()
         for name, system in world.systems.items():
             rows = Counter(row for part in system.visible.values() for row in part)
+            rows.update(self.by_word[name])
             ids: Counter[int] = Counter()
             for row, count in rows.items():
                 ids[row % OTHER_ROWS] += count

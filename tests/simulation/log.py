@@ -30,6 +30,9 @@ class View:
         self._disk = disk
         self._writes: list[Callable[[], None]] = []
 
+    def pipelines(self) -> Sequence[str]:
+        return sorted(self._disk.heads)
+
     def head(self, pipeline: str) -> Head | None:
         return self._disk.heads.get(pipeline)
 

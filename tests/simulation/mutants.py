@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 COORDINATOR: Final = "spark_hooks/coordinator.py"
+ORPHANS: Final = "spark_hooks/orphans.py"
 REWRITE: Final = "spark_hooks/rewrite.py"
 LOG: Final = "txn_log/base.py"
 RECORD: Final = "txn_log/record.py"
@@ -77,9 +78,9 @@ _BEFORE_THE_DECISION: Final = (
     _coordinator(
         "decide again after the abort",
         "I7",
-        "            self._sweep()  # every try before was answered: nothing was written\n"
+        "            self.sweep()  # every try before was answered: nothing was written\n"
         "            raise\n",
-        "            self._sweep()\n"
+        "            self.sweep()\n"
         "            return self._patiently(lambda: write(record), what)\n",
     ),
     _coordinator(
@@ -91,8 +92,8 @@ _BEFORE_THE_DECISION: Final = (
     _coordinator(
         "no orphan is ever aborted",
         "I8",
-        "                    sink.abort(found)\n",
-        "                    pass\n",
+        "                sink.abort(found)\n",
+        "                pass\n",
     ),
 )
 
@@ -133,7 +134,7 @@ _RECOVERY: Final = (
     _coordinator(
         "no sweep at recovery",
         "I8",
-        '        reach("recover.before_sweep")\n        self._sweep()\n',
+        '        reach("recover.before_sweep")\n        self.sweep()\n',
         '        reach("recover.before_sweep")\n',
     ),
     _coordinator(
@@ -172,12 +173,9 @@ _COMMIT: Final = (
     _coordinator(
         "unknown taken for lost",
         "I3",
-        "            outcomes = list(zip(left, _commit_once(sink, left), strict=True))\n",
-        "            outcomes = [\n"
-        "                (c, PreparedBranchLostError(str(e))"
-        " if isinstance(e, CommitUnresolvedError) else e)\n"
-        "                for c, e in zip(left, _commit_once(sink, left), strict=True)\n"
-        "            ]\n",
+        "                (c, _given_up(sink, c, error) if c.branch_id in redo else error)\n",
+        "                (c, PreparedBranchLostError(str(error))"
+        " if isinstance(error, CommitUnresolvedError) else error)\n",
     ),
     _coordinator(
         "loss passed over",
@@ -233,12 +231,15 @@ _COMMIT: Final = (
 )
 
 _SWEEP: Final = (
-    _coordinator("sweep hits a decided branch", "I1", " or branch_id.name in named:", ":"),
-    _coordinator(
+    Mutant(
+        "sweep hits a decided branch",
+        "I1",
+        (Edit(ORPHANS, " or branch_id.name in named:", ":"),),
+    ),
+    Mutant(
         "sweep hits a younger driver's branch",
         "I6",
-        "younger = branch_id.token > self.incarnation.token",
-        "younger = False",
+        (Edit(ORPHANS, " or branch_id.token > token", ""),),
     ),
     Mutant(
         "staging part not protected from a sweep",
@@ -338,7 +339,7 @@ _LOG_RULES: Final = (
     _tested(
         "checksum of a record not compared",
         "I3",
-        Edit(RECORD, "    if checksum != _checksum(body):\n", "    if False:\n"),
+        Edit(RECORD, "    if checksum != _checksum(body, version):\n", "    if False:\n"),
         "tests/test_log.py::TestSqliteLog::test_changed_record_is_corrupt",
     ),
 )
@@ -375,6 +376,65 @@ _GUARD_AND_SINKS: Final = (
     ),
 )
 
+_SETTLEMENT: Final = (
+    Mutant(
+        "given up branch is committed all the same",
+        "I3",
+        (
+            Edit(
+                COORDINATOR,
+                "            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:",
+                "            if False:",
+            ),
+        ),
+        ("tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",),
+    ),
+    Mutant(
+        "settled branch is left standing for a zombie",
+        "I7",
+        (Edit(COORDINATOR, "                self._end_settled(committable)\n", ""),),
+        (
+            "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
+        ),
+    ),
+    _tested(
+        "operator's word above proof",
+        "I4",
+        Edit(
+            COORDINATOR,
+            "    if error is None or isinstance(error, PreparedBranchLostError):\n",
+            "    if isinstance(error, PreparedBranchLostError):\n",
+        ),
+        "tests/test_settlement.py::test_branch_whose_commit_is_proven_is_not_redone",
+    ),
+    Mutant(
+        "operator's word shown as proof",
+        "I3",
+        (Edit(LOG, "State.SETTLED if standing.settled else State.COMPLETE", "State.COMPLETE"),),
+        ("tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",),
+    ),
+    _tested(
+        "checkpoint that cannot be read taken for empty",
+        "I5",
+        Edit(
+            COORDINATOR,
+            "            if record.state is State.PREPARED and replay is not None:\n",
+            "            if record.state is State.PREPARED:\n",
+        ),
+        "tests/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
+    ),
+    _tested(
+        "settlement without a token",
+        "I6",
+        Edit(
+            LOG,
+            "            self._require_token(store, transaction_id.pipeline, token)\n",
+            "",
+        ),
+        "tests/test_log.py::TestSqliteLog::test_only_what_is_decided_is_settled",
+    ),
+)
+
 MUTANTS: Final = (
     *_BEFORE_THE_DECISION,
     *_RECOVERY,
@@ -382,4 +442,5 @@ MUTANTS: Final = (
     *_SWEEP,
     *_LOG_RULES,
     *_GUARD_AND_SINKS,
+    *_SETTLEMENT,
 )

@@ -14,12 +14,13 @@ from sparkonce.txn_log import base as log_rules
 from tests.simulation.drivers import Driver, Process, SimWorld
 from tests.simulation.ledger import Ledger
 from tests.simulation.log import Disk
+from tests.simulation.operator import settle_early, settle_lost
 from tests.simulation.spark import Spark
 from tests.simulation.systems import SYSTEM_OF, Postgres
 from tests.simulation.world import Violation
 
 _STARTS = (2, 3, 4, 6)
-_LAST_STARTS = 6
+_LAST_STARTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class Simulation:
             if not self._paused() and driver.outcome == "done":
                 break
         self._be_quiet()
+        if rng.random() < 0.2:
+            settle_early(world)
         self._finish()
         if sleepers := self._paused():
             world.say("the zombies wake up behind the end")
@@ -157,7 +160,10 @@ class Simulation:
                 return
             if isinstance(driver.outcome, PreparedBranchLostError):
                 world.ledger.check_stands_still(driver.outcome)
-                return
+                if world.rng.random() < 0.3:
+                    return
+                settle_lost(world, driver.outcome)
+                continue
             if not driver.is_loud_gap():
                 break
             world.states.add("an operator closes a gap")

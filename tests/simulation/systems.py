@@ -56,6 +56,8 @@ class System:
         visible: by full branch id, what readers see.
         gone: branches that the system lost.
         aborted: branches that a driver has aborted.
+        ever: every branch that was ever prepared.
+        rows: what each of those held.
     """
 
     world: World
@@ -65,6 +67,7 @@ class System:
     gone: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
     ever: set[str] = field(default_factory=set)
+    rows: dict[str, Rows] = field(default_factory=dict)
 
     def stand(self, branch_id: BranchId, rows: Rows) -> Committable:
         """What `preCommit` leaves behind."""
@@ -76,6 +79,7 @@ class System:
         self.world.require(full not in self.ever, f"I6: the name {full} is taken twice")
         self.prepared[full] = standing
         self.ever.add(full)
+        self.rows[full] = standing.rows
 
     def show(self, full: str, rows: Rows) -> None:
         self.prepared.pop(full, None)
@@ -297,6 +301,8 @@ class PostgresSink(SimSink):
         ):
             raise CommitUnresolvedError("a merge locks the staging", committable.branch_id)
         self.system.end(full)
+        for staged in committable.payload.get("staging", ()):  # type: ignore[union-attr]
+            self.system.end(str(staged))
 
     def _find(self, owner: Owner) -> Iterator[Committable]:
         """Merges first, as they lock their staging."""

@@ -1,0 +1,322 @@
+"""`recover`, `orphans --abort` and `settle`: they take a fencing token, so they ask first.
+
+look ─► nothing to do: end, nobody is fenced
+└► say who holds the token and whether it runs ─► ask ─► take a token ─► act ─► look again
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from sparkonce.cli import facts
+from sparkonce.cli.facts import Facts
+from sparkonce.cli.looking import FOUND, find_record, json_option
+from sparkonce.cli.screen import Screen, holder_line, show_orphans, show_pipeline
+from sparkonce.cli.targets import Target, log_options, open_job, open_target
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogUnavailableError,
+    SinkError,
+)
+from sparkonce.model import Committable
+from sparkonce.spark_hooks.recovery import (
+    claim_again,
+    find_checkpoint,
+    head_of,
+    look_for_orphans,
+    take_over,
+)
+from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.record import Head, State, TransactionRecord
+from sparkonce.txn_log.settlement import Ruling, Settlement
+
+if TYPE_CHECKING:
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+_MEANING = {
+    Ruling.COMMITTED: "taken for committed: its rows must be in the target already, or be put "
+    "there by you; what still stands of the branch is aborted",
+    Ruling.ABORTED: "given up: its rows will be missing in this sink, while the other sinks keep "
+    "theirs",
+    Ruling.REDO: "written again from Spark's replay: if any of its rows are visible already, they "
+    "will be there twice",
+}
+
+
+@click.command()
+@click.argument("job")
+@click.option("--checkpoint", metavar="PATH", help="Where the checkpoint is now, if elsewhere.")
+@yes_option
+@json_option
+def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
+    """Finish what is decided and abort orphans, without Spark.
+
+    Takes a fencing token, so a driver that still runs fails at its next write; it asks first unless
+    the driver is known to be gone. Ends with 3 when something is left.
+    """
+    screen = Screen(as_json=as_json)
+    with open_job(job) as pipeline:
+        head = head_of(pipeline.log, pipeline.name)
+        place = find_checkpoint(head, checkpoint)
+        before = _standing(pipeline)
+        if not (before["unfinished"] or before["orphans"] or before["not_listed"]):
+            return _report(screen, pipeline, before, before, None)
+        _may_fence(pipeline.log, head, yes=yes)
+        error: SinkError | None = None
+        try:
+            take_over(pipeline, place).recover()
+        except SinkError as found:  # what is left is shown, with what was said of it
+            error = found
+        left = _standing(pipeline)
+        prepared = any(r["state"] == State.PREPARED.value for r in left["unfinished"])
+        if prepared and place.committed() is None:
+            click.echo(
+                f"What is prepared is left to the query's next start: only Spark's checkpoint says "
+                f"whether it commits, and {place.location} cannot be read from here. If it is on a "
+                "disk of this machine, say where with --checkpoint.",
+                err=True,
+            )
+        return _report(screen, pipeline, before, left, error)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--abort", is_flag=True, help="Abort them; default: only show them.")
+@yes_option
+@json_option
+def orphans(job: str, abort: bool, yes: bool, as_json: bool) -> int:
+    """What stands outside in our name and no decision names.
+
+    With --abort it takes a fencing token first: what it then aborts nobody is writing. Ends with 3
+    when something was found, or is left.
+    """
+    screen = Screen(as_json=as_json)
+    with open_job(job) as pipeline:
+        head = head_of(pipeline.log, pipeline.name)
+        found = _standing(pipeline)
+        if abort and (found["orphans"] or found["not_listed"]):
+            _may_fence(pipeline.log, head, yes=yes)
+            take_over(pipeline, find_checkpoint(head)).sweep()
+            found = _standing(pipeline) | {"aborted": len(found["orphans"])}
+        if as_json:
+            screen.json({key: found[key] for key in found if key != "unfinished"})
+        elif found["orphans"]:
+            show_orphans(screen, found["orphans"])
+        else:
+            screen.say(f"no orphans{'' if 'aborted' not in found else ' left'}")
+    _tell_not_listed(found)
+    return FOUND if found["orphans"] or found["not_listed"] else 0
+
+
+@click.command()
+@click.argument("arguments", metavar="[JOB] BATCH", nargs=-1, required=True)
+@log_options
+@click.option("--branch", "branches", multiple=True, required=True, help="As `log show` names it.")
+@click.option(
+    "--as", "ruling", type=click.Choice([r.value for r in Ruling]), required=True, help="The word."
+)
+@click.option("--reason", help="Why; kept for ever.")
+@yes_option
+@json_option
+def settle(
+    *,
+    arguments: Sequence[str],
+    url: str | None,
+    pipeline: str | None,
+    branches: Sequence[str],
+    ruling: str,
+    reason: str | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Say what holds of a branch that is lost, rejected or unresolved. The last resort.
+
+    committed: its rows are in the target. aborted: its rows are given up in this sink. redo:
+    Spark's replay writes it again. The word is kept in the record for ever, with who, when and
+    why; the next start, or `sparkonce recover`, goes by it.
+    """
+    *before, batch = arguments
+    if len(before) > 1 or not batch.isdigit():
+        raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
+    screen = Screen(as_json=as_json)
+    with open_target(before[0] if before else None, url, pipeline) as target:
+        head = target.one()
+        record = find_record(target, head, int(batch))
+        chosen = _chosen(record, branches)
+        word = Ruling(ruling)
+        _check_ruling(target, record, word)
+        for share_name, committable in chosen:
+            rows = facts.rows_of(record.shares[share_name], committable)
+            click.echo(
+                f"{committable.branch_id.short}, {rows} rows for {share_name} "
+                f"({record.shares[share_name].target}), is {_MEANING[word]}.",
+                err=True,
+            )
+        _may_fence(target.log, head, yes=yes, always=True)
+        if reason is None:
+            if not sys.stdin.isatty():
+                raise click.UsageError("--reason is needed: it is kept for ever")
+            reason = click.prompt("Why", err=True)
+        settled = _settle(
+            target.log, head, record, [c for _, c in chosen], ruling=word, reason=reason
+        )
+        found = facts.record(settled)
+    if as_json:
+        screen.json(found)
+    else:
+        screen.say(
+            f"batch {batch}: {len(chosen)} settled as {ruling}. The query's next start goes by "
+            "it, and so does `sparkonce recover JOB`."
+        )
+    return 0
+
+
+def _settle(
+    log: TransactionLog,
+    head: Head,
+    record: TransactionRecord,
+    branches: Sequence[Committable],
+    *,
+    ruling: Ruling,
+    reason: str,
+) -> TransactionRecord:
+    """Take a token and write the word, until it is known to stand."""
+    unfinished = log.unfinished(head.pipeline)
+    shares = {name: s.target for r in unfinished for name, s in r.shares.items()}
+    again = Retrying(
+        retry=retry_if_exception_type((LogUnavailableError, DecisionUnknownError)),
+        wait=wait_fixed(0.5),
+        stop=stop_after_attempt(10),
+        reraise=True,
+    )
+    claim = claim_again(log, head, {**head.sinks, **shares})
+    incarnation = again(lambda: log.begin(claim))
+    settlements = [
+        Settlement(
+            branch=str(committable.branch_id),
+            ruling=ruling,
+            who=f"{getpass.getuser()}@{socket.gethostname()}",
+            why=reason,
+            at=time.time(),
+            token=incarnation.token,
+        )
+        for committable in branches
+    ]
+    return again(lambda: log.settle(record.id, settlements, incarnation.token))
+
+
+def _chosen(record: TransactionRecord, branches: Sequence[str]) -> list[tuple[str, Committable]]:
+    known = {
+        name: (sink, committable)
+        for sink, share in record.shares.items()
+        for committable in share.committables
+        for name in (committable.branch_id.short, str(committable.branch_id))
+    }
+    for branch in branches:
+        if branch not in known:
+            names = ", ".join(c.branch_id.short for c in record.committables())
+            raise click.BadParameter(
+                f"{branch!r} is no branch of {record.id}, which has {names}", param_hint="--branch"
+            )
+    return list({str(known[b][1].branch_id): known[b] for b in branches}.values())
+
+
+def _check_ruling(target: Target, record: TransactionRecord, ruling: Ruling) -> None:
+    if record.state is not State.DECIDED:
+        raise ConfigurationError(
+            f"{record.id} is {record.state}: only what is decided and not finished can be settled"
+        )
+    if ruling is Ruling.REDO and target.job is not None and target.job.commit == "checkpoint":
+        raise ConfigurationError(
+            'with commit="checkpoint" Spark does not replay a decided batch, so nothing can be '
+            "redone: put the rows into the target by hand and settle the branch as committed, or "
+            "give them up with aborted"
+        )
+
+
+# -- what the commands share -----------------------------------------------------------------------
+
+
+def _may_fence(log: TransactionLog, head: Head, *, yes: bool, always: bool = False) -> None:
+    """Return if the operator says so, or if the driver is known to be gone.
+
+    Raises:
+        click.ClickException: there is nobody to ask.
+        click.Abort: the answer is no.
+    """
+    holder = facts.holder(log, head)
+    if yes or (holder["is_running"] is False and not always):
+        return
+    click.echo(
+        f"Token {holder_line(holder)}; its last write was at {holder['last_write']}.", err=True
+    )
+    if holder["is_running"] is not False:
+        click.echo(
+            "A driver that runs is fenced by this: its query fails at its next write, and has to "
+            "be started again.",
+            err=True,
+        )
+    if not sys.stdin.isatty():
+        raise click.ClickException("nobody can be asked here: pass --yes if you are sure")
+    click.confirm("Go on?", abort=True, err=True)
+
+
+def _standing(pipeline: ExactlyOnce) -> Facts:
+    """What is unfinished in the log, and what is left over outside."""
+    failures: dict[str, Exception] = {}
+    orphans_found = look_for_orphans(pipeline, failures)
+    return {
+        "pipeline": pipeline.name,
+        "unfinished": [facts.record(r) for r in pipeline.log.unfinished(pipeline.name)],
+        "orphans": [facts.orphan(orphan) for orphan in orphans_found],
+        "not_listed": {name: str(error) for name, error in failures.items()},
+    }
+
+
+def _tell_not_listed(found: Facts) -> None:
+    for name, error in found["not_listed"].items():
+        click.echo(f"{name}: what stands there cannot be listed: {error}", err=True)
+
+
+def _report(
+    screen: Screen, pipeline: ExactlyOnce, before: Facts, left: Facts, error: SinkError | None
+) -> int:
+    def batches(standing: Facts) -> list[int]:
+        return [record["batch"] for record in standing["unfinished"]]
+
+    finished = [batch for batch in batches(before) if batch not in batches(left)]
+    gone = len({o["full"] for o in before["orphans"]} - {o["full"] for o in left["orphans"]})
+    if screen.as_json:
+        told = None if error is None else {"type": type(error).__name__, "message": str(error)}
+        screen.json({**left, "finished": finished, "aborted": gone, "error": told})
+    elif not any((finished, gone, batches(left), left["orphans"], left["not_listed"])):
+        screen.say("nothing to recover")
+    else:
+        if finished or gone:
+            many = ", ".join(map(str, finished)) or "none"
+            screen.say(f"batches finished: {many}; orphans aborted: {gone}")
+        if left["unfinished"]:
+            show_pipeline(screen, facts.pipeline(pipeline.log, pipeline.name))
+        if left["orphans"]:
+            show_orphans(screen, left["orphans"])
+    _tell_not_listed(left)
+    if error is not None:
+        click.echo(f"sparkonce: {type(error).__name__}: {error}", err=True)
+    elif any(record["state"] == State.DECIDED.value for record in left["unfinished"]):
+        click.echo(
+            "What is left goes on with the query's next start: Spark's replay of the batch writes "
+            "lost branches again.",
+            err=True,
+        )
+    return FOUND if left["unfinished"] or left["orphans"] or left["not_listed"] else 0

@@ -1,0 +1,187 @@
+"""`doctor`: asks every server, the log, the checkpoint and Spark's settings what would bite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import click
+
+from sparkonce.cli.facts import Facts
+from sparkonce.cli.looking import FOUND, json_option
+from sparkonce.cli.screen import Screen, show_findings
+from sparkonce.cli.targets import open_job
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.finding import Finding, Level
+from sparkonce.spark_hooks.local_checkpoint import LocalCheckpoint
+
+if TYPE_CHECKING:
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+
+_BINDING = "sparkonce.json"
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--conf",
+    "conf_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Spark's settings: a spark-defaults.conf.",
+)
+@json_option
+def doctor(job: str, conf_file: Path | None, as_json: bool) -> int:
+    """Ask every server what would bite, and how to fix it.
+
+    Ends with 3 when there is a warning or an error. In a bucket it writes one small object and
+    removes it.
+    """
+    screen = Screen(as_json=as_json)
+    with open_job(job) as pipeline:
+        with ThreadPoolExecutor(len(pipeline.all_sinks)) as pool:
+            asked = list(pool.map(_ask, pipeline.all_sinks))
+        found = [
+            *_told("log", _log(pipeline)),
+            *_told("checkpoint", _checkpoint(pipeline)),
+            *_told("spark", _spark(_settings(conf_file))),
+        ]
+        for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
+            found += _told(sink.name, findings)
+    if as_json:
+        screen.json(found)
+    else:
+        show_findings(screen, found)
+    return FOUND if any(one["level"] != Level.OK.value for one in found) else 0
+
+
+def _told(about: str, findings: Iterable[Finding]) -> list[Facts]:
+    return [
+        {"about": about, "level": one.level.value, "what": one.what, "fix": one.fix}
+        for one in findings
+    ]
+
+
+def _ask(sink: AnySink) -> list[Finding]:
+    found: list[Finding] = []
+    try:
+        found.extend(sink.diagnose())
+    except Exception as error:  # noqa: BLE001 - a sink of somebody else's may raise anything
+        found.append(Finding(Level.ERROR, f"{sink.where}: {type(error).__name__}: {error}"))
+    return found or [Finding(Level.OK, f"{sink.where}: the sink has no check of its own")]
+
+
+def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
+    log = pipeline.log
+    if log.address.startswith("sqlite:"):
+        yield Finding(
+            Level.WARNING,
+            f"{log.address} is on this machine's disk: a driver that moves to another machine does "
+            "not find it, and a lost disk loses it",
+            "keep it on a disk that goes with the driver, and back it up",
+        )
+    else:
+        yield Finding(Level.OK, f"{log.address} answers")
+    unfinished = log.unfinished(pipeline.name)
+    if unfinished:
+        batches = ", ".join(f"{r.id.batch_id} ({r.state.value})" for r in unfinished)
+        yield Finding(
+            Level.WARNING, f"batches are not finished: {batches}", "sparkonce recover JOB"
+        )
+
+
+def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
+    head = pipeline.log.head(pipeline.name)
+    if head is None:
+        yield Finding(Level.OK, "the query has not run yet")
+        return
+    if not head.checkpoint:
+        yield Finding(Level.OK, "its location is noted from the query's next start on")
+        return
+    if urlsplit(head.checkpoint).scheme not in {"", "file"}:
+        yield Finding(Level.OK, f"{head.checkpoint}: can be read by Spark only")
+        return
+    try:
+        checkpoint = LocalCheckpoint(head.checkpoint, head.query_id)
+    except ConfigurationError as error:
+        yield Finding(
+            Level.WARNING,
+            f"{error}",
+            "run sparkonce where the checkpoint is; if it was deleted, restore it: a fresh one "
+            "reads its sources from the start and is refused",
+        )
+        return
+    yield Finding(
+        Level.WARNING,
+        f"{checkpoint.location} is on this machine's disk, batch {checkpoint.committed()} is the "
+        "last that Spark has committed",
+        "keep it where a driver on another machine finds it (HDFS, S3, …)",
+    )
+    binding = Path(checkpoint.location) / _BINDING
+    bound = json.loads(binding.read_text()) if binding.exists() else {}
+    if bound and bound.get("log_id") != pipeline.log.log_id:
+        yield Finding(
+            Level.ERROR,
+            f"{checkpoint.location} belongs to the log with id {bound.get('log_id')}, and log= has "
+            f"{pipeline.log.log_id}",
+            "point log= to the log that the query was started with",
+        )
+
+
+def _settings(conf_file: Path | None) -> dict[str, str] | None:
+    """Of the file, else of a session that the job's module has made; None when nothing is known."""
+    if conf_file is not None:
+        lines = (line.strip() for line in conf_file.read_text().splitlines())
+        pairs = (
+            line.replace("=", " ", 1).split(None, 1) for line in lines if line and line[0] != "#"
+        )
+        return {pair[0]: pair[1].strip() for pair in pairs if len(pair) > 1}
+    from pyspark import SparkContext  # noqa: PLC0415 - the job has imported it
+
+    context = SparkContext._active_spark_context  # noqa: SLF001 - None where there is none
+    return None if context is None else dict(context.getConf().getAll())
+
+
+def _spark(settings: Mapping[str, str] | None) -> Iterator[Finding]:
+    if settings is None:
+        yield Finding(
+            Level.OK, "no settings known: pass --conf with the spark-defaults.conf of the job"
+        )
+        return
+    found = list(_bad_settings(settings))
+    yield from found or [Finding(Level.OK, "no setting is known to bite")]
+
+
+def _bad_settings(settings: Mapping[str, str]) -> Iterator[Finding]:
+    if settings.get("spark.speculation", "false").lower() == "true":
+        yield Finding(
+            Level.WARNING,
+            "spark.speculation=true: nothing is written twice, but every losing attempt prepares "
+            "branches that have to be aborted",
+            "set spark.speculation=false for this job",
+        )
+    if settings.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") != "1":
+        yield Finding(
+            Level.ERROR,
+            "spark.sql.streaming.stateStore.checkpointFormatVersion=2: a stateful query whose "
+            "replayed batch reads no row fails for good",
+            "set it to 1",
+        )
+    for name, value in settings.items():
+        if name.endswith("asyncProgressTrackingEnabled") and value.lower() == "true":
+            yield Finding(
+                Level.ERROR,
+                f"{name}=true: foreachBatch does not go with asynchronous progress tracking",
+                "remove it",
+            )
+    if "spark.sql.streaming.checkpointFileManagerClass" in settings:
+        yield Finding(
+            Level.WARNING,
+            "spark.sql.streaming.checkpointFileManagerClass is set: sparkonce reads the commit log "
+            "through it, and has not been tested with managers of others",
+            "make sure that it renames atomically",
+        )

@@ -1,0 +1,150 @@
+"""What the log and the sinks know, as JSON values; `screen` shows the same values as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from sparkonce.model import Committable
+from sparkonce.spark_hooks.drivers import is_running
+from sparkonce.spark_hooks.recovery import Orphan
+from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
+
+Facts: TypeAlias = "dict[str, Any]"
+
+FINISHED = {State.COMPLETE, State.SETTLED}
+
+
+def utc(at: float | None) -> str | None:
+    """Unix time in seconds as ISO 8601."""
+    return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def status(log: TransactionLog, names: Iterable[str]) -> Facts:
+    """Every pipeline: who holds it, what is complete, what is not."""
+    pipelines = [pipeline(log, name) for name in names]
+    return {"log": log.address, "log_id": log.log_id, "pipelines": pipelines}
+
+
+def pipeline(log: TransactionLog, name: str) -> Facts:
+    head = log.head(name)
+    if head is None:
+        return {"name": name, "state": "unknown", "holder": None, "unfinished": []}
+    unfinished = log.unfinished(name)
+    states = {record.state for record in unfinished}
+    return {
+        "name": name,
+        "state": "in doubt" if State.PREPARED in states else "unfinished" if states else "fine",
+        "query_id": head.query_id,
+        "checkpoint": head.checkpoint or None,
+        "holder": holder(log, head),
+        "last_complete": last_complete(log, head),
+        "unfinished": [record(found) for found in unfinished],
+    }
+
+
+def holder(log: TransactionLog, head: Head) -> Facts:
+    """Who has the token, and the latest sign of it."""
+    newest = log.newest(head.pipeline, head.query_id)
+    wrote = [] if newest is None else list(newest.times.values())
+    return {
+        "token": head.token,
+        "driver": head.driver,
+        "run_id": head.run_id,
+        "since": utc(head.started_at),
+        "last_write": utc(max([head.started_at, *wrote])),
+        "is_running": is_running(head.driver, head.started_at),
+    }
+
+
+def last_complete(log: TransactionLog, head: Head) -> Facts | None:
+    """The highest finished batch of the query."""
+    history = log.history(head.pipeline, 100)  # beyond the unfinished ones it is the first
+    finished = (r for r in history if r.id.query_id == head.query_id and r.state in FINISHED)
+    found = next(finished, None)
+    return None if found is None else record(found)
+
+
+def record(found: TransactionRecord) -> Facts:
+    """One batch: offsets, rows, branches, what they are outside, times."""
+    return {
+        "batch": found.id.batch_id,
+        "pipeline": found.id.pipeline,
+        "query_id": found.id.query_id,
+        "state": found.state.value,
+        "token": found.token,
+        "revision": found.revision,
+        "offsets": list(found.offsets),
+        "times": {state.value: utc(at) for state, at in found.times.items()},
+        "sinks": [_share(found, name, share) for name, share in found.shares.items()],
+        "lost": [c.branch_id.short for c in found.lost],
+        "settled": [
+            {**s.to_json(), "ruling": s.ruling.value, "at": utc(s.at)} for s in found.settled
+        ],
+    }
+
+
+def _share(found: TransactionRecord, name: str, share: Share) -> Facts:
+    return {
+        "name": name,
+        "target": share.target,
+        "rows": share.rows,
+        "bytes": share.bytes,
+        "branches": [
+            {
+                "branch": c.branch_id.short,
+                "full": str(c.branch_id),
+                "rows": rows_of(share, c),
+                "safe_until": utc(c.safe_until),
+                "ruling": None if (ruling := found.ruling(c)) is None else ruling.value,
+                "stands_for": list(stands_for(c.payload)),
+            }
+            for c in share.committables
+        ],
+    }
+
+
+def rows_of(share: Share, committable: Committable) -> int:
+    """Rows of the branch; the driver's own branch has those of all tasks."""
+    by_task = {part.branch: part.content.rows for part in share.parts}
+    return by_task.get(committable.branch_id.name, share.rows)
+
+
+def stands_for(payload: Mapping[str, Any]) -> Iterator[str]:
+    """The objects, tables and transaction ids behind a branch, in words.
+
+    A sink of somebody else's shows its payload, which never holds a secret.
+    """
+    match payload:
+        case {"transactional_id": name, "producer_id": producer, "producer_epoch": generation}:
+            yield f"transaction {name} of producer {producer}/{generation}"
+            topics = payload.get("partitions") or {}
+            for topic, partitions in topics.items():
+                yield f"topic {topic}, partitions {', '.join(map(str, partitions))}"
+        case {"files": [*files], "bucket": bucket}:
+            for file in files:
+                yield f"object s3://{bucket}/{file.get('key')}"
+        case {"schema": schema, "table": table}:
+            yield f"table {schema}.{table}"
+            if payload.get("prepared"):
+                yield "prepared transaction, named as the full branch id"
+            for name in payload.get("staging") or ():
+                yield f"staging table {schema}.{name}"
+        case _:
+            for key, value in payload.items():
+                yield f"{key} {value}"
+
+
+def orphan(found: Orphan) -> Facts:
+    branch_id = found.branch.branch_id
+    return {
+        "sink": found.sink.name,
+        "target": found.sink.target,
+        "branch": branch_id.short,
+        "full": branch_id.name if branch_id.batch_id is None else str(branch_id),
+        "batch": branch_id.batch_id,
+        "token": branch_id.token,
+        "may_be_written": found.may_be_written,
+    }

@@ -1,0 +1,101 @@
+"""JOB: ``module:attribute`` of an `ExactlyOnce`, or of a function that returns one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from sparkonce.errors import ConfigurationError, SparkOnceError
+
+if TYPE_CHECKING:
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+
+
+def load_job(text: str) -> ExactlyOnce:
+    """Import the pipeline; the working directory comes first on the path, as for uvicorn.
+
+    Raises:
+        ConfigurationError: it cannot be imported, is something else, or starts a query.
+    """
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
+
+    module_name, colon, attribute = text.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigurationError(
+            f"{text!r}: expected module:attribute, such as jobs.orders:pipeline"
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    # What the module prints must not end up in the middle of our output.
+    with contextlib.redirect_stdout(sys.stderr), _no_query_starts(text):
+        found = _import(module_name)
+        for name in attribute.split("."):
+            if not hasattr(found, name):
+                raise ConfigurationError(f"{text!r}: {module_name} has no attribute {attribute!r}")
+            found = getattr(found, name)
+        if not isinstance(found, ExactlyOnce) and callable(found):
+            try:
+                found = found()
+            except SparkOnceError:
+                raise
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{text!r}: {attribute}() raised {type(error).__name__}: {error}"
+                ) from error
+    if not isinstance(found, ExactlyOnce):
+        raise ConfigurationError(
+            f"{text!r} is of type {type(found).__name__}: expected an ExactlyOnce, or a function "
+            "without arguments that returns one"
+        )
+    return found
+
+
+def _import(module_name: str) -> object:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (f"{module_name}.").startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"there is no module {error.name!r} in {Path.cwd()} nor on the path: run sparkonce "
+                "in the folder of the job, or set PYTHONPATH"
+            ) from error
+        raise ConfigurationError(
+            f"{module_name} cannot be imported: it needs {error.name!r}, which is not installed"
+        ) from error
+    except SparkOnceError:
+        raise
+    except SystemExit as error:
+        raise ConfigurationError(
+            f"importing {module_name} ended the program: put what it runs under "
+            'if __name__ == "__main__":'
+        ) from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"importing {module_name} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _no_query_starts(text: str) -> Iterator[None]:
+    """A query that starts here would fence the one that is looked at."""
+    from pyspark.sql.streaming import DataStreamWriter  # noqa: PLC0415 - takes a second
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise ConfigurationError(
+            f"{text!r} starts a streaming query when it is imported, which would fence the one "
+            'that runs: start it under if __name__ == "__main__":, and keep the ExactlyOnce in a '
+            "name of the module, or in a function"
+        )
+
+    starts = {name: getattr(DataStreamWriter, name) for name in ("start", "toTable")}
+    try:
+        for name in starts:
+            setattr(DataStreamWriter, name, refuse)
+        yield
+    finally:
+        for name, method in starts.items():
+            setattr(DataStreamWriter, name, method)

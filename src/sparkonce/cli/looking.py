@@ -1,0 +1,162 @@
+"""`status` and `log`: they change nothing and fence nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from sparkonce.cli import facts
+from sparkonce.cli.screen import Screen, show_event, show_list, show_pipeline, show_record
+from sparkonce.cli.targets import Target, log_options, open_target
+from sparkonce.errors import ConfigurationError
+from sparkonce.model import TransactionId
+from sparkonce.txn_log.record import Head, TransactionRecord
+
+FOUND = 3
+POLL_S = 0.5
+_MOST_BETWEEN_LOOKS = 200
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+
+
+@click.command()
+@click.argument("job", required=False)
+@log_options
+@json_option
+def status(job: str | None, url: str | None, pipeline: str | None, as_json: bool) -> int:
+    """Who holds each pipeline, what is complete, what is not.
+
+    Ends with 3 when something is in doubt (PREPARED) or unfinished (DECIDED).
+    """
+    screen = Screen(as_json=as_json)
+    with open_target(job, url, pipeline) as target:
+        found = facts.status(target.log, target.names)
+    if as_json:
+        screen.json(found)
+    else:
+        screen.say(found["log"])
+        for one in found["pipelines"]:
+            screen.say()
+            show_pipeline(screen, one)
+        if not found["pipelines"]:
+            screen.say("no pipeline has written into it yet")
+    states = {one["state"] for one in found["pipelines"]}
+    if "unknown" in states and url is not None:
+        raise ConfigurationError(f"{found['log']} does not know the pipeline {pipeline!r}")
+    return FOUND if states & {"in doubt", "unfinished"} else 0
+
+
+@click.group()
+def log() -> None:
+    """A batch's life, as the transaction log tells it."""
+
+
+@log.command(name="list")
+@click.argument("job", required=False)
+@log_options
+@click.option("--limit", default=20, show_default=True, help="How many of the newest batches.")
+@json_option
+def list_(job: str | None, url: str | None, pipeline: str | None, limit: int, as_json: bool) -> int:
+    """The newest batches, newest first."""
+    screen = Screen(as_json=as_json)
+    with open_target(job, url, pipeline) as target:
+        head = target.one()
+        found = [facts.record(record) for record in target.log.history(head.pipeline, limit)]
+    if as_json:
+        screen.json(found)
+    else:
+        show_list(screen, found)
+    return 0
+
+
+@log.command()
+@click.argument("arguments", metavar="[JOB] BATCH", nargs=-1, required=True)
+@log_options
+@json_option
+def show(arguments: Sequence[str], url: str | None, pipeline: str | None, as_json: bool) -> int:
+    """One batch: source offsets, rows, branches, what they are outside, times."""
+    *before, batch = arguments
+    if len(before) > 1 or not batch.isdigit():
+        raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
+    screen = Screen(as_json=as_json)
+    with open_target(before[0] if before else None, url, pipeline) as target:
+        found = facts.record(find_record(target, target.one(), int(batch)))
+    if as_json:
+        screen.json(found)
+    else:
+        show_record(screen, found)
+    return 0
+
+
+@log.command()
+@click.argument("job", required=False)
+@log_options
+@click.option("--follow", "-f", is_flag=True, help="Go on until interrupted.")
+@click.option("--limit", default=10, show_default=True, help="How many batches to begin with.")
+@json_option
+def tail(
+    *,
+    job: str | None,
+    url: str | None,
+    pipeline: str | None,
+    follow: bool,
+    limit: int,
+    as_json: bool,
+) -> int:
+    """A line for each state that a batch reaches."""
+    screen = Screen(as_json=as_json)
+    seen: set[tuple[int, str, str]] = set()
+    with open_target(job, url, pipeline) as target:
+        name = target.one().pipeline
+        records = target.log.history(name, limit)
+        first = min((record.id.batch_id for record in records), default=0)
+        while True:
+            for event in _new_events(records, first, seen):
+                screen.json(event) if as_json else show_event(screen, event)
+            if not follow:
+                return 0
+            time.sleep(POLL_S)
+            records = target.log.history(name, _MOST_BETWEEN_LOOKS)
+
+
+def _new_events(
+    records: Sequence[TransactionRecord], first: int, seen: set[tuple[int, str, str]]
+) -> Iterator[dict[str, Any]]:
+    for record in reversed(records):
+        for event in _events(record):
+            key = event["batch"], event["state"], event["at"]
+            if record.id.batch_id >= first and key not in seen:
+                seen.add(key)
+                yield event
+
+
+def _events(record: TransactionRecord) -> Iterator[dict[str, Any]]:
+    rows = {name: share.rows for name, share in record.shares.items()}
+    for state, at in sorted(record.times.items(), key=lambda item: item[1]):
+        yield {
+            "batch": record.id.batch_id,
+            "state": state.value,
+            "at": facts.utc(at),
+            "rows": rows,
+        }
+
+
+def find_record(target: Target, head: Head, batch: int) -> TransactionRecord:
+    """The batch's record: of the query that has the name now, else of one that had it before.
+
+    Raises:
+        ConfigurationError: the log has none.
+    """
+    for query_id in (head.query_id, *reversed(head.retired)):
+        found = target.log.find(TransactionId(head.pipeline, query_id, batch))
+        if found is not None:
+            return found
+    newest = target.log.newest(head.pipeline, head.query_id)
+    upto = "no batch yet" if newest is None else f"batches up to {newest.id.batch_id}"
+    raise ConfigurationError(
+        f"the log has no batch {batch} of pipeline {head.pipeline!r}: it has {upto}, and forgets "
+        "old ones (retain=)"
+    )

@@ -1,0 +1,206 @@
+"""Facts as text: fits 80 columns, and reads the same without colours and in a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from calendar import timegm
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sparkonce.cli.facts import Facts
+
+_STYLES = {
+    "fine": "green",
+    "complete": "green",
+    "settled": "yellow",
+    "in doubt": "bold red",
+    "prepared": "bold red",
+    "unfinished": "bold yellow",
+    "decided": "bold yellow",
+    "unknown": "bold red",
+    "error": "bold red",
+    "warning": "yellow",
+    "ok": "green",
+}
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+class Screen:
+    """Text on standard output, or one JSON value."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console = Console(highlight=False, markup=False, emoji=False)
+
+    def json(self, value: object) -> None:
+        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+    def say(self, text: str = "", style: str = "", *, indent: int = 0) -> None:
+        self._print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent)))
+
+    def title(self, name: str, state: str) -> None:
+        self._print(Text.assemble((name, "bold"), "  ", (state, _STYLES.get(state, ""))))
+
+    def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
+        """Names and values, one below the other."""
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in pairs:
+            table.add_row(f"  {name}", str(value))
+        self._print(table)
+
+    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for head in heads:
+            right = head in {"batch", "rows", "branches", "bytes", "token"}
+            table.add_column(head, overflow="fold", justify="right" if right else "left")
+        for row in rows:
+            cells = ["-" if cell is None else str(cell) for cell in row]
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
+        self._print(table)
+
+    def _print(self, shown: RenderableType) -> None:
+        if self._console.is_terminal:
+            self._console.print(shown)
+            return
+        with self._console.capture() as capture:  # a file needs no blanks at the ends of lines
+            self._console.print(shown)
+        sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+        sys.stdout.flush()
+
+
+def age(at: str | None) -> str:
+    """How long ago, from ISO 8601; "never" when there is no such time."""
+    if at is None:
+        return "never"
+    left = time.time() - timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ"))
+    for seconds, unit in _UNITS:
+        if left >= 2 * seconds:
+            return f"{left / seconds:.0f} {unit} ago"
+    return f"{max(left, 0):.0f} s ago"
+
+
+def when(at: str | None) -> str | None:
+    """The time without its letters."""
+    return None if at is None else at.replace("T", " ").replace("Z", "")
+
+
+def show_pipeline(screen: Screen, found: Facts) -> None:
+    screen.title(found["name"], found["state"])
+    if found["holder"] is None:
+        screen.say("the log does not know this pipeline", indent=2)
+        return
+    last = found["last_complete"]
+    screen.pairs(
+        [
+            ("query", found["query_id"]),
+            ("checkpoint", found["checkpoint"] or "(noted from the next start on)"),
+            ("token", holder_line(found["holder"])),
+            ("last write", age(found["holder"]["last_write"])),
+            ("last complete", "none" if last is None else _finished_line(last)),
+        ]
+    )
+    if found["unfinished"]:
+        screen.say()
+        rows = [row for batch in found["unfinished"] for row in _sink_rows(batch)]
+        screen.table(("batch", "state", "since", "sink", "rows", "branches", "kept until"), rows)
+
+
+def _finished_line(last: Facts) -> str:
+    return f"batch {last['batch']}, {last['state']} {age(last['times'].get(last['state']))}"
+
+
+def holder_line(holder: Facts) -> str:
+    runs = {True: "is running", False: "is not running", None: "may be running elsewhere"}
+    return (
+        f"{holder['token']}, taken {age(holder['since'])} by {holder['driver']}, which "
+        f"{runs[holder['is_running']]}"
+    )
+
+
+def _sink_rows(batch: Facts) -> Iterable[Sequence[object]]:
+    first = batch["batch"], batch["state"], age(batch["times"].get(batch["state"]))
+    for sink in batch["sinks"] or [{"name": "(no rows)", "rows": 0, "branches": []}]:
+        kept = [b["safe_until"] for b in sink["branches"] if b["safe_until"] is not None]
+        until = when(min(kept)) if kept else None
+        yield (*first, sink["name"], sink["rows"], len(sink["branches"]), until)
+        first = "", "", ""
+
+
+def show_list(screen: Screen, records: Sequence[Facts]) -> None:
+    def row(found: Facts) -> Sequence[object]:
+        counts = {sink["rows"] for sink in found["sinks"]}
+        begun, ended = min(found["times"].values()), found["times"].get(found["state"])
+        branches = sum(len(sink["branches"]) for sink in found["sinks"])
+        size = sum(sink["bytes"] for sink in found["sinks"])
+        notes = f"{len(found['lost'])} written again" if found["lost"] else ""
+        said = begun if ended is None else ended
+        rows = "/".join(map(str, sorted(counts))) if counts else 0
+        return found["batch"], found["state"], when(said), rows, branches, size, notes
+
+    heads = ("batch", "state", "since (UTC)", "rows", "branches", "bytes", "")
+    screen.table(heads, map(row, records))
+
+
+def show_record(screen: Screen, found: Facts) -> None:
+    """One batch, from its source to what stands outside."""
+    screen.title(f"batch {found['batch']} of {found['pipeline']}", found["state"])
+    screen.pairs(
+        [
+            ("query", found["query_id"]),
+            ("token", found["token"]),
+            *((f"source {n}", offset) for n, offset in enumerate(found["offsets"])),
+            *((state, f"{when(at)} UTC") for state, at in found["times"].items()),
+            *(("written again", branch) for branch in found["lost"]),
+        ]
+    )
+    for sink in found["sinks"]:
+        screen.say()
+        count = len(sink["branches"])
+        many = "branch" if count == 1 else "branches"
+        screen.say(f"{sink['name']} -> {sink['target']}", "bold", indent=2)
+        screen.say(f"{sink['rows']} rows, {sink['bytes']} bytes, {count} {many}", indent=2)
+        for branch in sink["branches"]:
+            ruled = f", settled as {branch['ruling']}" if branch["ruling"] else ""
+            kept = f", kept until {when(branch['safe_until'])} UTC" if branch["safe_until"] else ""
+            screen.say(f"{branch['branch']}  {branch['rows']} rows{kept}{ruled}", indent=4)
+            for what in branch["stands_for"]:
+                screen.say(what, indent=6)
+    if found["settled"]:
+        screen.say()
+        screen.say("settled by operators", "bold", indent=2)
+    for word in found["settled"]:
+        screen.say(word["branch"], indent=4)
+        said = f"as {word['ruling']} by {word['who']} at {when(word['at'])} UTC"
+        screen.say(said, indent=6)
+        screen.say(f"because: {word['why']}", indent=6)
+
+
+def show_event(screen: Screen, event: Facts) -> None:
+    sinks = ", ".join(f"{name} {rows}" for name, rows in event["rows"].items())
+    screen.say(f"{when(event['at'])}  batch {event['batch']} {event['state']:9} {sinks}".rstrip())
+
+
+def show_orphans(screen: Screen, orphans: Sequence[Facts]) -> None:
+    def row(found: Facts) -> Sequence[Any]:
+        note = "maybe being written" if found["may_be_written"] else "orphan"
+        return found["sink"], found["branch"], found["batch"], note
+
+    screen.table(("sink", "branch", "batch", ""), map(row, orphans))
+
+
+def show_findings(screen: Screen, findings: Sequence[Facts]) -> None:
+    table: list[tuple[str, str]] = []
+    for found in findings:
+        fix = f"\n-> {found['fix']}" if found["fix"] else ""
+        table.append((found["level"], f"{found['about']}: {found['what']}{fix}"))
+    screen.table(("", ""), table)

@@ -1,0 +1,284 @@
+"""The command line without servers: what JOB may be, who runs, what a checkpoint tells."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparkonce.cli.main import ERROR, INTERRUPTED, run
+from sparkonce.errors import ConfigurationError
+from sparkonce.model import BranchId, Committable
+from sparkonce.spark_hooks.drivers import is_running, this_driver
+from sparkonce.spark_hooks.local_checkpoint import LocalCheckpoint
+from sparkonce.spark_hooks.recovery import find_checkpoint
+from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
+from sparkonce.txn_log.sqlite import SqliteLog
+
+QUERY = "11111111-2222-3333-4444-555555555555"
+USAGE = 2
+
+JOB = """
+from sparkonce import ExactlyOnce
+from sparkonce.sinks import FileSink
+
+print("noise")
+number = 7
+not_installed = None
+
+def make():
+    return ExactlyOnce("orders", sinks=[FileSink("out")], log="sqlite:///log.db")
+
+def broken():
+    raise ValueError("no such day")
+
+class settings:
+    pipeline = make()
+"""
+STARTS = """
+from pyspark.sql.streaming import DataStreamWriter
+
+DataStreamWriter.start(None)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with modules that no other test has imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("jobs", "starts", "needs", "raises", "exits"):
+        sys.modules.pop(name, None)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "jobs.py").write_text(JOB)
+    (tmp_path / "starts.py").write_text(STARTS)
+    (tmp_path / "needs.py").write_text("import no_such_library")
+    (tmp_path / "raises.py").write_text("1 / 0")
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        ("jobs", "expected module:attribute"),
+        ("nowhere:pipeline", "there is no module 'nowhere' in "),
+        ("jobs.orders:pipeline", "jobs.orders cannot be imported|no module 'jobs.orders'"),
+        ("needs:pipeline", "needs 'no_such_library', which is not installed"),
+        ("raises:pipeline", "importing raises raised ZeroDivisionError"),
+        ("exits:pipeline", "__main__"),
+        ("jobs:nothing", "jobs has no attribute 'nothing'"),
+        ("jobs:number", "is of type int: expected an ExactlyOnce"),
+        ("jobs:not_installed", "is of type NoneType"),
+        ("jobs:broken", r"broken\(\) raised ValueError: no such day"),
+        ("starts:pipeline", "starts a streaming query when it is imported"),
+    ],
+)
+def test_job_that_cannot_be_used(
+    folder: Path, capsys: pytest.CaptureFixture[str], job: str, told: str
+) -> None:
+    """One sentence that names what is wrong, no traceback."""
+    assert run(["status", job]) == ERROR
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(told, captured.err), captured.err
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("job", ["jobs:make", "jobs:settings.pipeline"])
+def test_job_is_an_object_or_a_function(
+    folder: Path, capsys: pytest.CaptureFixture[str], job: str
+) -> None:
+    """What its module prints does not end up in the output of a script."""
+    assert run(["status", job, "--json"]) == 0
+    captured = capsys.readouterr()
+    (found,) = json.loads(captured.out)["pipelines"]
+    assert found["name"] == "orders"
+    assert "noise" in captured.err
+
+
+def test_log_that_is_not_there_is_not_made(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["status", "--log", "sqlite:///typo.db"]) == ERROR
+    assert "typo.db" in capsys.readouterr().err
+    assert not (folder / "typo.db").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["status", "jobs:make", "--log", "sqlite:///log.db"],
+        ["log", "show", "jobs:make"],
+        ["log", "show", "jobs:make", "seven"],
+        ["settle", "jobs:make", "1", "--branch", "x", "--as", "forgotten"],
+        ["nothing"],
+    ],
+)
+def test_wrong_command_line(folder: Path, arguments: list[str]) -> None:
+    assert run(arguments) == USAGE
+
+
+def test_pipelines_of_a_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`status` shows all; a command about one asks which."""
+    log = SqliteLog(folder / "log.db")
+    for name, query_id in (("orders", QUERY), ("clicks", QUERY.replace("1", "2"))):
+        log.begin(Claim(name, query_id, "run", this_driver(), {}, 0))
+    log.close()
+    address = ["--log", "sqlite:///log.db"]
+    assert run(["status", *address, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["pipelines"]
+    assert [one["name"] for one in found] == ["clicks", "orders"]
+    assert [one["holder"]["is_running"] for one in found] == [True, True]
+    assert run(["log", "list", *address]) == ERROR
+    assert "--pipeline" in capsys.readouterr().err
+    assert run(["log", "list", *address, "--pipeline", "orders", "--json"]) == 0
+    assert run(["status", *address, "--pipeline", "order"]) == ERROR
+
+
+def test_command_that_is_not_installed_with_its_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo says what to install."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run(["demo"]) == ERROR
+    assert "pip install 'sparkonce[services]'" in capsys.readouterr().err
+
+
+def test_looking_at_a_log_imports_no_spark(folder: Path) -> None:
+    """`status --log` answers at once, also where Spark is not installed."""
+    SqliteLog(folder / "log.db").close()
+    program = (
+        "import sys; from sparkonce.cli.main import run;"
+        "code = run(['status', '--log', 'sqlite:///log.db']);"
+        "sys.exit(code or 'pyspark' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == 0
+
+
+@pytest.fixture
+def decided(folder: Path) -> str:
+    """A pipeline with commit="checkpoint" whose batch 0 is decided; the name of its branch."""
+    (folder / "jobs.py").write_text(JOB.replace('log="', 'commit="checkpoint", log="'))
+    log = SqliteLog(folder / "log.db")
+    incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 0))
+    branch_id = BranchId(incarnation.owner, 0, 1, "file", 0, 3)
+    share = Share("x", (), (Committable(branch_id),))
+    record_id = incarnation.transaction_id(0)
+    log.decide(TransactionRecord(record_id, 1, State.DECIDED, ("0",), {"file": share}))
+    log.close()
+    return branch_id.short
+
+
+def test_nothing_is_redone_where_spark_does_not_replay(
+    folder: Path, decided: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is said before a token is taken."""
+    chosen = ["jobs:make", "0", "--branch", decided, "--yes", "--reason", "lost"]
+    assert run(["settle", *chosen, "--as", "redo"]) == ERROR
+    assert "nothing can be redone" in capsys.readouterr().err
+    assert run(["settle", *chosen, "--as", "aborted"]) == 0
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    assert [(word.why, word.token) for word in record.settled] == [("lost", 2)]
+    log.close()
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_settlement_is_asked_for(
+    folder: Path,
+    decided: str,
+    answer: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it means, whose driver it fences, and why; "no" takes no token."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{answer}\nthe disk is gone\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    address = ["--log", "sqlite:///log.db"]
+    code = run(["settle", *address, "0", "--branch", decided, "--as", "committed"])
+    said = capsys.readouterr().err
+    assert "taken for committed" in said
+    assert "is running" in said
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    head = log.head("orders")
+    log.close()
+    assert head is not None
+    if answer == "y":
+        assert (code, [word.why for word in record.settled]) == (0, ["the disk is gone"])
+    else:
+        assert (code, record.settled, head.token) == (INTERRUPTED, (), 1)
+
+
+# -- who runs --------------------------------------------------------------------------------------
+
+
+def test_process_that_runs_ends_and_is_followed_by_another() -> None:
+    """Running, gone, and a process that got its number later are told apart."""
+    me, now = this_driver(), time.time()
+    assert is_running(me, now) is True
+    assert is_running(me, now - 10 * 365 * 86_400) is False, "it began after that driver"
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        its = me.replace(f":{os.getpid()}@", f":{child.pid}@")
+        assert child.stdout is None
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert is_running(its, time.time()) is False, "an exit code that nobody has asked for"
+    assert is_running(its, time.time()) is False
+
+
+@pytest.mark.parametrize("driver", ["host:1", "host:1@00000000", "test"])
+def test_process_of_another_machine_is_not_judged(driver: str) -> None:
+    """Another machine or container, another boot, or one that does not say: nobody knows."""
+    assert is_running(driver, time.time()) is None
+
+
+# -- the checkpoint --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    root = tmp_path / "check point"
+    (root / "commits").mkdir(parents=True)
+    (root / "metadata").write_text(json.dumps({"id": QUERY}))
+    return root
+
+
+@pytest.mark.parametrize("as_shown", [str, Path.as_uri, lambda p: f"file:{p}".replace(" ", "%20")])
+def test_local_checkpoint(checkpoint: Path, as_shown: Callable[[Path], str]) -> None:
+    """The highest number counts; hidden files and those of checksums do not."""
+    found = LocalCheckpoint(as_shown(checkpoint), QUERY)
+    assert found.committed() == -1
+    for name in ("8", "9", "10", ".11.crc", "11.tmp"):
+        (checkpoint / "commits" / name).touch()
+    assert found.committed() == 10
+
+
+@pytest.mark.parametrize("location", ["hdfs://host/ckpt", "s3a://bucket/ckpt", "/no/such/folder"])
+def test_checkpoint_that_cannot_be_read_here(location: str) -> None:
+    """Nothing is known of it, and nothing that depends on it is decided."""
+    with pytest.raises(ConfigurationError):
+        LocalCheckpoint(location, QUERY)
+    head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=location)
+    assert find_checkpoint(head).committed() is None
+
+
+def test_checkpoint_of_another_query_is_never_asked(checkpoint: Path) -> None:
+    """Its commit log would decide or abandon batches of ours."""
+    other = QUERY.replace("1", "2")
+    with pytest.raises(ConfigurationError, match=f"is of query {QUERY}"):
+        LocalCheckpoint(str(checkpoint), other)
+    head = Head("orders", other, 1, "run", "host:1", 0.0)
+    with pytest.raises(ConfigurationError, match="is of query"):
+        find_checkpoint(head, str(checkpoint))

@@ -1,0 +1,233 @@
+"""An operator's word in the protocol: the only thing above proof, and what it cannot undo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    ConfigurationError,
+    FencedError,
+    PreparedBranchLostError,
+)
+from sparkonce.model import Committable
+from sparkonce.spark_hooks.local_checkpoint import UnknownCheckpoint
+from sparkonce.spark_hooks.recovery import claim_again
+from sparkonce.txn_log.record import State, TransactionRecord
+from sparkonce.txn_log.settlement import Ruling, Settlement
+from sparkonce.txn_log.sqlite import SqliteLog
+from tests.world import Crash, MemorySink, Process, World, at_point
+
+BATCHES = [[[1, 2], [3]], [[4], [5]]]
+LEFT = "left"
+GIVEN_UP = [Ruling.COMMITTED, Ruling.ABORTED]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Batch 0 is decided and nothing is committed; the driver is gone."""
+    world = World(tmp_path, BATCHES)
+    crash_at(world, "decide.after")
+    return world
+
+
+def crash_at(world: World, point: str) -> None:
+    process = Process()
+    with at_point(point, process.crash) as fault, pytest.raises(Crash):
+        world.start(process)
+    assert fault.fired
+
+
+def branches(world: World, sink: str = LEFT) -> tuple[Committable, ...]:
+    return newest(world).shares[sink].committables
+
+
+def newest(world: World) -> TransactionRecord:
+    log = SqliteLog(world.path)
+    (record,) = [r for r in log.history("orders") if r.id.batch_id == 0]
+    log.close()
+    return record
+
+
+def lose(world: World, branch: Committable) -> None:
+    del world.stores[LEFT].prepared[str(branch.branch_id)]
+
+
+def settle(world: World, ruling: Ruling, *chosen: Committable) -> None:
+    """As the command does: with a token of its own."""
+    log = SqliteLog(world.path)
+    head = log.head("orders")
+    assert head is not None
+    token = log.begin(claim_again(log, head, head.sinks)).token
+    words = [
+        Settlement(str(branch.branch_id), ruling, "ann@host", "why", 1.0, token)
+        for branch in chosen
+    ]
+    log.settle(newest(world).id, words, token)
+    log.close()
+
+
+def fail_commit(world: World, error: type[Exception], times: int = 10**6) -> None:
+    """The left sink cannot say what became of its branches."""
+    left = [times]
+
+    def fail(verb: str) -> None:
+        if verb == "commit" and left[0] > 0:
+            left[0] -= 1
+            raise error("no answer")
+
+    def prepare(sinks: object) -> None:
+        for sink in world.sinks:
+            if sink.name == LEFT:
+                sink.fail = fail
+
+    world.prepare_sinks = prepare
+
+
+@pytest.mark.parametrize("ruling", GIVEN_UP)
+def test_lost_branch_that_is_settled_keeps_nothing_back(world: World, ruling: Ruling) -> None:
+    """All other branches are committed, the query goes on, and the batch ends as settled."""
+    lost, kept = branches(world)
+    lose(world, lost)
+    world.spark.batches = [[[9], [9]], *BATCHES[1:]]  # so that no replay can help
+    with pytest.raises(PreparedBranchLostError, match=r"sparkonce settle JOB 0 --branch t1\.left"):
+        world.start(Process())
+    settle(world, ruling, lost)
+    world.start(Process())
+    assert str(kept.branch_id) in world.stores[LEFT].visible
+    assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert world.stores[LEFT].rows() == {3: 1, 4: 1, 5: 1}
+    record = newest(world)
+    assert record.state is State.SETTLED
+    assert [(s.ruling, s.who, s.why) for s in record.settled] == [(ruling, "ann@host", "why")]
+    assert not any(store.prepared for store in world.stores.values())
+
+
+@pytest.mark.parametrize("ruling", GIVEN_UP)
+def test_branch_that_stands_is_ended_before_the_batch_is_finished(
+    world: World, ruling: Ruling
+) -> None:
+    """An older driver that wakes up cannot commit it any more (I7)."""
+    (branch, _) = branches(world)
+    settle(world, ruling, branch)
+    with at_point("complete.before", lambda: ended.append(standing(world))):
+        ended: list[bool] = []
+        world.start(Process())
+    assert ended == [False]
+    zombie = MemorySink(world.stores[LEFT], Process(), LEFT)
+    with pytest.raises(PreparedBranchLostError):
+        zombie.commit(branch)
+
+
+def standing(world: World) -> bool:
+    return any(".a1." in name for name in world.stores[LEFT].prepared)
+
+
+@pytest.mark.parametrize("error", [CommitUnresolvedError, CommitRejectedError])
+def test_branch_that_is_redone_is_ended_and_written_again(
+    world: World, error: type[Exception]
+) -> None:
+    """Its sink cannot say what became of it: the word stands in for the proof, once."""
+    chosen = branches(world)
+    fail_commit(world, error)
+    with pytest.raises(error):
+        world.start(Process())
+    settle(world, Ruling.REDO, *chosen)
+    fail_commit(world, error, times=2)
+    world.start(Process())
+    world.prepare_sinks = lambda sinks: None
+    world.start(Process())
+    world.check()
+    record = newest(world)
+    assert (record.state, record.revision) == (State.SETTLED, 1)
+    assert record.lost == chosen
+    assert {c.branch_id.write_pass for c in record.shares[LEFT].committables} == {1}
+
+
+def test_branch_whose_commit_is_proven_is_not_redone(world: World) -> None:
+    """Proof, where there is one, stands above the word: nothing is written twice (I4)."""
+    settle(world, Ruling.REDO, *branches(world))
+    world.start(Process())
+    world.check()
+    record = newest(world)
+    assert (record.state, record.revision) == (State.SETTLED, 0)
+
+
+def test_last_word_counts(world: World) -> None:
+    """Until the batch is finished an operator may think again; all words are kept."""
+    lost, _ = branches(world)
+    lose(world, lost)
+    settle(world, Ruling.ABORTED, lost)
+    settle(world, Ruling.REDO, lost)
+    world.start(Process())
+    world.check()
+    assert [s.ruling for s in newest(world).settled] == [Ruling.ABORTED, Ruling.REDO]
+
+
+def test_driver_that_ran_on_is_fenced_by_the_word(tmp_path: Path) -> None:
+    """It may be about to commit, or to amend, what the operator rules on (I6)."""
+    world = World(tmp_path, BATCHES)
+
+    def rule() -> None:
+        settle(world, Ruling.ABORTED, *branches(world))
+
+    with at_point("decide.after", rule), pytest.raises(FencedError):
+        world.start(Process())
+    assert newest(world).state is State.DECIDED
+
+
+@pytest.mark.parametrize("point", ["commit.before", "complete.before", "complete.after"])
+def test_driver_crashes_while_it_goes_by_the_word(world: World, point: str) -> None:
+    """A second start does the same."""
+    lost, _ = branches(world)
+    lose(world, lost)
+    settle(world, Ruling.ABORTED, lost)
+    crash_at(world, point)
+    world.start(Process())
+    assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert world.stores[LEFT].rows() == {3: 1, 4: 1, 5: 1}
+    assert newest(world).state is State.SETTLED
+
+
+def test_sink_that_is_gone_for_good_keeps_no_start_back(world: World) -> None:
+    """Once all of its branches are settled, the guard asks for it no more."""
+    log = SqliteLog(world.path)
+    claim = world.claim(sinks={"right": "memory"})
+    with pytest.raises(ConfigurationError, match="the sink 'left' holds"):
+        log.begin(claim)
+    settle(world, Ruling.ABORTED, *branches(world))
+    log.begin(claim)
+
+
+def test_recovery_without_the_checkpoint_decides_nothing(tmp_path: Path) -> None:
+    """What is decided is finished; what is prepared stays, for only Spark knows; no orphan is."""
+    world = World(tmp_path, BATCHES, commit="checkpoint")
+    crash_at(world, "prepared.after")
+    recover_blind(world)
+    assert newest(world).state is State.PREPARED
+    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    world.start(Process())
+    world.check()
+
+
+def test_recovery_without_the_checkpoint_commits_what_is_decided(world: World) -> None:
+    """And leaves a loss to Spark's replay."""
+    lose(world, branches(world)[0])
+    recover_blind(world)
+    assert newest(world).state is State.DECIDED
+    assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1}
+    world.start(Process())
+    world.check()
+
+
+def recover_blind(world: World) -> None:
+    log = SqliteLog(world.path)
+    head = log.head("orders")
+    assert head is not None
+    claim = claim_again(log, head, head.sinks)
+    coordinator = world.coordinator(Process(), batch_id=claim.batch_id, offsets={})
+    coordinator._checkpoint = UnknownCheckpoint("hdfs:/ckpt")
+    coordinator.recover()
