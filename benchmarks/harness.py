@@ -41,12 +41,12 @@ COLUMNS = (
 )
 
 
-def spark_session(services: Services) -> SparkSession:
+def spark_session(services: Services, more_jars: Sequence[Path] = ()) -> SparkSession:
     """A local session of two cores, with the connectors that Spark's own sinks need."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    jars = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars()]
+    jars = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars(), *more_jars]
     settings = {
         "spark.jars": ",".join(map(str, jars)),
         "spark.ui.enabled": "false",
@@ -163,6 +163,83 @@ def _peak_worker_memory() -> Iterator[list[float]]:
         thread.join()
 
 
+def measure(
+    contenders: Mapping[str, Callable[[], Any]],
+    spark: SparkSession,
+    folder: Path,
+    *,
+    title: str,
+    rows: int,
+    rounds: int,
+    small_batches: int,
+    schema: str = SCHEMA,
+    columns: Sequence[str] = COLUMNS,
+) -> dict[str, dict[str, float]]:
+    """Run the contenders in turn over four large batches, then over small ones, and print them.
+
+    Args:
+        contenders: by name; each call makes a fresh writer (see `run_query`).
+        spark: the session.
+        folder: for sources and checkpoints.
+        title: of the table.
+        rows: of the four large batches.
+        rounds: how many times each contender runs.
+        small_batches: of 100 rows.
+        schema: of the source.
+        columns: of the source, as SQL over `id`.
+
+    Returns:
+        Medians, by contender and figure.
+    """
+
+    def run_all(*, rows: int, batches: int) -> dict[str, list[Run]]:
+        source = make_source(spark, folder, rows=rows, batches=batches, columns=columns)
+        return in_turn(
+            contenders, lambda w: run_query(spark, source, w, folder, schema), rounds=rounds
+        )
+
+    large = run_all(rows=rows, batches=4)
+    small = run_all(rows=100 * small_batches, batches=small_batches)
+    figures = {
+        name: {
+            "all batches, rows/s": [run.rows_per_s(warm=False) for run in large[name]],
+            "warm batches, rows/s": [run.rows_per_s(warm=True) for run in large[name]],
+            "batch of 100 rows, ms": [run.small_ms for run in small[name]],
+            "Python worker, MiB": [run.worker_mib for run in large[name]],
+        }
+        for name in contenders
+    }
+    report(title, figures)
+    return {
+        name: {key: statistics.median(values) for key, values in figures[name].items()}
+        for name in contenders
+    }
+
+
+def beside(
+    ours: Mapping[str, float], theirs: Mapping[str, float], *, baseline: str, prefix: str = ""
+) -> dict[str, float]:
+    """Our medians and their ratios to another contender's, as the JSON line has them.
+
+    Args:
+        ours: of one contender, from `measure`.
+        theirs: of another.
+        baseline: what the other one is called.
+        prefix: of every key, where the line is about several contenders of ours.
+    """
+    ratios = {key: ours[key] / theirs[key] for key in ours}
+    figures = {
+        "rows_per_s": ours["all batches, rows/s"],
+        "rows_per_s_warm": ours["warm batches, rows/s"],
+        "small_batch_ms": ours["batch of 100 rows, ms"],
+        "worker_mib": ours["Python worker, MiB"],
+        f"ratio_to_{baseline}": ratios["all batches, rows/s"],
+        f"ratio_to_{baseline}_warm": ratios["warm batches, rows/s"],
+        f"ratio_small_batch_to_{baseline}": ratios["batch of 100 rows, ms"],
+    }
+    return {prefix + key: value for key, value in figures.items()}
+
+
 def compare(
     contenders: Mapping[str, Callable[[], Any]],
     spark: SparkSession,
@@ -176,56 +253,24 @@ def compare(
     schema: str = SCHEMA,
     columns: Sequence[str] = COLUMNS,
 ) -> None:
-    """Run two contenders over four large batches, then over small ones, and print both.
+    """Measure two contenders, ours first, stop the session, and print both and their ratios.
 
-    Args:
-        contenders: ours first; each call makes a fresh writer (see `run_query`).
-        spark: stopped at the end of the runs.
-        folder: for sources and checkpoints.
-        title: of the table.
-        baseline: what the ratios to the second contender are called.
-        rows: of the four large batches.
-        rounds: how many times each contender runs.
-        small_batches: of 100 rows.
-        schema: of the source.
-        columns: of the source, as SQL over `id`.
+    The arguments are those of `measure` and, for the second contender, of `beside`.
     """
-
-    def run_all(*, rows: int, batches: int) -> dict[str, list[Run]]:
-        source = make_source(spark, folder, rows=rows, batches=batches, columns=columns)
-        return in_turn(
-            contenders, lambda w: run_query(spark, source, w, folder, schema), rounds=rounds
-        )
-
-    large = run_all(rows=rows, batches=4)
-    small = run_all(rows=100 * small_batches, batches=small_batches)
+    medians = measure(
+        contenders,
+        spark,
+        folder,
+        title=title,
+        rows=rows,
+        rounds=rounds,
+        small_batches=small_batches,
+        schema=schema,
+        columns=columns,
+    )
     spark.stop()
-    figures = {
-        name: {
-            "all batches, rows/s": [run.rows_per_s(warm=False) for run in large[name]],
-            "warm batches, rows/s": [run.rows_per_s(warm=True) for run in large[name]],
-            "batch of 100 rows, ms": [run.small_ms for run in small[name]],
-            "Python worker, MiB": [run.worker_mib for run in large[name]],
-        }
-        for name in contenders
-    }
-    report(title, figures)
-    ours, theirs = (
-        {key: statistics.median(values) for key, values in figures[name].items()}
-        for name in contenders
-    )
-    ratios = {key: ours[key] / theirs[key] for key in ours}
-    finish(
-        rows_per_s=ours["all batches, rows/s"],
-        rows_per_s_warm=ours["warm batches, rows/s"],
-        small_batch_ms=ours["batch of 100 rows, ms"],
-        worker_mib=ours["Python worker, MiB"],
-        **{
-            f"ratio_to_{baseline}": ratios["all batches, rows/s"],
-            f"ratio_to_{baseline}_warm": ratios["warm batches, rows/s"],
-            f"ratio_small_batch_to_{baseline}": ratios["batch of 100 rows, ms"],
-        },
-    )
+    ours, theirs = medians.values()
+    finish(**beside(ours, theirs, baseline=baseline))
 
 
 def arguments(description: str | None) -> dict[str, int]:

@@ -23,6 +23,7 @@ from sparkonce.testing.services import (
     S3Server,
     ServiceKind,
     Services,
+    s3a_jars,
     spark_kafka_jars,
     start_services,
     unavailable,
@@ -77,14 +78,14 @@ def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Servi
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one session of the test run, with Spark's Kafka connector."""
+    """The one session of the test run, with Spark's Kafka connector and S3A."""
     from pyspark.sql import SparkSession  # only tests that ask for it need Java
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
         .appName("sparkonce-tests")
-        .config("spark.jars", ",".join(map(str, spark_kafka_jars())))
+        .config("spark.jars", ",".join(map(str, [*spark_kafka_jars(), *s3a_jars()])))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")

@@ -921,6 +921,140 @@ def test_memory_of_a_big_branch(
     assert sum(e["Size"] for e in listed if ".b2." in e["Key"]) == size
 
 
+def test_target_file_size(make_sink: Callable[..., S3Sink], world: World) -> None:
+    """A file that has become so large is followed by another one; no row is lost."""
+    sink = make_sink(partition_by=["f"], compression="none", target_file_size=MIB)
+    random = np.random.default_rng(0)
+    batches = [
+        pa.RecordBatch.from_pydict(
+            {"id": range(n * 50_000, (n + 1) * 50_000), "f": random.integers(2, size=50_000)}
+        )
+        for n in range(12)
+    ]
+    committable = prepare(sink, branch(), *batches)
+    sink.commit(committable)
+    sizes = [file["bytes"] for file in files_of(committable)]
+    assert len(sizes) >= 4
+    assert sum(size >= MIB for size in sizes) >= len(sizes) - 2
+    tables = [world.table(file["key"]) for file in files_of(committable)]
+    assert sorted(pa.concat_tables(tables)["id"].to_pylist()) == list(range(600_000))
+
+
+def test_parquet_settings(make_sink: Callable[..., S3Sink], world: World) -> None:
+    """Row groups, dictionary, statistics and compression are as asked for; field metadata stays."""
+    sink = make_sink(
+        compression="gzip",
+        parquet={"row_group_size": 40, "use_dictionary": ["day"], "write_statistics": ["id"]},
+    )
+    field = pa.field("id", pa.int64(), metadata={"comment": "key"})
+    rows = pa.RecordBatch.from_arrays(
+        ROWS.columns, schema=pa.schema([field, ROWS.schema.field("day")])
+    )
+    committable = prepare(sink, branch(), rows)
+    sink.commit(committable)
+    file = pq.ParquetFile(io.BytesIO(world.body(key_of(committable))))
+    assert [file.metadata.row_group(n).num_rows for n in range(3)] == [40, 40, 20]
+    plain, coded = (file.metadata.row_group(0).column(n) for n in range(2))
+    assert (plain.compression, coded.compression) == ("GZIP", "GZIP")
+    assert "RLE_DICTIONARY" in coded.encodings
+    assert "RLE_DICTIONARY" not in plain.encodings
+    assert (plain.is_stats_set, coded.is_stats_set) == (True, False)
+    assert file.schema_arrow.field("id").metadata[b"comment"] == b"key"
+
+
+def test_object_settings(make_sink: Callable[..., S3Sink], world: World) -> None:
+    """The user's metadata and tags are on each object, beside our own."""
+    sink = make_sink(
+        metadata={"team": "lake"}, tags={"owner": "lake-team"}, storage_class="STANDARD"
+    )
+    committable = prepare(sink, branch())
+    sink.commit(committable)
+    where = {"Bucket": world.bucket, "Key": key_of(committable)}
+    head = world.client.head_object(**where)
+    assert head["Metadata"] == {"team": "lake", "sparkonce-branch": str(branch())}
+    tags = world.client.get_object_tagging(**where)["TagSet"]
+    assert tags == [{"Key": "owner", "Value": "lake-team"}]
+
+
+def refused(code: str, status: bytes, end: bytes = b"</CompleteMultipartUpload>") -> Swallow:
+    body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+    head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, len(body))
+    return Swallow(end=end, answer=head + body)
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "ServiceUnavailable", "InternalError"])
+def test_throttled_while_committing(
+    make_sink: Callable[..., S3Sink], proxy: Proxy, world: World, code: str
+) -> None:
+    """The commit is unresolved, and lands when it is tried again."""
+    sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
+    committable = prepare(sink, branch())
+    proxy.lose, proxy.swallow = http_request(b"POST "), refused(code, b"503 Slow Down")
+    with pytest.raises(CommitUnresolvedError, match=code):
+        sink.commit(committable)
+    sink.commit(committable)
+    assert world.counts() == (0, 1)
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("ExpiredToken", "credentials"), ("RequestTimeTooSkewed", "clock")],
+)
+def test_credentials_expire_or_clocks_differ(
+    make_sink: Callable[..., S3Sink], proxy: Proxy, world: World, code: str, message: str
+) -> None:
+    """The task is refused with what to do; nothing is called lost, and nothing is left."""
+    sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
+    committable = prepare(sink, branch(2))
+    proxy.lose, proxy.swallow = http_request(b"POST "), refused(code, b"403 Forbidden")
+    with pytest.raises(CommitUnresolvedError, match=f"{code}.*{message}"):
+        sink.commit(committable)
+    sink.commit(committable)
+    handle = sink.beginTransaction(branch())
+    sink.write(handle, ROWS)
+    proxy.lose = http_request(b"?uploads")
+    proxy.swallow = refused(code, b"403 Forbidden", end=b"\r\n\r\n")
+    with pytest.raises(PrepareRejectedError, match=f"{code}.*{message}"):
+        sink.preCommit(handle)
+    sink.discard(handle)
+    assert world.counts() == (0, 1)
+    sink.close()
+
+
+def test_server_killed_while_parts_are_uploaded(
+    s3: S3Server, make_sink: Callable[..., S3Sink], world: World
+) -> None:
+    """The task fails; what it had uploaded is found by its name, and aborted."""
+    sink = make_sink(part_size=5 * MIB, compression="none")
+    handle = sink.beginTransaction(branch())
+    big = pa.RecordBatch.from_pydict({"x": np.random.default_rng(0).random(10 * MIB)})
+    sink.write(handle, big)
+    until(lambda: world.counts() == (1, 0), "the upload is open")
+    s3.kill()
+    try:
+        with pytest.raises(PrepareRejectedError, match="the upload into s3://"):
+            sink.preCommit(handle)
+        sink.discard(handle)
+    finally:
+        s3.start()
+    found = list(sink.find_branches(OWNER))
+    assert [committable.branch_id for committable in found] == [branch()]
+    sink.abort(found[0])
+    assert world.counts() == (0, 0)
+
+
+def test_bucket_deleted_after_prepare(sink: S3Sink, world: World) -> None:
+    """Absence proves nothing when nobody knows the bucket."""
+    committable = prepare(sink, branch())
+    for upload_id, key in world.uploads().items():
+        world.abort(key, upload_id)
+    world.client.delete_bucket(Bucket=world.bucket)
+    with pytest.raises(CommitUnresolvedError, match="NoSuchBucket"):
+        sink.commit(committable)
+    sink.abort(committable)
+
+
 # -- before any data moves -------------------------------------------------------------------------
 
 
@@ -979,15 +1113,26 @@ def test_nothing_answers(make_sink: Callable[..., S3Sink]) -> None:
         sink.validate(ROWS.schema)
 
 
-def test_lifecycle_rule_that_aborts_early(
+def warnings_of(sink: S3Sink, caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="sparkonce"):
+        sink.validate(ROWS.schema)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_lifecycle_rules(
     request: pytest.FixtureRequest,
     make_sink: Callable[..., S3Sink],
     world: World,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is warned of where it concerns the prefix; a server without lifecycles is fine."""
+    """One that could eat a decided batch is warned of, and one that is missing; no other is."""
     sink = make_sink()
-    if not is_versitygw(request):
+    if is_versitygw(request):
+        assert warnings_of(sink, caplog) == []  # it knows no lifecycles
+        return
+
+    def set_rules(*rules: tuple[str, str, int]) -> None:
         world.client.put_bucket_lifecycle_configuration(
             Bucket=world.bucket,
             LifecycleConfiguration={
@@ -998,19 +1143,18 @@ def test_lifecycle_rule_that_aborts_early(
                         "Filter": {"Prefix": prefix},
                         "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": days},
                     }
-                    for name, prefix, days in (
-                        ("early", "lake/", 3),
-                        ("late", "lake/", 7),
-                        ("other", "sea/", 1),
-                    )
+                    for name, prefix, days in rules
                 ]
             },
         )
-    with caplog.at_level(logging.WARNING, logger="sparkonce"):
-        sink.validate(ROWS.schema)
-    said = [record.getMessage() for record in caplog.records]
-    if is_versitygw(request):
-        assert said == []
-    else:
-        assert len(said) == 1
-        assert "'early' aborts uploads after 3 days" in said[0]
+
+    (said,) = warnings_of(sink, caplog)
+    assert "no lifecycle rule" in said
+    set_rules(("other", "sea/", 1))
+    (said,) = warnings_of(sink, caplog)
+    assert "no lifecycle rule" in said
+    set_rules(("early", "lake/", 3), ("late", "lake/", 7), ("other", "sea/", 1))
+    (said,) = warnings_of(sink, caplog)
+    assert "'early' aborts uploads after 3 days" in said
+    set_rules(("late", "", 7))
+    assert warnings_of(sink, caplog) == []

@@ -25,10 +25,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, SparkOnceError
-from sparkonce.model import BranchId, Committable, Owner, is_label
+from sparkonce.model import BranchId, Committable, CommittedBatch, Owner, is_label
 from sparkonce.sinks.finding import Finding
 
 if TYPE_CHECKING:
@@ -66,20 +66,25 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         transform: any function from DataFrame to DataFrame, applied before `select`, so that this
             sink can get other rows. It costs a snapshot of the batch and a pass of its own.
         writers: 1 brings a whole batch to one Spark task, by a shuffle; default: a task for each
-            of its partitions. Beside sinks with more tasks it costs a snapshot of the batch.
+            of its partitions. Beside sinks with more tasks it costs a snapshot of the batch. A
+            sink with `dealt_by` may allow a higher number.
 
     Attributes:
         columns: a sink may set it to make, of the columns that `select` leaves, those that `write`
             gets: Spark evaluates what it returns in the same pass. It is called with the schema
             and the name of the struct that holds the columns, and two that are equal share work.
+        dealt_by: a sink may name columns, of those that `write` gets: rows with equal values in
+            them reach the same one of `writers` tasks, in every replay. The sink then gets a pass
+            of its own.
 
     Raises:
         ConfigurationError: the name has other characters than A-Z a-z 0-9 _ and -, or is longer
-            than 32; `select` is empty; or `writers` is another number than 1.
+            than 32; `select` is empty; or `writers` is not 1, nor a number with `dealt_by`.
     """
 
     kind: ClassVar[str] = "sink"
     columns: Columns | None = None
+    dealt_by: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -87,7 +92,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: Literal[1] | None = None,
+        writers: int | None = None,
     ) -> None:
         self.name = self.kind if name is None else name
         if not is_label(self.name):
@@ -98,8 +103,12 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             raise ConfigurationError(
                 f"{self.name}: select={select!r} must be a list of SQL expressions, or be left out"
             )
-        if writers not in {None, 1}:
-            # Spark deals rows out to more tasks by their content: another replay, another share.
+        if writers is not None and self.dealt_by is not None:
+            if writers < 1:
+                raise ConfigurationError(f"{self.name}: writers={writers!r} must be 1 or more")
+        elif writers not in {None, 1}:
+            # Spark deals whole rows out in an order that another replay need not have; only by
+            # chosen columns does each row find its task again.
             raise ConfigurationError(f"{self.name}: writers={writers!r} must be 1, or be left out")
         self.select = None if select is None else tuple(select)
         self.transform = transform
@@ -179,6 +188,17 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             return unresolved
         return None
 
+    def publishBatch(self, batch: CommittedBatch) -> None:
+        """Tell readers that a batch is whole; for sinks whose branches appear one by one.
+
+        Called on the driver once every branch of every sink is committed, and before the log knows
+        it, for batches without rows too. So after a crash it is called again, maybe while a paused
+        driver still calls it, and must leave the same.
+
+        Raises:
+            CommitUnresolvedError: the coordinator calls it again.
+        """
+
     @abstractmethod
     def abort(self, branch: BranchId | Committable) -> None:
         """End a branch that is not to become visible, and free what it holds. Idempotent.
@@ -187,6 +207,23 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         committed, for what `find_branches` still shows of it; so it never undoes a commit.
         A `Committable` is aborted by the identity it holds, never by "whatever has that name now".
         """
+
+    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        """Abort what `find_branches` has shown, in its order; for sinks that can do so cheaper.
+
+        As many `abort`s, each with its own outcome: one that fails keeps no other alive.
+
+        Returns:
+            For each branch, in order: None when it has ended, or the error that `abort` raised.
+        """
+        return [self._abort_outcome(committable) for committable in found]
+
+    def _abort_outcome(self, committable: Committable) -> Exception | None:
+        try:
+            self.abort(committable)
+        except Exception as error:  # noqa: BLE001 - the coordinator says it, and tries again
+            return error
+        return None
 
     def validate(self, schema: pa.Schema) -> None:
         """Check settings, rights, server and schema; called before any data moves.

@@ -4,7 +4,7 @@
               ◄─ one summary per partition: committables, rows, fingerprints
 
 Sinks that take the batch's own rows share one pass, or two where some of them want one writer. One
-with a `transform` gets a pass of its own.
+with a `transform`, or with rows dealt out by their columns, gets a pass of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
-from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.base import AnySink, quoted
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (
@@ -81,7 +81,8 @@ class SparkBatch:
         sinks = [s for s in self._sinks if rewrite is None or s.name in rewrite.partitions]
         passes: dict[object, list[AnySink]] = {}
         for sink in sinks:
-            passes.setdefault(sink.name if sink.transform else sink.writers, []).append(sink)
+            alone = sink.transform or sink.dealt_by
+            passes.setdefault(sink.name if alone else sink.writers, []).append(sink)
         rows = self._df
         if len(passes) > 1 or any(sink.transform for sink in sinks):
             # Several passes must see the same rows, and a transform that Spark can prune must not
@@ -106,7 +107,10 @@ class SparkBatch:
     ) -> dict[str, Share]:
         df, lanes = with_hashes(df, sinks)
         if sinks[0].writers is not None:
-            df = df.repartition(sinks[0].writers)
+            prefix = "" if lanes is None else "lane0."
+            keys = (f"{prefix}{quoted(name)}" for name in sinks[0].dealt_by or ())
+            # With a number, so that adaptive execution leaves the partitions as they are.
+            df = df.repartition(sinks[0].writers, *keys)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
         returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()

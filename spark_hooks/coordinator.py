@@ -51,7 +51,13 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, TransactionId
+from sparkonce.model import (
+    DRIVER_ATTEMPT,
+    BranchId,
+    Committable,
+    CommittedBatch,
+    TransactionId,
+)
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
@@ -411,7 +417,11 @@ class Coordinator:
                 logger.warning("old records could not be dropped now; tried later", exc_info=True)
 
     def _commit(self, record: TransactionRecord) -> Lost:
-        """Commit every branch; returns what is proven lost, and raises for what is unresolved."""
+        """Commit every branch, and publish the batch when none is lost; returns what is.
+
+        Raises:
+            SinkError: an outcome is not known, or the target refuses it.
+        """
         deadline = time.monotonic() + self._commit_timeout_s
         # Those that their servers drop first come first, so that no slow sink lets them expire.
         by_sink: dict[str, list[Committable]] = {}
@@ -427,6 +437,8 @@ class Coordinator:
         self._all(
             lambda some: lost.extend(self._commit_branches(some, deadline, redo)), by_sink.values()
         )
+        if not lost:
+            self._publish(record, deadline)
         return lost
 
     def _end_settled(self, committable: Committable) -> None:
@@ -516,6 +528,31 @@ class Coordinator:
         reach("complete.after", batch=record.id.batch_id)
         return done
 
+    def _publish(self, record: TransactionRecord, deadline: float) -> None:
+        """Let each sink tell its readers that the batch is whole."""
+        owner = replace(self.incarnation.owner, query_id=record.id.query_id)
+
+        def publish(item: tuple[str, Share]) -> None:
+            name, share = item
+            sink = self._all_sinks[name]
+            batch = CommittedBatch(
+                pipeline=record.id.pipeline,
+                owner=owner,
+                batch_id=record.id.batch_id,
+                revision=record.revision,
+                offsets=record.offsets,
+                committables=share.committables,
+            )
+            self._patiently(
+                lambda: sink.publishBatch(batch),
+                f"publish batch {batch.batch_id} in {sink!r}",
+                CommitUnresolvedError,
+                deadline=deadline,
+            )
+
+        # A sink that is gone from the pipeline has no branches left in it: the start refuses that.
+        self._all(publish, [(n, s) for n, s in record.shares.items() if n in self._all_sinks])
+
     # -- orphans ---------------------------------------------------------------------------------
 
     def sweep(self) -> None:
@@ -533,24 +570,22 @@ class Coordinator:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
-        aborted = 0
         failures: list[Exception] = []
-        owners = (self.incarnation.owner, *self.incarnation.retired)
-        orphans = find_orphans(
-            sink,
-            owners,
-            token=self.incarnation.token,
-            named=named,
-            others=self._all_sinks.keys(),
-            failures=failures,
+        orphans = list(
+            find_orphans(
+                sink,
+                (self.incarnation.owner, *self.incarnation.retired),
+                token=self.incarnation.token,
+                named=named,
+                others=self._all_sinks.keys(),
+                failures=failures,
+            )
         )
-        for found in orphans:
-            try:
-                sink.abort(found)
-                aborted += 1
-            except Exception:  # one that cannot be aborted keeps none of the others alive
-                logger.warning("%s could not be aborted now", found.branch_id, exc_info=True)
-        if aborted:
+        errors = sink.abortBatch(orphans) if orphans else ()
+        for found, error in zip(orphans, errors, strict=True):
+            if error is not None:
+                logger.warning("%s could not be aborted now", found.branch_id, exc_info=error)
+        if aborted := sum(error is None for error in errors):
             logger.info("%r: aborted %d left-over branches", sink, aborted)
         if failures:
             raise failures[0]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming.listener import JStreamingQueryListener
 
 from sparkonce.spark_hooks.checkpoint import RunId
 
@@ -40,6 +43,14 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         session.streams.addListener(listener)
         return listener
 
+    @functools.cached_property
+    def _jlistener(self) -> Any:
+        """What Spark calls, under the name by which PySpark asks for it."""
+        jvm: Any = SparkContext._jvm  # noqa: SLF001
+        return jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(
+            _StartsOnly(self)
+        )
+
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
         action = self._action()
         if action is not None:
@@ -51,6 +62,19 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         pass
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        pass
+
+
+class _StartsOnly(JStreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
+    """Leaves the other events in the JVM; PySpark would fetch each, with 23 calls for a batch."""
+
+    def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802
+        pass
+
+    def onQueryIdle(self, jevent: Any) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, jevent: Any) -> None:  # noqa: N802
         pass
 
 

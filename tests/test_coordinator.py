@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Never
 
@@ -238,6 +239,28 @@ def crash_after_deciding(world: World) -> None:
     with at_point("decide.after", process.crash) as fault, pytest.raises(Crash):
         world.start(process)
     assert fault.fired
+
+
+def test_batch_is_published_when_all_sinks_have_committed(world: World) -> None:
+    """Its rows are then visible in every store; a failure that may pass is tried again."""
+    answers = iter([CommitUnresolvedError("the answer is lost"), None])
+
+    def look(verb: str) -> None:
+        if verb == "publishBatch":
+            rows = [store.rows() for store in world.stores.values()]
+            assert rows[0] == rows[1]
+            assert SqliteLog(world.path).history("orders")[0].state is State.DECIDED
+        if verb == "after publishBatch" and (error := next(answers, None)) is not None:
+            raise error
+
+    def watch(sinks: Sequence[MemorySink]) -> None:
+        for sink in sinks:
+            sink.fail = look
+
+    world.prepare_sinks = watch
+    world.start(Process())
+    world.check()
+    assert [sink.calls.count("publishBatch") for sink in world.sinks] == [5, 4]
 
 
 def lose(world: World, store: str, *numbers: int) -> None:

@@ -99,6 +99,21 @@ def test_only_values() -> None:
     assert messages(batch(value=pa.array(["a"]))) == {"orders": [{"value": b"a"}]}
 
 
+def test_messages_of_the_batch_before_are_filled_anew() -> None:
+    """Nothing of it is left, be the next batch shorter, longer or without keys."""
+    used: list[dict] = []
+    for rows in (
+        {"value": ["a", "b"], "key": ["1", "2"]},
+        {"value": ["c"], "key": [None]},
+        {"value": ["d", None, "f"], "key": ["4", "5", None]},
+        {"value": ["g"]},
+        {"value": ["h", "i"], "key": ["8", "9"]},
+    ):
+        arrays = batch(**{name: pa.array(column, pa.string()) for name, column in rows.items()})
+        ((_, fresh),) = messages_by_topic(arrays, "orders")
+        assert list(messages_by_topic(arrays, "orders", used)) == [("orders", fresh)]
+
+
 def test_topic_by_row() -> None:
     """Each topic gets its rows in their order; null takes the sink's own topic."""
     rows = batch(value=pa.array(["1", "2", "3", "4"]), topic=pa.array(["b", None, "b", "a"]))

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError, ProtocolError
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Owner
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.postgres import PostgresSink
-from sparkonce.sinks.postgres.sql import branch_of_session, merge, staging_name
+from sparkonce.sinks.postgres.merge import Merge, statements
+from sparkonce.sinks.postgres.sql import branch_of_session, staging_name
 from sparkonce.sinks.postgres.types import PostgresType, UnmappableError, plan, spark_name
 from sparkonce.sinks.postgres.values import (
     ValueDoesNotFitError,
@@ -278,7 +279,22 @@ def test_branch_without_batch_has_no_name() -> None:
 
 
 def test_statement_quotes_names_and_leaves_percent_alone() -> None:
-    text = merge('a"b', "100%", ["É%s", "id"], ["id"], ["s2", "s1"]).as_string()
+    record = Committable(
+        BranchId(OWNER, 0, 1, "postgres", 0, DRIVER_ATTEMPT),
+        {
+            "schema": 'a"b',
+            "table": "100%",
+            "columns": ["É%s", "id"],
+            "key": ["id"],
+            "staging": ["s2", "s1"],
+            "rows": 2,
+            "system": "7",
+            "database": "shop",
+            "prepared": True,
+        },
+        version=1,  # as before there were modes
+    )
+    (text,) = (part.as_string() for part in statements(Merge.read(record), record.branch_id))
     assert 'INTO "a""b"."100%" ("É%s", "id")' in text
     assert text.index('"s1"') < text.index('"s2"')
     assert 'ORDER BY "id" ON CONFLICT ("id") DO UPDATE SET "É%s" = EXCLUDED."É%s"' in text

@@ -16,6 +16,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3.checks import check_schema
+from sparkonce.sinks.s3.formats import BUFFER_BYTES, MIN_PART_BYTES, FileFormat
 from sparkonce.sinks.s3.layout import (
     Place,
     branch_of,
@@ -24,8 +25,8 @@ from sparkonce.sinks.s3.layout import (
     folder_name,
     value_text,
 )
-from sparkonce.sinks.s3.upload import MIN_PART_BYTES, StagedFile, etag_of_parts
-from sparkonce.sinks.s3.writer import BUFFER_BYTES, FileFormat, split
+from sparkonce.sinks.s3.upload import StagedFile, etag_of_parts
+from sparkonce.sinks.s3.writer import split
 
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
 LABELS = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
@@ -154,7 +155,7 @@ def test_split_of_many_columns_does_not_overflow() -> None:
 @given(st.integers(MIN_PART_BYTES, 32 << 20), st.integers(1, 32))
 def test_buffers_of_all_open_files_are_bounded(part_bytes: int, files: int) -> None:
     """However large a part is to be, the default number of open files fits into memory."""
-    size = FileFormat(("day",), "zstd", part_bytes, files).buffer_bytes
+    size = FileFormat("parquet", ("day",), "zstd", part_bytes, files).buffer_bytes
     assert MIN_PART_BYTES <= size <= part_bytes
     assert size * files <= BUFFER_BYTES
 
@@ -174,8 +175,18 @@ def test_staged_file_survives_json() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"format": "csv"}, "format='csv'"),
+        ({"format": "xml"}, "format='xml'"),
         ({"compression": "zip"}, "compression='zip'"),
+        ({"format": "csv", "compression": "snappy"}, "compression='snappy'"),
+        ({"format": "json", "parquet": {"compression_level": 3}}, "parquet="),
+        ({"parquet": {"no_such_setting": 3}}, "no_such_setting"),
+        ({"target_file_size": 0}, "target_file_size=0"),
+        ({"session_token": "hunter2"}, "session_token="),
+        ({"encryption": "rot13"}, "encryption='rot13'"),
+        ({"kms_key": "k"}, "kms_key="),
+        ({"metadata": {"Sparkonce-Branch": "x"}}, "metadata="),
+        ({"metadata": {"a b": "x"}}, "metadata="),
+        ({"metadata": {"a": "ä"}}, "metadata="),
         ({"partition_by": "day"}, "partition_by='day'"),
         ({"partition_by": ["day", "day"]}, "each once"),
         ({"part_size": 1 << 20}, "part_size=1048576"),
@@ -227,12 +238,14 @@ def test_schema_that_cannot_work(
 ) -> None:
     """It is refused before any data moves."""
     with pytest.raises(ConfigurationError, match=message):
-        check_schema(pa.schema(fields), FileFormat(tuple(partition_by), "zstd", 8 << 20, 32))
+        check_schema(
+            pa.schema(fields), FileFormat("parquet", tuple(partition_by), "zstd", 8 << 20, 32)
+        )
 
 
 def test_schema_that_works() -> None:
     """Folders from a date; nested columns in the files."""
-    check_schema(pa.schema(FIELDS), FileFormat(("day",), "zstd", 8 << 20, 32))
+    check_schema(pa.schema(FIELDS), FileFormat("parquet", ("day",), "zstd", 8 << 20, 32))
 
 
 def test_sink_travels_and_keeps_its_secrets() -> None:

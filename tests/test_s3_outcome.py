@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from botocore.stub import Stubber
+from botocore.stub import ANY, Stubber
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks.s3 import outcome
 from sparkonce.sinks.s3.client import Connection, Purpose
+from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.s3.manifest import Manifest
 from sparkonce.sinks.s3.outcome import FileOutcome
-from sparkonce.sinks.s3.upload import StagedFile
+from sparkonce.sinks.s3.publisher import Publisher
+from sparkonce.sinks.s3.upload import ObjectSettings, PartStream, StagedFile, Transfers
 
 BRANCH = BranchId(Owner("0" * 16, "q"), 7, 1, "s3", 0, 0)
 MD5 = "5d41402abc4b2a76b9719d911017c592"
@@ -113,3 +116,83 @@ def test_completion_that_fails_otherwise_is_not_lost(commit: Callable[..., None]
     """A refusal that says nothing about the upload is asked again."""
     with pytest.raises(CommitUnresolvedError, match="AccessDenied"):
         commit(404, refusal="AccessDenied")
+
+
+KMS = ObjectSettings(
+    {"team": "lake"}, {"cost centre": "a=1"}, "STANDARD_IA", "aws:kms", "arn:aws:kms:key"
+)
+
+
+def test_settings_of_every_object() -> None:
+    """Encryption, storage class and tags are asked for when the upload is created."""
+    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    transfers = Transfers()
+    stream = PartStream(
+        connection, "lake", BRANCH, KMS, lambda: "key", part_bytes=5 << 20, transfers=transfers
+    )
+    with Stubber(connection.client(Purpose.ONCE)) as once:
+        once.add_response(
+            "create_multipart_upload",
+            {"UploadId": "upload"},
+            {
+                "Bucket": "lake",
+                "Key": "key",
+                "Metadata": {"team": "lake", **OURS},
+                "ServerSideEncryption": "aws:kms",
+                "SSEKMSKeyId": "arn:aws:kms:key",
+                "StorageClass": "STANDARD_IA",
+                "Tagging": "cost+centre=a%3D1",
+            },
+        )
+        assert stream._upload() == ("key", "upload")
+    stream.discard()
+    transfers.close()
+    connection.close()
+
+
+@pytest.fixture
+def publishing() -> Iterator[tuple[Publisher, Stubber]]:
+    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    with Stubber(connection.client(Purpose.ASK)) as stubber:
+        yield Publisher(connection, Place("lake", "orders/"), "_sparkonce/x/", KMS), stubber
+        stubber.assert_no_pending_responses()
+    connection.close()
+
+
+def put(*, first: bool) -> dict[str, Any]:
+    return {
+        "Bucket": "lake",
+        "Key": "orders/_sparkonce/x/000000000001.json",
+        "Body": ANY,
+        "ContentMD5": ANY,
+        "ContentType": "application/json",
+        "ServerSideEncryption": "aws:kms",
+        "SSEKMSKeyId": "arn:aws:kms:key",
+        **({"IfNoneMatch": "*"} if first else {}),
+    }
+
+
+def test_manifest_is_encrypted_as_the_objects_are(
+    publishing: tuple[Publisher, Stubber],
+) -> None:
+    """A bucket's policy may demand it; it is put only where none is."""
+    publisher, stubber = publishing
+    stubber.add_response("put_object", {}, put(first=True))
+    publisher.publish(Manifest("x", "q", "s3", 1, 0))
+
+
+def test_server_without_conditional_puts(publishing: tuple[Publisher, Stubber]) -> None:
+    """The manifest is put all the same: whoever else writes it writes the same."""
+    publisher, stubber = publishing
+    stubber.add_client_error("put_object", "NotImplemented", http_status_code=501)
+    stubber.add_response("put_object", {}, put(first=False))
+    publisher.publish(Manifest("x", "q", "s3", 1, 0))
+
+
+def test_conflict_of_two_puts(publishing: tuple[Publisher, Stubber]) -> None:
+    """S3 answers 409 to one of them, when nobody's is there yet: it is called again."""
+    publisher, stubber = publishing
+    stubber.add_client_error("put_object", "ConditionalRequestConflict", http_status_code=409)
+    stubber.add_client_error("get_object", "NoSuchKey", http_status_code=404)
+    with pytest.raises(CommitUnresolvedError, match="NoSuchKey"):
+        publisher.publish(Manifest("x", "q", "s3", 1, 0))

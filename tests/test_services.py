@@ -623,7 +623,7 @@ def test_unreachable_postgres_is_copied(tmp_path: Path, monkeypatch: pytest.Monk
     libraries = site / f"{postgres.WHEEL}.libs"
     libraries.mkdir()
     (libraries / "libpq.so").touch()
-    monkeypatch.setattr(postgres, "find_binaries", lambda: binaries)
+    monkeypatch.setattr(postgres, "find_binaries", lambda _: binaries)
     monkeypatch.setattr(postgres, "is_reachable", lambda path, _: site not in path.parents)
     copied = postgres.reachable_binaries((65534, 65534))
     assert tmp_path / "cache" in copied.parents

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparkonce import failpoints
 from sparkonce.errors import PreparedBranchLostError
-from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter, shares_of
@@ -37,10 +37,11 @@ class Crash(BaseException):
 
 @dataclass
 class Store:
-    """An external system: what is prepared, what readers see, and what was lost."""
+    """An external system: what is prepared, what readers see, and which batches are whole."""
 
     prepared: dict[str, list[int]] = field(default_factory=dict)
     visible: dict[str, list[int]] = field(default_factory=dict)
+    published: dict[int, list[str]] = field(default_factory=dict)
 
     def rows(self) -> Counter[int]:
         return Counter(row for rows in self.visible.values() for row in rows)
@@ -108,6 +109,13 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
         elif name not in self.store.visible:
             raise PreparedBranchLostError(f"{name} is gone", committable.branch_id)
         self.fail("after commit")
+
+    def publishBatch(self, batch: CommittedBatch) -> None:
+        self._called("publishBatch")
+        names = [str(committable.branch_id) for committable in batch.committables]
+        assert set(names) <= self.store.visible.keys(), "published before it was committed"
+        self.store.published[batch.batch_id] = names
+        self.fail("after publishBatch")
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._called("abort")
@@ -244,9 +252,12 @@ class World:
         coordinator.settle()
 
     def check(self) -> None:
-        """Every row is visible once in every store, and nothing is left over."""
+        """Every row is visible and published once in every store, and nothing is left over."""
         for name, store in self.stores.items():
             assert store.rows() == self.source(), name
+            published = [branch for some in store.published.values() for branch in some]
+            assert sorted(published) == sorted(store.visible), name
+            assert sorted(store.published) == list(range(len(self.spark.batches))), name
             assert not store.prepared, name
         log = SqliteLog(self.path)
         assert not log.unfinished("orders")

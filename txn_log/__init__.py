@@ -2,29 +2,82 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.base import TransactionLog
+from sparkonce.txn_log.document import DocumentLog
+from sparkonce.txn_log.folder import Folder, FolderPlace, LocalFolder, check_create
 from sparkonce.txn_log.sqlite import SqliteLog
 
 __all__ = ["TransactionLog", "open_log"]
 
+_CHECKPOINT = "checkpoint:"
+_FOLDER = "sparkonce-log"
 _SQLITE = "sqlite:///"
+_S3 = "s3://"
+_POSTGRES = ("postgresql://", "postgres://")
 
 
 def open_log(url: str | TransactionLog) -> TransactionLog:
     """Open a transaction log by its address; created when it is not there.
 
     Args:
-        url: ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``; a log that is open
-            already is returned as it is.
+        url: ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``;
+            ``postgresql://user@host/database?schema=sparkonce``; a log that is open already is
+            returned as it is.
 
     Raises:
         ConfigurationError: the address is of no known kind, or cannot be used.
+        LogUnavailableError: the log's server does not answer.
     """
     if isinstance(url, TransactionLog):
         return url
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return SqliteLog(url.removeprefix(_SQLITE))
+    if url.startswith(_POSTGRES):
+        from sparkonce.txn_log.postgres import PostgresLog  # noqa: PLC0415 - an extra
+
+        return PostgresLog(url)
+    if url.startswith(_S3):
+        from sparkonce.txn_log.object_store import ObjectPlace  # noqa: PLC0415 - an extra
+
+        place = ObjectPlace(url)
+        place.check()
+        return DocumentLog(place)
+    if url.startswith(_CHECKPOINT) and len(url) > len(_CHECKPOINT):
+        return checkpoint_log(url.removeprefix(_CHECKPOINT))
     raise ConfigurationError(
-        f"log={url!r}: expected sqlite:///relative/path.db or sqlite:////absolute/path.db"
+        f"log={_without_secrets(url)!r}: expected sqlite:///relative/path.db, "
+        "sqlite:////absolute/path.db or postgresql://host/database"
     )
+
+
+def checkpoint_log(location: str, conf: Any = None) -> TransactionLog:
+    """The log inside a checkpoint.
+
+    Args:
+        location: of the checkpoint: a path, or a URL that Hadoop knows.
+        conf: Hadoop's configuration; default: that of the running Spark, or of a JVM that is
+            started for it. A local path needs neither.
+
+    Raises:
+        ConfigurationError: files cannot be created atomically there.
+    """
+    scheme, colon, rest = location.partition(":")
+    root = f"{location.rstrip('/')}/{_FOLDER}"
+    folder: Folder
+    if not colon or scheme == "file":
+        folder = LocalFolder(Path(f"/{rest.lstrip('/')}" if colon else location) / _FOLDER)
+    else:
+        from sparkonce.txn_log import jvm  # noqa: PLC0415 - needs PySpark
+
+        folder = jvm.hadoop_folder(root, conf)
+    check_create(folder)
+    return DocumentLog(FolderPlace(folder))
+
+
+def _without_secrets(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//…@", url)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from sparkonce.errors import FencedError, ProtocolError
+from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SparkOnceError
 from sparkonce.model import Owner, TransactionId
 from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
@@ -122,6 +122,13 @@ class TransactionLog(ABC):
         """The newest `limit` records of the pipeline, newest first."""
         return self._read(lambda store: store.history(pipeline, limit))
 
+    def id_of(self, pipeline: str) -> str:
+        """The log id in the names of the pipeline's branches and in its checkpoint.
+
+        It is `log_id`, or that of the log in which the pipeline began if it was moved here.
+        """
+        return self._id_of(self.head(pipeline))
+
     def check_token(self, incarnation: Incarnation) -> None:
         """Return if no newer incarnation owns the pipeline.
 
@@ -142,7 +149,8 @@ class TransactionLog(ABC):
         After a `DecisionUnknownError` a token may have been taken: `begin` again takes a new one.
 
         Raises:
-            ConfigurationError: the identity guard refuses; nothing was written, nobody is fenced.
+            ConfigurationError: the identity guard refuses, or the pipeline was moved to another
+                log; nothing was written, nobody is fenced.
         """
 
         def step(store: Store) -> Head:
@@ -150,10 +158,12 @@ class TransactionLog(ABC):
                 store.find(TransactionId(claim.pipeline, claim.query_id, batch_id))
                 for batch_id in (claim.batch_id - 1, claim.batch_id)
             ]
+            standing = store.head(claim.pipeline)
+            _require_here(standing, ConfigurationError)
             known = Known(
-                log_id=self.log_id,
+                log_id=self._id_of(standing),
                 log=self.address,
-                head=store.head(claim.pipeline),
+                head=standing,
                 newest=store.newest(claim.pipeline, claim.query_id),
                 records={record.id.batch_id: record for record in near if record is not None},
                 unfinished=store.unfinished(claim.pipeline),
@@ -163,11 +173,12 @@ class TransactionLog(ABC):
             return head
 
         head = self._write(step)
+        log_id = self._id_of(head)
         return Incarnation(
             claim.pipeline,
-            Owner(self.log_id, claim.query_id),
+            Owner(log_id, claim.query_id),
             head.token,
-            tuple(Owner(self.log_id, query_id) for query_id in head.retired),
+            tuple(Owner(log_id, query_id) for query_id in head.retired),
         )
 
     def prepare(self, record: TransactionRecord) -> TransactionRecord:
@@ -348,8 +359,12 @@ class TransactionLog(ABC):
         store.put(record)
         return record
 
+    def _id_of(self, head: Head | None) -> str:
+        return self.log_id if head is None or head.log_id is None else head.log_id
+
     def _require_token(self, store: Store, pipeline: str, token: int) -> Head:
         head = store.head(pipeline)
+        _require_here(head, FencedError)
         if head is None or head.token != token:
             newer = "the log does not know the pipeline" if head is None else _who(head)
             raise FencedError(
@@ -357,6 +372,14 @@ class TransactionLog(ABC):
                 "It writes nothing more; let the newer driver run, or stop it and start again."
             )
         return head
+
+
+def _require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
+    if head is not None and head.moved_to is not None:
+        raise refusal(
+            f"pipeline {head.pipeline!r} was moved to the transaction log {head.moved_to}: give "
+            "that one as log=; nothing is written here any more"
+        )
 
 
 def _now() -> float:

@@ -58,7 +58,7 @@ class Known:
     """What the log knows when a driver claims the pipeline.
 
     Attributes:
-        log_id: the log's random id.
+        log_id: the log's random id, or that of the log in which the pipeline began.
         log: the log's resolved address, for messages.
         head: of the pipeline; None when the name is new.
         newest: the record of the claimed query's highest batch, in whatever state.
@@ -103,6 +103,7 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
         token=1 if head is None else head.token + 1,
         sinks={**({} if head is None else head.sinks), **claim.sinks},
         retired=retired,
+        log_id=None if head is None else head.log_id,
         checkpoint=claim.checkpoint or ("" if head is None else head.checkpoint),
     )
 

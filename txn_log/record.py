@@ -1,6 +1,6 @@
 """What the transaction log stores, and its encoding.
 
-    {"v": 1, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
+    {"v": 2, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
 
 A record is versioned JSON with a checksum over its body. A record that is not what was written
 raises `LogCorruptError`; nothing is ever guessed from it.
@@ -20,7 +20,10 @@ from sparkonce.model import Committable, JsonValue, Owner, TransactionId
 from sparkonce.txn_log.settlement import Ruling, Settlement
 
 FORMAT_VERSION = 2
-"""2 is written only where a settlement is: an older sparkonce must refuse it, not overlook it."""
+FORMAT_VERSION = 2
+"""What is written. Version 1 had no settlements, no `Head.checkpoint` and no moves; it is read."""
+
+_READABLE = range(1, FORMAT_VERSION + 1)
 
 
 class State(StrEnum):
@@ -208,7 +211,10 @@ class TransactionRecord:
         )
 
     def encode(self) -> str:
-        body = {
+        return seal(self.to_json())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
             "id": asdict(self.id),
             "token": self.token,
             "state": self.state.value,
@@ -217,14 +223,15 @@ class TransactionRecord:
             "times": {state.value: at for state, at in self.times.items()},
             "revision": self.revision,
             "lost": [c.to_json() for c in self.lost],
+            "settled": [settlement.to_json() for settlement in self.settled],
         }
-        if not self.settled:
-            return seal(body, version=1)
-        return seal({**body, "settled": [settlement.to_json() for settlement in self.settled]})
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
-        body = unseal(text, where)
+        return cls.from_json(unseal(text, where))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         return cls(
             id=TransactionId(**body["id"]),
             token=body["token"],
@@ -252,6 +259,9 @@ class Head:
         first_batch: the first batch that this log answers for; 0 unless a checkpoint was adopted.
         sinks: targets of all sinks that the pipeline ever had, by name.
         retired: query ids that the pipeline had before (``replaces=``).
+        log_id: the log in which the pipeline began, when it was moved here from there; its
+            branches carry that id in their names.
+        moved_to: address of the log that the pipeline was moved to; nothing is written here since.
         checkpoint: the location of the query's checkpoint; empty where it is not known.
     """
 
@@ -264,14 +274,22 @@ class Head:
     first_batch: int = 0
     sinks: Mapping[str, str] = field(default_factory=dict)
     retired: tuple[str, ...] = ()
+    log_id: str | None = None
+    moved_to: str | None = None
     checkpoint: str = ""
 
     def encode(self) -> str:
-        return seal(asdict(self), version=1)
+        return seal(self.to_json())
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {**asdict(self), "retired": list(self.retired)}
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
-        body = unseal(text, where)
+        return cls.from_json(unseal(text, where))
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
         return cls(**{**body, "retired": tuple(body["retired"])})
 
 
@@ -288,9 +306,9 @@ class Incarnation:
         return TransactionId(self.pipeline, self.owner.query_id, batch_id)
 
 
-def seal(body: Mapping[str, Any], version: int = FORMAT_VERSION) -> str:
+def seal(body: Mapping[str, Any]) -> str:
     """Encode `body` with its version and checksum."""
-    return json.dumps({"v": version, "body": body, "sha256": _checksum(body, version)})
+    return json.dumps({"v": FORMAT_VERSION, "body": body, "sha256": _checksum(body)})
 
 
 def unseal(text: str, where: str) -> dict[str, Any]:
@@ -306,19 +324,18 @@ def unseal(text: str, where: str) -> dict[str, Any]:
         raise LogCorruptError(
             f"{where} is not a whole record; restore the transaction log from a copy"
         ) from error
-    if version not in range(1, FORMAT_VERSION + 1):
+    if version not in _READABLE:
         raise LogCorruptError(
             f"{where} has format {version}, this sparkonce reads up to {FORMAT_VERSION}: use a "
             "newer one"
         )
-    if checksum != _checksum(body, version):
+    if checksum != _checksum(body):
         raise LogCorruptError(
             f"{where} was changed after it was written; restore the transaction log from a copy"
         )
     return dict(body)
 
 
-def _checksum(body: Mapping[str, Any], version: int) -> str:
-    whole = body if version == 1 else {"v": version, "body": body}
-    canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))
+def _checksum(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -20,6 +20,7 @@ from sparkonce.errors import (
     LogCorruptError,
     LogUnavailableError,
 )
+from sparkonce.failpoints import reach
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog
 from sparkonce.txn_log.record import Head, TransactionRecord
@@ -121,6 +122,7 @@ class SqliteLog(TransactionLog):
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            reach("log.before", request="begin")
             with self._named_errors():
                 connection = self._connect()
                 connection.execute("BEGIN IMMEDIATE")
@@ -133,6 +135,7 @@ class SqliteLog(TransactionLog):
                 if self._open is connection:
                     connection.execute("ROLLBACK")
                 raise
+            reach("log.before", request="commit")
             try:
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
@@ -140,6 +143,7 @@ class SqliteLog(TransactionLog):
                 raise DecisionUnknownError(
                     f"{self.address} failed while committing ({error}); read the log again"
                 ) from error
+            reach("log.after", request="commit")
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

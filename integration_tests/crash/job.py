@@ -6,6 +6,7 @@ CONFIG holds
 
 * `source`, `checkpoint`: folders; `master`: Spark's, such as "local[2]";
 * `sinks`: each with the `kind` of the sink, its positional `target` and its `settings`;
+* `removed`: the same of sinks that the pipeline had;
 * `pipeline`: the settings of `ExactlyOnce`;
 * `is_tagged`: whether each row says which process wrote it, in its column `run`.
 """
@@ -23,17 +24,21 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import lit
 
 from sparkonce import ExactlyOnce, sinks
+from sparkonce.sinks.base import AnySink
 
 FILES_PER_BATCH = 2
+
+
+def made(sink: dict[str, Any]) -> AnySink:
+    built: AnySink = getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
+    return built
 
 
 def make_pipeline(config: dict[str, Any]) -> ExactlyOnce:
     return ExactlyOnce(
         "crash",
-        sinks=[
-            getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
-            for sink in config["sinks"]
-        ],
+        sinks=[made(sink) for sink in config["sinks"]],
+        removed=[made(sink) for sink in config["removed"]],
         **config["pipeline"],
     )
 

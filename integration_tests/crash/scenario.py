@@ -92,6 +92,10 @@ class Target:
     def name(self) -> str:
         return str(self.settings["name"])
 
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind, "target": self.target, "settings": self.settings}
+
 
 class Driver:
     """One driver program of the pipeline, with fail points of its own."""
@@ -188,6 +192,8 @@ class Scenario:
         self.table: list[tuple[str, ...]] = []
         self.aborted: set[tuple[int, int]] = set()
         """Batches and processes that were killed while the batch could only be aborted."""
+        self.removed: dict[str, int] = {}
+        """How many batches a sink has got that the pipeline has no more, by its name."""
         self.source.mkdir()
         for number in range(self.batches * FILES_PER_BATCH):
             self.write_file(number)
@@ -209,9 +215,8 @@ class Scenario:
             "source": str(self.source),
             "checkpoint": str(checkpoint),
             "master": self.master,
-            "sinks": [
-                {"kind": t.kind, "target": t.target, "settings": t.settings} for t in self.targets
-            ],
+            "sinks": [t.config for t in self.targets if t.name not in self.removed],
+            "removed": [t.config for t in self.targets if t.name in self.removed],
             "pipeline": {"log": self.log_address, "commit": self.commit, **self.settings},
             "is_tagged": self.is_tagged,
         }
@@ -224,6 +229,11 @@ class Scenario:
         folder = self.folder / f"driver-{len(self.drivers)}"
         self.drivers.append(Driver(folder, config or self.config))
         return self.drivers[-1]
+
+    def remove(self, name: str, *, batches: int) -> None:
+        """The drivers that start from now on have the sink in `removed`; it got `batches`."""
+        self.removed[name] = batches
+        self.write_config("config", self.checkpoint)
 
     def wait_until_planned(self, batch: int) -> None:
         """Wait until Spark has written which files `batch` holds.
@@ -317,7 +327,8 @@ class Scenario:
     def check_end(self) -> None:
         """Every sink holds the source, each batch of one attempt; nothing is left over."""
         for target in self.targets:
-            rows, wanted = self._rows(target), self._expected(0, self.batches)
+            batches = self.removed.get(target.name, self.batches)
+            rows, wanted = self._rows(target), self._expected(0, batches)
             assert rows == wanted, f"{target.name}: lost {wanted - rows}, too much {rows - wanted}"
         self.check_agreement()
         assert self.leaks() == []

@@ -85,11 +85,14 @@ def kafka_target(server: KafkaServer, topic: str, **settings: Any) -> Target:
     return Target("KafkaSink", [topic], settings, read, leaks, lose)
 
 
-def postgres_target(server: PostgresServer, table: str, *, dsn: str | None = None) -> Target:
+def postgres_target(
+    server: PostgresServer, table: str, *, dsn: str | None = None, **settings: Any
+) -> Target:
     """Through `dsn`, such as a proxy's, for the sink; the outsider looks at the server itself."""
     server.start()
     with psycopg.connect(server.dsn, autocommit=True) as connection:
-        columns = "id bigint, day date, name text, amount numeric(12,2), run bigint"
+        key = " PRIMARY KEY" if "key" in settings else ""
+        columns = f"id bigint{key}, day date, name text, amount numeric(12,2), run bigint"
         connection.execute(f"CREATE TABLE {table} ({columns})".encode())
 
     def read() -> Iterator[SeenRow]:
@@ -107,14 +110,15 @@ def postgres_target(server: PostgresServer, table: str, *, dsn: str | None = Non
         with psycopg.connect(server.dsn, autocommit=True) as connection:
             gid = sql.Literal(str(committable.branch_id))
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
-            for name in payload["staging"]:
+            for name in payload.get("staging", ()):
                 staging = sql.Identifier(payload["schema"], name)
                 connection.execute(sql.SQL("DROP TABLE {}").format(staging))
 
-    settings: dict[str, Any] = {
+    settings = {
         "name": "postgres",
         "table": table,
         "select": ["id", "date(day) AS day", "name", "amount", "run"],
+        **settings,
     }
     return Target("PostgresSink", [dsn or server.dsn], settings, read, leaks, lose)
 

@@ -141,6 +141,7 @@ class OpenTransaction:
         self._topic = topic
         self._marker_topic: str | None = topic
         self._topics: set[str] = set()
+        self._used: list[Message] = []
         self._look_at = time.monotonic() + _LOOK_EVERY_S
         self._reports = Reports()
         self._servers = config["bootstrap.servers"]
@@ -173,7 +174,7 @@ class OpenTransaction:
         """
         send = self._row_by_row if ROW_BY_ROW.intersection(batch.schema.names) else self._many
         try:
-            for topic, messages in messages_by_topic(batch, self._topic):
+            for topic, messages in messages_by_topic(batch, self._topic, self._used):
                 self._marker_topic = self._marker_topic or topic
                 self._topics.add(topic)
                 send(topic, messages)

@@ -120,14 +120,19 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
 
 
 def messages_by_topic(
-    batch: pa.RecordBatch, topic: str | None
+    batch: pa.RecordBatch, topic: str | None, used: list[Message] | None = None
 ) -> Iterator[tuple[str, list[Message]]]:
     """The rows as messages, each topic's in the order of the rows.
+
+    Args:
+        batch: in the column conventions.
+        topic: for rows that name none.
+        used: messages of batches before, which are sent, to be filled anew; it grows as needed.
 
     Raises:
         RowError: a row has no topic, or a partition, header or time that Kafka cannot hold.
     """
-    messages = _messages(batch)
+    messages = _messages(batch, [] if used is None else used)
     if "topic" not in batch.schema.names:
         if topic is None:
             raise RowError("the rows have no column 'topic' and the sink has no topic of its own")
@@ -147,16 +152,26 @@ def messages_by_topic(
     yield from grouped.items()
 
 
-def _messages(batch: pa.RecordBatch) -> list[Message]:
+def _messages(batch: pa.RecordBatch, used: list[Message]) -> list[Message]:
     names = batch.schema.names
     values = binary_values(batch.column("value"))
-    # The two shapes of nearly every job, without a loop over columns for each row.
+    # The two shapes of nearly every job, without a loop over columns for each row, and with
+    # messages that are filled anew: to make them takes as long as all else that is done here.
     if not ROW_BY_ROW.intersection(names):
+        if used and ("key" in used[0]) != ("key" in names):
+            used.clear()
+        used.extend({} for _ in range(len(values) - len(used)))
+        messages = used[: len(values)]
         if "key" not in names:
-            return [{"value": value} for value in values]
+            for message, value in zip(messages, values, strict=True):
+                message["value"] = value
+            return messages
         keys = binary_values(batch.column("key"))
-        return [{"value": v, "key": k} for v, k in zip(values, keys, strict=True)]
-    messages: list[Message] = [{"value": value} for value in values]
+        for message, value, key in zip(messages, values, keys, strict=True):
+            message["value"] = value
+            message["key"] = key
+        return messages
+    messages = [{"value": value} for value in values]
     for name, read in _READERS.items():
         if name in names:
             for message, item in zip(messages, read(batch.column(name)), strict=True):

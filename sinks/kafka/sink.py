@@ -184,7 +184,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         self._outcome.commit(committable)
 
     def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
-        proven = self._outcome.commit_together(committables) if len(committables) > 1 else set()
+        proven = self._outcome.commit_together(committables)
         left = [c for c in committables if c.branch_id.name not in proven]
         errors_left = iter(super().commitBatch(left))
         return [None if c.branch_id.name in proven else next(errors_left) for c in committables]

@@ -6,7 +6,7 @@ pickled sink, so that no task asks the catalog again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,7 +14,14 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.postgres.columns import match
 from sparkonce.sinks.postgres.connections import PgConnection, roll_back
+from sparkonce.sinks.postgres.creating import (
+    check_dead_letter,
+    create_dead_letter,
+    create_target,
+    name_parts,
+)
 from sparkonce.sinks.postgres.sql import (
     MARKER_COLUMNS,
     MARKER_TABLE,
@@ -22,16 +29,12 @@ from sparkonce.sinks.postgres.sql import (
     create_marker_table,
     qualified,
 )
-from sparkonce.sinks.postgres.types import (
-    ColumnPlan,
-    PostgresType,
-    UnmappableError,
-    plan,
-    spark_name,
-)
+from sparkonce.sinks.postgres.types import ColumnPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from sparkonce.sinks.postgres.writing import Writing
 
 _ROW: Any = namedtuple_row
 
@@ -39,6 +42,7 @@ _TABLE = """
     SELECT c.oid::bigint AS oid, n.nspname AS schema, c.relname AS name, c.relkind AS kind,
         c.relpersistence AS persistence,
         has_schema_privilege(n.oid, 'CREATE') AS may_create,
+        has_table_privilege(c.oid, 'DELETE') AS may_delete,
         current_setting('max_prepared_transactions')::int > 0 AS can_prepare,
         current_database() AS database, current_user AS role,
         quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS shown
@@ -55,6 +59,7 @@ _SIMILAR = """
 """
 
 # A domain is followed to the type under it: the merge checks it, the staging table need not.
+# The collation goes with it, so that keys are equal in a batch when they are in the table.
 _COLUMNS = """
     WITH RECURSIVE under AS (
         SELECT a.attnum, a.atttypid AS typid, a.atttypmod AS typmod, a.attnotnull AS not_null,
@@ -69,6 +74,8 @@ _COLUMNS = """
     SELECT a.attname AS name, u.not_null, u.has_default, a.attgenerated <> '' AS is_generated,
         a.attidentity AS identity, format_type(a.atttypid, a.atttypmod) AS declared,
         format_type(u.typid, u.typmod) AS ddl, u.typmod AS modifier,
+        CASE WHEN a.attcollation <> t.typcollation
+            THEN format(' COLLATE %%I.%%I', s.nspname, k.collname) ELSE '' END AS collation,
         t.typcategory = 'A' AND t.typelem <> 0 AS is_array, e.typtype = 'e' AS is_enum,
         CASE e.typnamespace WHEN 'pg_catalog'::regnamespace THEN e.typname ELSE '' END AS type_name,
         e.typtype = 'c' AS is_composite,
@@ -78,6 +85,8 @@ _COLUMNS = """
     FROM (SELECT DISTINCT ON (attnum) * FROM under ORDER BY attnum, depth DESC) u
     JOIN pg_catalog.pg_attribute a ON a.attrelid = %(oid)s AND a.attnum = u.attnum
     JOIN pg_catalog.pg_type t ON t.oid = u.typid
+    LEFT JOIN pg_catalog.pg_collation k ON k.oid = a.attcollation
+    LEFT JOIN pg_catalog.pg_namespace s ON s.oid = k.collnamespace
     JOIN pg_catalog.pg_type e ON e.oid = CASE
         WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END
     ORDER BY a.attnum
@@ -88,7 +97,8 @@ _UNIQUE_KEYS = """
     SELECT ARRAY(
         SELECT a.attname::text FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1])
-    ) AS columns
+    ) AS columns,
+    coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false) AS has_equal_nulls
     FROM pg_catalog.pg_index i
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indexprs IS NULL
@@ -108,6 +118,8 @@ _MARKER = """
 """
 
 
+_SCHEMA_AND_TABLE = 2
+
 _NO_NAME = (
     psycopg.errors.InvalidName,
     psycopg.errors.InvalidParameterValue,
@@ -123,10 +135,14 @@ class Target:
         schema: without quotes, as all names here.
         table: its name.
         shown: both, quoted as in SQL.
-        columns: those of the batch, in its order.
+        columns: those of the batch, in its order; so those of a staging table.
         database: the connection's.
         system: the server's own identifier; empty where the role may not read it.
         can_prepare: whether the server allows prepared transactions.
+        helpers: columns of the batch that the table does not have, for order_by= and delete=.
+        updated: columns that an update sets.
+        delete: SQL that says whether a row of the batch is a deletion.
+        dead_letter: schema and name of the table that takes rows which the target refuses.
     """
 
     schema: str
@@ -136,6 +152,15 @@ class Target:
     database: str
     system: str
     can_prepare: bool
+    helpers: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
+    delete: str | None = None
+    dead_letter: tuple[str, str] | None = None
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """The columns of the batch that the table has."""
+        return tuple(name for name in self.names if name not in self.helpers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,9 +183,23 @@ def system_identifier(connection: PgConnection) -> str:
 
 
 def resolve(
-    connection: PgConnection, table: str, key: Sequence[str] | None, schema: pa.Schema
+    connection: PgConnection,
+    table: str,
+    writing: Writing,
+    schema: pa.Schema,
+    *,
+    creates: bool = False,
+    dead_letter: str | None = None,
 ) -> Target:
     """Check that rows of `schema` can go into `table`, and see how.
+
+    Args:
+        connection: to the server.
+        table: as written in SQL.
+        writing: what becomes of a row whose key is there.
+        schema: of the batch.
+        creates: whether to create the table where it is missing.
+        dead_letter: a table for rejected rows, as written in SQL; created where it is missing.
 
     Raises:
         ConfigurationError: naming what is at fault, and the fix.
@@ -170,39 +209,87 @@ def resolve(
         raise ConfigurationError(f"PostgresSink: table {table}: {text}")
 
     with connection.cursor(row_factory=_ROW) as cursor:
-        try:
-            found = cursor.execute(_TABLE, (table,)).fetchone()
-            similar = None if found else cursor.execute(_SIMILAR, (table,)).fetchone()
-        except _NO_NAME:
-            refuse('this is no name as SQL writes it; quote its parts, as in \'"my schema"."T"\'')
-        except psycopg.errors.FeatureNotSupported:
-            refuse("a name has a schema and a table; the database stands in conninfo=")
+        found = _find(cursor, table, refuse)
+        if found is None and creates:
+            create_target(connection, name_parts(connection, table), writing, schema, refuse)
+            found = _find(cursor, table, refuse)
         if found is None:
-            hint = f" (there is {similar[0]}, to be written like this)" if similar else ""
-            refuse(f"it does not exist{hint}; create it, or correct table=, which is read as SQL")
+            _refuse_missing(cursor, table, refuse)
         _check_table(found, refuse)
-        # From here on a type from elsewhere is shown with its schema, for CREATE TABLE.
-        path = cursor.execute("SELECT current_setting('search_path')").fetchone()
-        cursor.execute("SET search_path = pg_catalog")
-        try:
-            columns = cursor.execute(_COLUMNS, {"oid": found.oid}).fetchall()
-        finally:
-            cursor.execute("SELECT set_config('search_path', %s, false)", path)
-        plans = tuple(_plans(columns, schema, refuse))
-        _check_rights(columns, schema.names, key, refuse)
-        if key is not None:
-            unique = [set(row.columns) for row in cursor.execute(_UNIQUE_KEYS, (found.oid,))]
-            _check_key(key, schema.names, unique, found.shown, refuse)
+        if writing.mode == "merge" and not found.may_delete:
+            refuse("the role may not delete rows; GRANT DELETE on the table")
+        columns = _columns(cursor, found)
+        batch = match(connection, columns, writing, schema, refuse, is_lax=dead_letter is not None)
+        _check_rights(columns, schema.names, writing, batch.updated, refuse)
+        if writing.key is not None:
+            unique = cursor.execute(_UNIQUE_KEYS, (found.oid,)).fetchall()
+            _check_key(writing, columns, unique, found.shown, refuse)
         _check_marker(cursor, found.schema, refuse)
+        rejects = None
+        if dead_letter is not None:
+            rejects = _dead_letter(connection, found, dead_letter, refuse)
     return Target(
         found.schema,
         found.name,
         found.shown,
-        plans,
+        batch.plans,
         found.database,
         system_identifier(connection),
         found.can_prepare,
+        batch.helpers,
+        batch.updated,
+        batch.delete,
+        rejects,
     )
+
+
+def _find(cursor: psycopg.Cursor[Any], table: str, refuse: Callable[[str], NoReturn]) -> Any:
+    """What the server has by this name; None for nothing."""
+    try:
+        found = cursor.execute(_TABLE, (table,)).fetchone()
+        if found is None:
+            name_parts(cursor.connection, table)  # is stricter about what a name is
+    except _NO_NAME:
+        refuse('this is no name as SQL writes it; quote its parts, as in \'"my schema"."T"\'')
+    except psycopg.errors.FeatureNotSupported:
+        refuse("a name has a schema and a table; the database stands in conninfo=")
+    return found
+
+
+def _refuse_missing(
+    cursor: psycopg.Cursor[Any], table: str, refuse: Callable[[str], NoReturn]
+) -> NoReturn:
+    similar = cursor.execute(_SIMILAR, (table,)).fetchone()
+    hint = f" (there is {similar[0]}, to be written like this)" if similar else ""
+    refuse(
+        f"it does not exist{hint}; correct table=, which is read as SQL, or create it, also with "
+        'create="if_missing"'
+    )
+
+
+def _columns(cursor: psycopg.Cursor[Any], found: Any) -> Sequence[Any]:
+    # So that a type from elsewhere is shown with its schema, for CREATE TABLE. In a transaction:
+    # behind a pooler, the session is others' too.
+    cursor.execute("BEGIN; SET LOCAL search_path = pg_catalog")
+    try:
+        return cursor.execute(_COLUMNS, {"oid": found.oid}).fetchall()
+    finally:
+        roll_back(cursor.connection)
+
+
+def _dead_letter(
+    connection: PgConnection, found: Any, dead_letter: str, refuse: Callable[[str], NoReturn]
+) -> tuple[str, str]:
+    try:
+        parts = name_parts(connection, dead_letter)
+    except _NO_NAME:
+        refuse(f"dead_letter={dead_letter!r} is no name as SQL writes it")
+    schema, name = parts if len(parts) == _SCHEMA_AND_TABLE else (found.schema, parts[-1])
+    if (schema, name) == (found.schema, found.name):
+        refuse("dead_letter= must be another table")
+    create_dead_letter(connection, (schema, name))
+    check_dead_letter(connection, (schema, name), refuse)
+    return schema, name
 
 
 def _check_table(found: Any, refuse: Callable[[str], NoReturn]) -> None:
@@ -220,47 +307,14 @@ def _check_table(found: Any, refuse: Callable[[str], NoReturn]) -> None:
         )
 
 
-def _plans(
-    columns: Sequence[Any], schema: pa.Schema, refuse: Callable[[str], NoReturn]
-) -> Iterator[ColumnPlan]:
-    known = {column.name: column for column in columns}
-    if not schema.names:
-        refuse("the batch has no columns")
-    for field in schema:
-        name = field.name
-        if schema.names.count(name) > 1:
-            refuse(f"the batch has two columns {name!r}; rename one of them with select=")
-        if name not in known:
-            similar = next((other for other in known if other.lower() == name.lower()), None)
-            hint = f" (it has {similar!r}: case counts)" if similar else ""
-            refuse(f"it has no column {name!r}{hint}; leave it out or rename it with select=")
-        column = known[name]
-        if column.is_generated or column.identity == "a":
-            refuse(f"column {name!r} is GENERATED ALWAYS; leave it out with select=")
-        if column.is_composite:
-            refuse(f"column {name!r} has a composite type, which is not supported")
-        try:
-            target = PostgresType(
-                column.ddl,
-                column.type_name,
-                column.modifier,
-                bool(column.is_array),
-                bool(column.is_enum),
-            )
-            yield plan(name, field.type, target)
-        except UnmappableError as error:
-            refuse(
-                f"column {name!r}: Spark's {spark_name(field.type)} (Arrow {field.type}) does not "
-                f"go into Postgres' {column.declared} without loss: {error}"
-            )
-
-
 def _check_rights(
     columns: Sequence[Any],
     names: Sequence[str],
-    key: Sequence[str] | None,
+    writing: Writing,
+    updated: Sequence[str],
     refuse: Callable[[str], NoReturn],
 ) -> None:
+    key = writing.key or ()
     for column in columns:
         given = column.name in names
         is_filled = column.has_default or column.is_generated or column.identity
@@ -271,32 +325,37 @@ def _check_rights(
             )
         if given and not column.may_insert:
             refuse(f"the role may not write column {column.name!r}; GRANT INSERT on the table")
-        if key is None or not given:
-            continue
-        if not column.may_select:  # EXCLUDED counts as reading
+        is_read = column.name in key or column.name in updated  # EXCLUDED counts as reading
+        if is_read and not column.may_select:
             refuse(
-                f"the role may not read column {column.name!r}, as an upsert does; GRANT SELECT on "
-                "the table"
+                f"the role may not read column {column.name!r}, as write={writing.mode!r} does; "
+                "GRANT SELECT on the table"
             )
-        if column.name not in key and not column.may_update:
+        if column.name in updated and not column.may_update:
             refuse(f"the role may not update column {column.name!r}; GRANT UPDATE on the table")
 
 
 def _check_key(
-    key: Sequence[str],
-    names: Sequence[str],
-    unique: Sequence[set[str]],
+    writing: Writing,
+    columns: Sequence[Any],
+    unique: Sequence[Any],
     shown: str,
     refuse: Callable[[str], NoReturn],
 ) -> None:
-    for name in key:
-        if name not in names:
-            refuse(f"key= names {name!r}, which the batch does not have")
-    if set(key) not in unique:
+    key = writing.key or ()
+    serving = [index for index in unique if set(index.columns) == set(key)]
+    if not serving:
         quoted = columns_of(key).as_string()
         refuse(
             f"no unique index covers exactly key={list(key)!r} (a partial or deferrable one does "
             f"not serve); CREATE UNIQUE INDEX ON {shown} ({quoted})"
+        )
+    is_native = writing.mode == "upsert" and not writing.order_by
+    may_be_null = any(column.name in key and not column.not_null for column in columns)
+    if may_be_null and not is_native and any(index.has_equal_nulls for index in serving):
+        refuse(
+            f"the unique index on key={list(key)!r} is NULLS NOT DISTINCT, which a plain upsert "
+            "alone can follow; make the key's columns NOT NULL"
         )
 
 

@@ -1,9 +1,16 @@
-"""Connections to the server: how they are made, kept, and what is told of their errors."""
+"""Connections to the server: how they are made, kept, and what is told of their errors.
+
+A process keeps its connections in one pool for each address, for all its sinks and, in a Python
+worker, from task to task: Spark runs many tasks in one worker, one after another.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
@@ -11,6 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.errors import ConfigurationError
 
@@ -18,8 +26,14 @@ PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 ResultT = TypeVar("ResultT")
 
+PASSING = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+"""Nobody's fault: the same statement may well succeed when it is sent again."""
+
+_TRIES = 5
 _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
+_IDLE_S = 60.0
+"""As long as Spark itself keeps a Python worker without work."""
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "connect_timeout": "10",
@@ -62,6 +76,12 @@ class Address:
         known = self._parameters()
         host = known.get("host") or known.get("hostaddr") or "localhost"
         return f"{host}:{known.get('port') or '5432'}"
+
+    @property
+    def names_several(self) -> bool:
+        """Whether it names more servers than one, as for a failover."""
+        known = self._parameters()
+        return "," in (known.get("host") or known.get("hostaddr") or "")
 
     @property
     def database(self) -> str:
@@ -113,35 +133,59 @@ def roll_back(connection: PgConnection) -> None:
             connection.execute("ROLLBACK")
 
 
-class Pool:
-    """A few connections that are kept between calls. Safe to use from several threads."""
+def retrying() -> Retrying:
+    """Calls again what failed with one of `PASSING`, a few times."""
+    return Retrying(
+        retry=retry_if_exception_type(PASSING),
+        wait=wait_random_exponential(multiplier=0.05, max=1.0),
+        stop=stop_after_attempt(_TRIES),
+        reraise=True,
+    )
 
-    def __init__(self, address: Address) -> None:
+
+class Pool:
+    """A few connections that are kept between calls. Safe to use from several threads.
+
+    Args:
+        address: of the server.
+        idle_s: how long a connection is kept without use, in seconds.
+    """
+
+    def __init__(self, address: Address, idle_s: float = _IDLE_S) -> None:
         self._address = address
+        self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._kept: list[PgConnection] = []
+        self._kept: list[tuple[PgConnection, float]] = []
+        self._timer: threading.Timer | None = None
+        self._room = threading.BoundedSemaphore(_MAX_KEPT)
 
     def run(self, action: Callable[[PgConnection], ResultT]) -> ResultT:
-        """Run an idempotent action; again on a new connection when a kept one has died."""
-        connection, is_new = self.take()
-        try:
-            return action(connection)
-        except psycopg.OperationalError:
-            if is_new or not connection.closed:
-                raise
-        finally:
+        """Run an idempotent action; again on a new connection when a kept one has died.
+
+        Only a few run at a time, so that many branches do not take as many connections.
+        """
+        with self._room:
+            connection, result = self.lend(action)
             self.give(connection)
-        connection = self._address.connect()
-        try:
-            return action(connection)
-        finally:
-            self.give(connection)
+            return result
+
+    def lend(self, action: Callable[[PgConnection], ResultT]) -> tuple[PgConnection, ResultT]:
+        """As `run`, and the caller gets the connection too, for as long as it likes."""
+        while True:
+            connection, is_new = self.take()
+            try:
+                return connection, action(connection)
+            except BaseException as error:
+                has_died = isinstance(error, psycopg.OperationalError) and connection.closed
+                self.give(connection)
+                if is_new or not has_died:
+                    raise
 
     def take(self) -> tuple[PgConnection, bool]:
         """A connection, and whether it is a new one."""
         with self._lock:
             if self._kept:
-                return self._kept.pop(), False
+                return self._kept.pop()[0], False
         return self._address.connect(), True
 
     def give(self, connection: PgConnection) -> None:
@@ -149,12 +193,51 @@ class Pool:
         idle = connection.info.transaction_status == TransactionStatus.IDLE
         with self._lock:
             if idle and not connection.closed and len(self._kept) < _MAX_KEPT:
-                self._kept.append(connection)
+                self._kept.append((connection, time.monotonic()))
+                self._watch()
                 return
         connection.close()
 
     def close(self) -> None:
+        self._close_unused_since(math.inf)
+
+    def _watch(self) -> None:
+        """Close what nobody uses, in time; called with the lock held."""
+        if self._timer is None and self._kept:
+            self._timer = threading.Timer(self._idle_s, self._close_idle)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _close_idle(self) -> None:
+        self._close_unused_since(time.monotonic() - self._idle_s)
         with self._lock:
-            kept, self._kept = self._kept, []
-        for connection in kept:
+            self._timer = None
+            self._watch()
+
+    def _close_unused_since(self, then: float) -> None:
+        with self._lock:
+            unused = [connection for connection, since in self._kept if since <= then]
+            self._kept = [(c, since) for c, since in self._kept if since > then]
+        for connection in unused:
             connection.close()
+
+
+_pools: dict[tuple[int, Address], Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def pool_of(address: Address) -> Pool:
+    """The connections that this process keeps to that address.
+
+    A forked process gets a pool of its own: a connection serves only the process that made it.
+    """
+    with _pools_lock:
+        return _pools.setdefault((os.getpid(), address), Pool(address))
+
+
+def _renew_lock() -> None:
+    global _pools_lock  # noqa: PLW0603  # a fork may copy it while another thread holds it
+    _pools_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

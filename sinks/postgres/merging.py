@@ -17,14 +17,13 @@ through, whoever tries (I4), and makes the others wait there before they do any 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, Self, cast
+from typing import NoReturn
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -33,9 +32,24 @@ from sparkonce.errors import (
     PrepareRejectedError,
     settle_command,
 )
-from sparkonce.model import BranchId, Committable, JsonValue
-from sparkonce.sinks.postgres.catalog import Target, system_identifier
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
+from sparkonce.model import BranchId
+from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.connections import (
+    PASSING,
+    Address,
+    PgConnection,
+    Pool,
+    retrying,
+    roll_back,
+)
+from sparkonce.sinks.postgres.merge import (
+    REJECTED,
+    Merge,
+    duplicate_key,
+    duplicate_told,
+    statements,
+)
+from sparkonce.sinks.postgres.server import Server, Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,
@@ -43,91 +57,20 @@ from sparkonce.sinks.postgres.sql import (
     READ_COMMITTED,
     Timeouts,
     commit_prepared,
-    duplicate_key,
     end_holders,
     find_marker,
     insert_marker,
-    merge,
     prepare,
+    qualified,
     script,
     settings,
     staging_name,
 )
 
-PAYLOAD_VERSION = 1
-
-_TRIES = 5
-_PASSING = (pg.DeadlockDetected, pg.SerializationFailure)
-"""Nobody's fault: the same statement may well succeed when it is sent again."""
+logger = logging.getLogger("sparkonce")
 
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """Classes of SQLSTATE that come again with the same rows: data, constraints, rights, triggers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """All that any process needs to merge one batch.
-
-    Attributes:
-        schema: of the target, of the staging tables and of the marker table.
-        table: the target.
-        columns: which the batch fills.
-        key: of an upsert; None to append.
-        staging: names of the staging tables.
-        rows: how many rows they hold together.
-        system: the server's own identifier; empty where it may not be read.
-        database: the database's name.
-        prepared: left as a prepared transaction, whose gid is the full branch id; else as an open
-            one in the process that made it.
-    """
-
-    schema: str
-    table: str
-    columns: tuple[str, ...]
-    key: tuple[str, ...] | None
-    staging: tuple[str, ...]
-    rows: int
-    system: str
-    database: str
-    prepared: bool
-
-    @classmethod
-    def of(cls, target: Target, key: Sequence[str] | None, staged: Sequence[Committable]) -> Self:
-        return cls(
-            target.schema,
-            target.table,
-            target.names,
-            None if key is None else tuple(key),
-            tuple(sorted(str(committable.payload["staging"]) for committable in staged)),
-            sum(cast("int", committable.payload["rows"]) for committable in staged),
-            target.system,
-            target.database,
-            target.can_prepare,
-        )
-
-    @classmethod
-    def read(cls, committable: Committable) -> Self:
-        """From a committable of this version or an older one."""
-        if committable.version != PAYLOAD_VERSION or "columns" not in committable.payload:
-            raise CommitUnresolvedError(
-                f"PostgresSink: the record of {committable.branch_id} has version "
-                f"{committable.version}, which this version of sparkonce cannot read: upgrade it",
-                committable.branch_id,
-            )
-        payload: dict[str, Any] = dict(committable.payload)
-        for name in ("columns", "staging", "key"):
-            payload[name] = None if payload[name] is None else tuple(payload[name])
-        return cls(**payload)
-
-    def to_payload(self) -> dict[str, JsonValue]:
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @property
-    def shown(self) -> str:
-        return f"{self.database}.{self.schema}.{self.table}"
 
 
 class Merger:
@@ -153,8 +96,11 @@ class Merger:
 
     # -- before the decision ---------------------------------------------------------------------
 
-    def prepare(self) -> PgConnection | None:
+    def prepare(self, shape: Shape) -> PgConnection | None:
         """Merge, check every constraint, and leave it to be committed.
+
+        Args:
+            shape: of the target, when its columns were checked.
 
         Returns:
             The connection that holds the open transaction; None where it is a prepared one.
@@ -165,7 +111,7 @@ class Merger:
         connection: PgConnection | None = None
         try:
             connection = self._take_living()
-            self._retrying()(self._merge_once, connection)
+            retrying()(self._merge_once, connection, shape)
         except psycopg.Error as error:
             self._end(connection)
             raise PrepareRejectedError(
@@ -197,19 +143,31 @@ class Merger:
             roll_back(connection)
             self._pool.give(connection)
 
-    def _merge_once(self, connection: PgConnection) -> None:
-        statements = list(self._statements())
-        if self._merge.prepared:
-            statements.append(prepare(str(self._branch_id)))
+    def _merge_once(self, connection: PgConnection, shape: Shape) -> None:
         try:
-            tag = _last_tag(connection, script(*statements))
-        except _PASSING:
+            self._run(connection, script(*self._statements()))
+            self._check_shape(connection, shape)
+            if not self._merge.prepared:
+                return
+            tag = connection.execute(prepare(str(self._branch_id))).statusmessage
+        except PASSING:
             roll_back(connection)
             raise
         # A failed transaction answers PREPARE TRANSACTION with ROLLBACK, and no error.
-        if self._merge.prepared and tag != "PREPARE TRANSACTION":
+        if tag != "PREPARE TRANSACTION":
             raise PrepareRejectedError(
                 f"{self._what}: the server answered {tag} to PREPARE TRANSACTION", self._branch_id
+            )
+
+    def _check_shape(self, connection: PgConnection, shape: Shape) -> None:
+        """After the merge, which locks the target: it stays like this."""
+        table = qualified(self._merge.schema, self._merge.table).as_string()
+        now = Shape.read(connection, table, self._merge.columns)
+        if told := shape.difference(now):
+            raise PrepareRejectedError(
+                f"{self._what}: the table has changed since the query began: {told}; start the "
+                "query again",
+                self._branch_id,
             )
 
     def _statements(self) -> Iterator[sql.Composable]:
@@ -217,46 +175,37 @@ class Merger:
         yield READ_COMMITTED
         yield settings(self._timeouts, staging_name(branch_id))
         yield insert_marker(merged.schema, branch_id, merged.rows)
-        yield merge(merged.schema, merged.table, merged.columns, merged.key, merged.staging)
+        yield from statements(merged, branch_id)
         yield CHECK_CONSTRAINTS_NOW
+
+    def _run(self, connection: PgConnection, query: sql.Composed) -> None:
+        """Run the statements of a merge, and tell of rows that are refused."""
+        cursor = connection.execute(query)
+        while True:
+            column = cursor.description[0].name if cursor.description else None
+            row = cursor.fetchone() if column == REJECTED else None
+            if row is not None and row[0]:
+                schema, table = self._merge.dead_letter or ("", "")
+                logger.warning(
+                    "%s: %s of %d rows are refused and go to %s.%s",
+                    *(self._what, row[0], self._merge.rows, schema, table),
+                )
+            if not cursor.nextset():
+                return
 
     def _why_refused(self, error: psycopg.Error) -> str:
         said = self._address.said(error)
         if isinstance(error, pg.CardinalityViolation) and self._merge.key is not None:
             return self._duplicate() or said
-        if isinstance(error, pg.LockNotAvailable):
-            return f"{said} (lock_timeout={self._timeouts.lock:g} s)"
-        if isinstance(error, pg.QueryCanceled):
-            return f"{said} (statement_timeout={self._timeouts.statement:g} s)"
-        if isinstance(error, pg.OutOfMemory) and self._merge.prepared:
-            return f"{said}; raise max_prepared_transactions"
-        if isinstance(error, pg.FeatureNotSupported) and self._merge.prepared:
-            return f"{said} (does a trigger use NOTIFY or a temporary table?)"
-        return said
+        return said + next_step(error, self._timeouts)
 
     def _duplicate(self) -> str | None:
-        merged = self._merge
-        key = cast("tuple[str, ...]", merged.key)
-        query = duplicate_key(merged.schema, key, merged.staging)
+        query = duplicate_key(self._merge)
         with contextlib.suppress(psycopg.Error):
             row = self._pool.run(lambda connection: connection.execute(query).fetchone())
             if row is not None:
-                example = ", ".join(
-                    f"{name} = {value}" for name, value in zip(key, row, strict=True)
-                )
-                return (
-                    f"key={list(key)} comes more than once in the batch, for example {example}; an "
-                    "upsert needs one row for each key: aggregate or deduplicate with transform="
-                )
+                return duplicate_told(self._merge, row)
         return None
-
-    def _retrying(self) -> Retrying:
-        return Retrying(
-            retry=retry_if_exception_type(_PASSING),
-            wait=wait_random_exponential(multiplier=0.05, max=1.0),
-            stop=stop_after_attempt(_TRIES),
-            reraise=True,
-        )
 
     # -- after the decision ----------------------------------------------------------------------
 
@@ -298,32 +247,21 @@ class Merger:
 
     def _check_server(self) -> None:
         """What is absent here proves something only on the server that held it."""
-
-        def ask(connection: PgConnection) -> tuple[str, str]:
-            row = connection.execute("SELECT current_database()").fetchone()
-            return system_identifier(connection), "" if row is None else str(row[0])
-
-        system, database = self._pool.run(ask)
-        if database != self._merge.database or (
-            system and self._merge.system and system != self._merge.system
-        ):
-            self._unresolved(
-                f"conninfo= leads to database {database!r} of the server with system identifier "
-                f"{system}, and the batch was prepared in {self._merge.database!r} of "
-                f"{self._merge.system}; let it lead there again"
-            )
+        told = self._pool.run(Server.ask).why_not(self._merge.system, self._merge.database)
+        if told is not None:
+            self._unresolved(told)
 
     def _merge_again(self) -> None:
         query = script(*self._statements(), COMMIT)
 
         def attempt(connection: PgConnection) -> None:
             try:
-                connection.execute(query)
+                self._run(connection, query)
             finally:
                 roll_back(connection)
 
         try:
-            self._retrying()(self._pool.run, attempt)
+            retrying()(self._pool.run, attempt)
         except pg.LockNotAvailable as error:
             self._end_holders()
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
@@ -376,6 +314,15 @@ class Merger:
         raise CommitUnresolvedError(f"{self._what}: {text}", self._branch_id) from (
             None if error is None else self._address.cause(error)
         )
+
+
+def comes_twice(key: Sequence[str], row: Sequence[object]) -> str:
+    """What to tell of a key that a batch has more than once."""
+    example = ", ".join(f"{name} = {value}" for name, value in zip(key, row, strict=True))
+    return (
+        f"key={list(key)} comes more than once in the batch, for example {example}; an upsert "
+        "needs one row for each key: aggregate or deduplicate with transform="
+    )
 
 
 def _last_tag(connection: PgConnection, query: sql.SQL | sql.Composed) -> str | None:

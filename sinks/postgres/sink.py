@@ -1,17 +1,22 @@
 """`PostgresSink`: the verbs of the contract, each a few lines over the modules beside it.
 
-executors   COPY ─► staging table per task                     (staging)
-driver      prepareBatch: staging ─► target + marker row       (merging)
+mode="staged"
+executors   COPY ─► staging table per task                            (staging)
+driver      prepareBatch: staging ─► target + marker row              (merging)
             commit: COMMIT PREPARED, or COMMIT; staging dropped
+mode="prepared"
+executors   COPY ─► target + marker row, PREPARE TRANSACTION per task (prepared)
+driver      commit: COMMIT PREPARED of each
+
+A committable says itself in which mode it was made, so that a query may change its mode.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import psycopg
 
@@ -23,13 +28,25 @@ from sparkonce.errors import (
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.finding import Finding
+from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.attaching import Attach, with_attached
+from sparkonce.sinks.postgres.attaching import check as check_attach
 from sparkonce.sinks.postgres.catalog import Target, resolve
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, roll_back
+from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, pool_of, roll_back
 from sparkonce.sinks.postgres.diagnosis import diagnose
-from sparkonce.sinks.postgres.merging import PAYLOAD_VERSION, Merge, Merger
+from sparkonce.sinks.postgres.merge import PAYLOAD_VERSION, Merge
+from sparkonce.sinks.postgres.merging import Merger
+from sparkonce.sinks.postgres.prepared import (
+    PREPARED_VERSION,
+    Finisher,
+    PreparedWriter,
+    rolling_back,
+)
+from sparkonce.sinks.postgres.server import Server, Shape
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     OPEN,
+    PREPARED,
     READ_COMMITTED,
     STAGED,
     Timeouts,
@@ -38,46 +55,77 @@ from sparkonce.sinks.postgres.sql import (
     end_holders,
     find_schema,
     find_standing,
-    rollback_prepared,
     script,
     settings,
     staging_name,
 )
 from sparkonce.sinks.postgres.staging import StagingWriter
+from sparkonce.sinks.postgres.writing import Write, Writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger("sparkonce")
 
+Mode: TypeAlias = Literal["staged", "prepared"]
+"""How rows reach the target: by staging tables and one merge, or straight, task by task."""
+
+_UPSERT_WRITERS = 4
+"""A number that stays the same on every cluster: a replay must give each task its rows again."""
+
 _TIDY_LOCK_S = 1.0
 """A commit does not wait long for whoever reads the staging tables, such as a backup."""
 
 
 class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
-    """Writes each batch into a Postgres table, visible as a whole.
+    """Writes each batch into a Postgres table, visible as a whole unless you choose otherwise.
 
     Tasks COPY into staging tables beside the target. Before the decision the driver merges them in
     one transaction, in which every constraint is checked, and leaves it as a prepared one; where
     the server allows none (max_prepared_transactions = 0) it keeps the transaction open and, if its
     connection is lost, merges again from the staging tables. `validate` logs which of them holds.
 
-    The table ``sparkonce_commits`` in the target's schema has a row for each committed batch.
+    With mode="prepared" each task loads its rows straight into the target and leaves a prepared
+    transaction: rows are written once, and become visible task by task. `docs/postgres.md` tells
+    what it needs and which of the two to take.
+
+    The table ``sparkonce_commits`` in the target's schema has a row for each committed batch; with
+    mode="prepared" for each task of it.
 
     Args:
         conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. It reaches the executors,
             and no message.
         table: the target, written as in SQL: ``orders``, ``shop.orders``, ``"Mixed Case"``. The
             batch's columns go by their exact names; other columns get their defaults.
-        key: columns of an upsert: a row whose key is there updates that row in the batch's columns.
-            A unique index must cover exactly these columns, and a key may come once in a batch.
-            As always in SQL, keys with a NULL equal no other key. Default: append.
+        key: columns that identify a row. A unique index must cover exactly these columns. As always
+            in SQL, keys with a NULL equal no other key. Without `order_by` a key may come once in a
+            batch.
+        write: ``"append"``; ``"ignore"``: a row whose key is there is left out; ``"upsert"``: it
+            updates that row; ``"merge"``: it updates or deletes that row. Default: what `key` and
+            `delete` ask for.
+        update: which columns an update sets; default: all of the batch but the key.
+        order_by: of several rows with one key in a batch the one with the greatest value counts, as
+            if there were no others. NULL is the least; a tie for the greatest is refused.
+        delete: a boolean column, or a condition in Postgres' SQL over the batch's columns, such as
+            ``"op = 'D'"``; a row for which it is true deletes the table's row of its key. Columns
+            that only `delete` or `order_by` uses need not be in the table.
+        create: ``"if_missing"`` creates the table with types that follow from the batch's, and
+            `key` as its primary key; the statement is logged. Default: a missing table is refused.
+        dead_letter: a table, in the target's schema if no other is named, for rows that violate a
+            constraint of the target, with the reason; the rest of the batch commits with them. It
+            is created where it is missing. Default: such a row aborts the batch in every sink.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
-        writers: see `TwoPhaseCommitSink`.
+        mode: "staged" or "prepared".
+        writers: see `TwoPhaseCommitSink`. With mode="prepared" and a `key`, any number: rows are
+            dealt out by their keys to so many tasks, 4 by default. It is part of what a replay
+            must repeat: change it only while no batch is unfinished.
         lock_timeout: how long a statement waits for a lock, in seconds.
         statement_timeout: how long the merge of a batch may take, in seconds.
+        attach: the bigint column by whose LIST the target is partitioned, for the fast append: what
+            a task has loaded becomes a partition, instead of being copied (docs/postgres.md).
+        attach_rows: how many rows a task must have loaded for that; fewer are copied.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -91,42 +139,80 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         *,
         table: str,
         key: Sequence[str] | None = None,
+        write: Write | None = None,
+        update: Sequence[str] | None = None,
+        order_by: str | Sequence[str] | None = None,
+        delete: str | None = None,
+        create: Literal["if_missing"] | None = None,
+        dead_letter: str | None = None,
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: Literal[1] | None = None,
+        mode: Mode = "staged",
+        writers: int | None = None,
         lock_timeout: float = 30.0,
         statement_timeout: float = 600.0,
+        attach: str | None = None,
+        attach_rows: int = 100_000,
     ) -> None:
+        if mode == "prepared" and key is not None and not isinstance(key, str):
+            # Two tasks with one key would wait for each other, where Postgres cannot see it.
+            self.dealt_by = tuple(key)
+            writers = _UPSERT_WRITERS if writers is None else writers
         super().__init__(name=name, select=select, transform=transform, writers=writers)
-        if key is not None and (isinstance(key, str) or not key or len(set(key)) != len(key)):
+        if mode not in get_args(Mode):
+            raise ConfigurationError(f'{self.name}: mode={mode!r} must be "staged" or "prepared"')
+        if mode == "prepared" and (attach or dead_letter):
             raise ConfigurationError(
-                f"{self.name}: key={key!r} must be a list of different columns, or be left out"
+                f'{self.name}: attach= and dead_letter= need mode="staged", in which the driver '
+                "merges a batch as a whole"
+            )
+        if create not in {None, "if_missing"}:
+            raise ConfigurationError(
+                f'{self.name}: create={create!r} must be "if_missing", or be left out'
             )
         if lock_timeout <= 0 or statement_timeout <= 0:
             raise ConfigurationError(
                 f"{self.name}: lock_timeout={lock_timeout} and "
                 f"statement_timeout={statement_timeout} must be positive"
             )
+        if attach is not None and (key or create or dead_letter):
+            raise ConfigurationError(
+                f"{self.name}: attach= appends whole loads to a table that is there, so it takes "
+                "no key=, create= or dead_letter="
+            )
+        if attach_rows < 1:
+            raise ConfigurationError(f"{self.name}: attach_rows={attach_rows} must be 1 or more")
         self._address = Address.read(conninfo)
         self._table = table
-        self._key = None if key is None else tuple(key)
+        self._writing = Writing.of(
+            self.name, write, key=key, update=update, order_by=order_by, delete=delete
+        )
+        self._creates = create is not None
+        self._dead_letter = dead_letter
+        self._mode = mode
         self._timeouts = Timeouts(lock_timeout, statement_timeout)
+        self._attach = None if attach is None else Attach(attach, attach_rows)
         self._target: Target | None = None
+        self._server: Server | None = None
+        self._shape: Shape | None = None
         self._start()
 
     def _start(self) -> None:
-        self._pool = Pool(self._address)
         self._lock = threading.Lock()
         self._held: dict[str, PgConnection] = {}
         """Merges that wait in an open transaction, by their full branch id."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in {"_pool", "_lock", "_held"}}
+        return {k: v for k, v in self.__dict__.items() if k not in {"_lock", "_held"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
+
+    @property
+    def _pool(self) -> Pool:
+        return pool_of(self._address)
 
     @property
     def target(self) -> str:
@@ -139,16 +225,25 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     # -- on the executors ------------------------------------------------------------------------
 
     def beginTransaction(self, branch_id: BranchId) -> StagingWriter:
-        target = self._validated(branch_id)
+        target, server, shape = self._validated(branch_id)
+        if self._mode == "prepared":
+            return PreparedWriter(
+                *(self._address, target, branch_id, self._timeouts),
+                writing=self._writing,
+                server=server,
+                shape=shape,
+            )
         # COPY lasts as long as the task feeds it: no limit on the statement.
         timeouts = Timeouts(self._timeouts.lock, 0)
-        return StagingWriter(self._address, target, branch_id, timeouts)
+        return StagingWriter(self._address, target, branch_id, timeouts, self._attach)
 
     def write(self, handle: StagingWriter, batch: pa.RecordBatch) -> None:
         handle.write(batch)
 
     def preCommit(self, handle: StagingWriter) -> Committable:
         handle.finish()
+        if isinstance(handle, PreparedWriter):
+            return Committable(handle.branch_id, handle.prepared.to_payload(), PREPARED_VERSION)
         return Committable(
             handle.branch_id,
             {"schema": handle.schema, "staging": handle.name, "rows": handle.rows},
@@ -162,36 +257,62 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
 
     def validate(self, schema: pa.Schema) -> None:
         try:
-            target = self._pool.run(lambda c: resolve(c, self._table, self._key, schema))
+            server = self._pool.run(Server.ask)
+            server.check(self.where)
+            target = self._pool.run(lambda c: self._resolve(c, schema))
+            shape = self._pool.run(lambda c: Shape.read(c, target.shown, target.filled))
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
+                f"{next_step(error, self._timeouts)}"
             ) from self._address.cause(error)
+        if self._address.names_several:
+            server.check_failover(self.where)
+        if self._mode == "prepared":
+            server.check_prepares(self.where, self.writers)
+        logger.info("%s: %s", self.where, self._promise(server))
+        self._target, self._server, self._shape = target, server, shape
+
+    def _promise(self, server: Server) -> str:
+        if self._mode == "prepared":
+            return (
+                "each Spark task leaves a prepared transaction, so a batch becomes visible task "
+                f"by task, not as a whole; {server.prepared_most - server.prepared_now} of "
+                f"max_prepared_transactions = {server.prepared_most} are free"
+            )
         held_as = (
             "a prepared transaction"
-            if target.can_prepare
+            if server.prepared_most > 0
             else "an open transaction, since max_prepared_transactions is 0: a decided batch that "
             "is lost with its connection is merged again, and may be refused then"
         )
-        logger.info("%s: a merged batch waits for the decision as %s", self.where, held_as)
-        self._target = target
+        return f"a merged batch waits for the decision as {held_as}"
 
     def diagnose(self) -> Iterable[Finding]:
-        return diagnose(self._pool, self._address, self._table, upserts=self._key is not None)
+        return diagnose(self._pool, self._address, self._table, upserts=self._writing.key is not None)
 
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
+        if self._mode == "prepared":
+            return committables
         if not committables:
             return ()
-        merge = Merge.of(self._validated(branch_id), self._key, committables)
-        held = self._merger(branch_id, merge).prepare()
+        target, _, shape = self._validated(branch_id)
+        loads: list[Any] = [committable.payload for committable in committables]
+        staging, rows = [load["staging"] for load in loads], sum(load["rows"] for load in loads)
+        merge = Merge.of(target, self._writing, staging, rows)
+        merge = with_attached(merge, self._attach, committables)
+        held = self._merger(branch_id, merge).prepare(shape)
         if held is not None:
             with self._lock:
                 self._held[str(branch_id)] = held
         return (Committable(branch_id, merge.to_payload(), PAYLOAD_VERSION),)
 
     def commit(self, committable: Committable) -> None:
+        if committable.version == PREPARED_VERSION:
+            self._finisher().commit(committable)
+            return
         merge = Merge.read(committable)
         merger = self._merger(committable.branch_id, merge)
         held = self._take_held(committable.branch_id)
@@ -208,8 +329,13 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     def abort(self, branch: BranchId | Committable) -> None:
         committable = Committable(branch) if isinstance(branch, BranchId) else branch
         branch_id, payload = committable.branch_id, committable.payload
+        of_task = branch_id.attempt != DRIVER_ATTEMPT
+        if of_task and "staging" not in payload:
+            self._finisher().roll_back(branch_id)
+        if committable.version == PREPARED_VERSION:
+            return
         try:
-            if branch_id.attempt != DRIVER_ATTEMPT:
+            if of_task:
                 schema = str(payload.get("schema") or self._schema())
                 self._drop(schema, [staging_name(branch_id)])
                 return
@@ -223,9 +349,21 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
                 branch_id,
             ) from self._address.cause(error)
 
+    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        merges = [c for c in found if "staging" not in c.payload]
+        staged = [c for c in found if "staging" in c.payload]
+        # Merges first: they lock their staging tables.
+        errors = dict(zip((c.branch_id for c in merges), super().abortBatch(merges), strict=True))
+        try:
+            for schema in {str(c.payload["schema"]) for c in staged}:
+                names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]
+                self._drop(schema, names)
+        except psycopg.Error:  # one table in use keeps no other alive
+            errors |= zip((c.branch_id for c in staged), super().abortBatch(staged), strict=True)
+        return [errors.get(c.branch_id) for c in found]
+
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        table = self._table if self._target is None else self._target.shown
-        rows = self._pool.run(lambda c: c.execute(find_standing(owner, table)).fetchall())
+        rows = self._pool.run(lambda c: c.execute(find_standing(owner)).fetchall())
         return list(self._ours(owner, rows))
 
     def close(self) -> None:
@@ -237,10 +375,26 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _validated(self, branch_id: BranchId) -> Target:
-        if self._target is None:
+    def _resolve(self, connection: PgConnection, schema: pa.Schema) -> Target:
+        target = resolve(
+            connection,
+            self._table,
+            self._writing,
+            schema,
+            creates=self._creates,
+            dead_letter=self._dead_letter,
+        )
+        if self._attach is not None:
+            check_attach(connection, target, self._attach)
+        return target
+
+    def _validated(self, branch_id: BranchId) -> tuple[Target, Server, Shape]:
+        if self._target is None or self._server is None or self._shape is None:
             raise ProtocolError(f"{branch_id}: validate() comes before the first batch")
-        return self._target
+        return self._target, self._server, self._shape
+
+    def _finisher(self) -> Finisher:
+        return Finisher(self._address, self._pool, self._timeouts)
 
     def _merger(self, branch_id: BranchId, merge: Merge) -> Merger:
         return Merger(self._address, self._pool, self._timeouts, branch_id, merge)
@@ -258,8 +412,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
 
         def end(connection: PgConnection) -> None:
             connection.execute(end_holders(staging_name(branch_id)))
-            with contextlib.suppress(psycopg.errors.UndefinedObject):  # never prepared, or ended
-                connection.execute(rollback_prepared(str(branch_id)))
+            rolling_back(branch_id)(connection)
 
         self._pool.run(end)
 
@@ -298,7 +451,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
                 branch_id = BranchId.from_name(comment or "")
             if branch_id is None or branch_id.owner != owner or branch_id.batch_id is None:
                 continue
-            if place != STAGED:
+            if place == PREPARED and branch_id.attempt != DRIVER_ATTEMPT:
+                yield Committable(branch_id, version=PREPARED_VERSION)
+            elif place != STAGED:
                 merges[branch_id] = None
             elif staging_name(branch_id) == name:
                 staged.append(Committable(branch_id, {"schema": schema, "staging": name}))

@@ -154,8 +154,12 @@ def create_staging(
     )
 
 
-def copy_into(schema: str, name: str, columns: Sequence[str], *, binary: bool) -> sql.Composed:
-    options = sql.SQL("FORMAT binary, FREEZE") if binary else sql.SQL("FREEZE")
+def copy_into(
+    schema: str, name: str, columns: Sequence[str], *, binary: bool, freeze: bool = True
+) -> sql.Composed:
+    """FREEZE saves work, and is for a table that this transaction has made."""
+    format_ = sql.SQL("FORMAT binary") if binary else sql.SQL("FORMAT text")
+    options = format_ + sql.SQL(", FREEZE") if freeze else format_
     return sql.SQL("COPY {} ({}) FROM STDIN ({})").format(
         qualified(schema, name), columns_of(columns), options
     )
@@ -174,46 +178,6 @@ def drop_staging(schema: str, names: Sequence[str]) -> list[sql.Composed]:
 
 
 # -- merging ---------------------------------------------------------------------------------------
-
-
-def _staged(schema: str, staging: Sequence[str], columns: Sequence[str]) -> sql.Composed:
-    return sql.SQL(" UNION ALL ").join(
-        sql.SQL("SELECT {} FROM {}").format(columns_of(columns), qualified(schema, name))
-        for name in sorted(staging)
-    )
-
-
-def merge(
-    schema: str,
-    table: str,
-    columns: Sequence[str],
-    key: Sequence[str] | None,
-    staging: Sequence[str],
-) -> sql.Composed:
-    """One statement for the whole batch, so that Postgres itself finds a key that comes twice."""
-    into = sql.SQL("INSERT INTO {} ({}) ").format(qualified(schema, table), columns_of(columns))
-    rows = _staged(schema, staging, columns)
-    if key is None:
-        return into + rows
-    values = [column for column in columns if column not in key]
-    assignments = sql.SQL(", ").join(
-        sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(column)) for column in values
-    )
-    action = sql.SQL("DO UPDATE SET ") + assignments if values else sql.SQL("DO NOTHING")
-    # Rows are locked in the order of their keys, by everybody alike: no deadlock between pipelines.
-    return into + sql.SQL("SELECT {} FROM ({}) AS staged ORDER BY {} ON CONFLICT ({}) {}").format(
-        columns_of(columns), rows, columns_of(key), columns_of(key), action
-    )
-
-
-def duplicate_key(schema: str, key: Sequence[str], staging: Sequence[str]) -> sql.Composed:
-    """One key that comes twice in the batch, as text."""
-    shown = sql.SQL(", ").join(
-        sql.SQL("left({}::text, 100)").format(sql.Identifier(column)) for column in key
-    )
-    return sql.SQL("SELECT {} FROM ({}) AS staged GROUP BY {} HAVING count(*) > 1 LIMIT 1").format(
-        shown, _staged(schema, staging, key), columns_of(key)
-    )
 
 
 def prepare(gid: str) -> sql.Composed:
@@ -272,10 +236,10 @@ def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
 # -- what stands -----------------------------------------------------------------------------------
 
 
-def find_standing(owner: Owner, table: str) -> sql.Composed:
+def find_standing(owner: Owner) -> sql.Composed:
     """The owner's open merges, prepared transactions and staging tables, in this order.
 
-    Staging tables are looked for in the schema of `table` (written as in SQL).
+    Of every schema, since the target may be gone or have moved.
     """
     prefix = _of_owner(owner)
     return sql.SQL(
@@ -287,7 +251,6 @@ def find_standing(owner: Owner, table: str) -> sql.Composed:
         "UNION ALL SELECT {staged}, n.nspname, c.relname, obj_description(c.oid, 'pg_class') "
         "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r' "
         "AND c.relname >= {prefix}::name AND c.relname < {end}::name "
-        "AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass({table})) "
         "ORDER BY 1, 3"
     ).format(
         open=sql.Literal(OPEN),
@@ -296,7 +259,6 @@ def find_standing(owner: Owner, table: str) -> sql.Composed:
         prefix=sql.Literal(prefix),
         end=sql.Literal(prefix[:-1] + chr(ord(prefix[-1]) + 1)),
         gids=sql.Literal(owner.prefix),
-        table=sql.Literal(table),
     )
 
 

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
+from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.attaching import Attach, create_attachable
 from sparkonce.sinks.postgres.catalog import Target
-from sparkonce.sinks.postgres.connections import Address
+from sparkonce.sinks.postgres.connections import Address, pool_of
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
@@ -46,7 +49,12 @@ class StagingWriter:
     """An open COPY into a table that nobody else sees yet."""
 
     def __init__(
-        self, address: Address, target: Target, branch_id: BranchId, timeouts: Timeouts
+        self,
+        address: Address,
+        target: Target,
+        branch_id: BranchId,
+        timeouts: Timeouts,
+        attach: Attach | None = None,
     ) -> None:
         self.branch_id = branch_id
         self.schema = target.schema
@@ -54,23 +62,17 @@ class StagingWriter:
         self.rows = 0
         self._address = address
         self._target = target
+        self._timeouts = timeouts
         self._copying = contextlib.ExitStack()
-        types = {column.name: column.type.ddl for column in target.columns}
+        self._attach = attach
+        self._pool = pool_of(address)
+        begin = script(READ_COMMITTED, settings(timeouts, self.name), *self._opening())
         with self._errors():
-            self._connection = address.connect(self.name)
+            self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
         try:
             with self._errors():
-                self._connection.execute(
-                    script(
-                        READ_COMMITTED,
-                        settings(timeouts),
-                        create_staging(target.schema, self.name, types, branch_id),
-                    )
-                )
                 self._copy = self._copying.enter_context(
-                    self._connection.cursor().copy(
-                        copy_into(target.schema, self.name, target.names, binary=target.is_binary)
-                    )
+                    self._connection.cursor().copy(self._copy_statement())
                 )
                 if target.is_binary:
                     self._encoder = binary_encoder(target.columns)
@@ -78,6 +80,26 @@ class StagingWriter:
         except BaseException:
             self.discard()
             raise
+
+    def _opening(self) -> Sequence[sql.Composable]:
+        """What comes before the COPY, in its transaction."""
+        if self._attach is not None:
+            return [create_attachable(self._target, self._attach, self.name, self.branch_id)]
+        types = {column.name: column.type.ddl for column in self._target.columns}
+        return [create_staging(self.schema, self.name, types, self.branch_id)]
+
+    def _copy_statement(self) -> sql.Composed:
+        names, is_binary = self._target.names, self._target.is_binary
+        return copy_into(self.schema, self.name, names, binary=is_binary)
+
+    @property
+    def _copied(self) -> str:
+        """The table that the COPY goes into, as the server names it."""
+        return self.name
+
+    def _closing(self) -> None:
+        """Make what was copied lasting."""
+        self._connection.execute(COMMIT)
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names != list(self._target.names):
@@ -106,17 +128,17 @@ class StagingWriter:
         self.rows += batch.num_rows
 
     def finish(self) -> None:
-        """Commit the staging table with all its rows."""
+        """Make all rows lasting, and close the connection."""
         try:
             with self._errors():
                 if self._target.is_binary:
                     self._copy.write(self._encoder.finish())
                 self._copying.close()
-                self._connection.execute(COMMIT)
+                self._closing()
         except BaseException:
             self.discard()
             raise
-        self._connection.close()
+        self._pool.give(self._connection)
 
     def discard(self) -> None:
         """Close the connection: the server then forgets the table. Never raises."""
@@ -130,7 +152,7 @@ class StagingWriter:
         try:
             yield
         except psycopg.Error as error:
-            self._reject(self._address.said(error), error)
+            self._reject(self._address.said(error) + next_step(error, self._timeouts), error)
 
     def _reject(self, text: str, error: psycopg.Error | None) -> NoReturn:
         column = self._column(error.diag.context) if error is not None else None
@@ -142,7 +164,7 @@ class StagingWriter:
 
     def _column(self, context: str | None) -> str | None:
         """The column that the server was at; it names it in its context, maybe with the value."""
-        place = re.compile(rf"^COPY {self.name}, line \d+, column ", re.MULTILINE)
+        place = re.compile(rf"^COPY {re.escape(self._copied)}, line \d+, column ", re.MULTILINE)
         rest = place.split(context or "")[-1] if place.search(context or "") else None
         names = [n for n in self._target.names if rest is not None and rest.startswith(n)]
         return max(names, key=len, default=None)

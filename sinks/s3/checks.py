@@ -19,8 +19,8 @@ from sparkonce.sinks.s3.client import (
     describe,
     status_of,
 )
+from sparkonce.sinks.s3.formats import FileFormat
 from sparkonce.sinks.s3.layout import Place
-from sparkonce.sinks.s3.writer import FileFormat
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -70,14 +70,7 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
             f"S3Sink: partition_by={list(partition_by)} takes every column, so that none is left "
             "for the files"
         )
-    try:
-        rest_schema = pa.schema(rest)
-        with file_format.writer(pa.BufferOutputStream(), rest_schema) as writer:
-            writer.write_table(rest_schema.empty_table())
-    except pa.ArrowException as error:
-        raise ConfigurationError(
-            f"S3Sink: Parquet cannot hold these columns ({error}): change them (transform=)"
-        ) from error
+    file_format.check(pa.schema(rest))
 
 
 def check_server(connection: Connection, place: Place) -> None:
@@ -146,15 +139,21 @@ def _warn_of_lifecycle(client: S3Client, place: Place) -> None:
         rules: Sequence[Any] = client.get_bucket_lifecycle_configuration(Bucket=place.bucket)[
             "Rules"
         ]
-    except S3_ERRORS:
-        return  # no rules, no such feature, or no right to see them
+    except S3_ERRORS as error:
+        if code_of(error) != "NoSuchLifecycleConfiguration":
+            return  # no such feature, or no right to see the rules
+        rules = ()
+    is_covered = False
     for rule in rules:
         days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
+        if rule.get("Status") != "Enabled" or days is None:
+            continue
         condition = rule.get("Filter", {})
         prefix = condition.get("Prefix") or condition.get("And", {}).get("Prefix")
         prefix = prefix or rule.get("Prefix") or ""
+        is_covered = is_covered or place.prefix.startswith(prefix)
         concerns = prefix.startswith(place.prefix) or place.prefix.startswith(prefix)
-        if rule.get("Status") == "Enabled" and concerns and days is not None and days < SAFE_DAYS:
+        if concerns and days < SAFE_DAYS:
             logger.warning(
                 "%s: the bucket's lifecycle rule %r aborts uploads after %d days. A batch that is "
                 "decided and not committed by then, because the query is down, is lost: let it "
@@ -164,3 +163,11 @@ def _warn_of_lifecycle(client: S3Client, place: Place) -> None:
                 days,
                 SAFE_DAYS,
             )
+    if not is_covered:
+        logger.warning(
+            "%s: no lifecycle rule of the bucket aborts uploads here. Ours are aborted when the "
+            "query runs again; those of a query that never does stay, and are paid for: add a rule "
+            "AbortIncompleteMultipartUpload of %d days or more.",
+            place,
+            SAFE_DAYS,
+        )

@@ -27,6 +27,12 @@ _CONNECT_TIMEOUT_S = 5
 _CONNECTIONS = 32
 _THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"})
 
+_ADVICE = {
+    "ExpiredToken": "the credentials have expired: give lasting ones, or none, so that boto3's "
+    "chain renews them",
+    "RequestTimeTooSkewed": "correct the clock of this machine or of the server",
+}
+
 
 class Purpose(Enum):
     """How patient a client is: (attempts at a call, seconds of silence that end an attempt)."""
@@ -47,6 +53,7 @@ class Connection:
     region: str | None = None
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
     path_style: bool = False
 
     def client(self, purpose: Purpose) -> S3Client:
@@ -62,6 +69,7 @@ class Connection:
 
     def close(self) -> None:
         """Close idle connections. Sinks that use the same ones connect again when they need to."""
+        _sessions.pop((os.getpid(), self), None)
         for purpose in Purpose:
             client = _clients.pop((os.getpid(), self, purpose), None)
             if client is not None:
@@ -69,12 +77,18 @@ class Connection:
 
     def _make(self, purpose: Purpose) -> S3Client:
         attempts, read_timeout_s = purpose.value
-        return boto3.session.Session().client(
+        # Its clients share one reading of boto3's description of S3, which takes most of the time.
+        # Sessions take one thread at a time: the lock is held here.
+        session = _sessions.get((os.getpid(), self))
+        if session is None:
+            session = _sessions[os.getpid(), self] = boto3.session.Session()
+        return session.client(
             "s3",
             endpoint_url=self.endpoint_url,
             region_name=self.region,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
+            aws_session_token=self.session_token,
             config=Config(
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 read_timeout=read_timeout_s,
@@ -91,6 +105,7 @@ class Connection:
 
 
 _clients: dict[tuple[int, Connection, Purpose], S3Client] = {}
+_sessions: dict[tuple[int, Connection], boto3.session.Session] = {}
 _lock = threading.Lock()
 
 
@@ -125,5 +140,7 @@ def describe(error: Exception) -> str:
     """One line for messages; without the request, which is signed."""
     if isinstance(error, ClientError):
         said = error.response["Error"]
-        return f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
+        told = f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
+        advice = _ADVICE.get(code_of(error))
+        return f"{told}; {advice}" if advice else told
     return f"{type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ _URL = re.compile(
 _NAME = re.compile(
     r"sparkonce\.(?P<digest>[0-9a-f]{12})\.(?P<sink>[A-Za-z0-9_-]{1,32})\.t(?P<token>[0-9]+)"
     r"\.b(?P<batch_id>[0-9]+)\.p(?P<write_pass>[0-9]+)\.a(?P<attempt>[0-9]+)"
-    r"\.n[0-9]+\.parquet"
+    r"\.n[0-9]+\.(?:parquet|(?:json|csv)(?:\.gz|\.zst)?)"
 )
 # As in Spark's ExternalCatalogUtils.escapePathName.
 _ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
@@ -69,8 +69,10 @@ def branch_stem(branch_id: BranchId) -> str:
     )
 
 
-def file_key(place: Place, folder: str, branch_id: BranchId, number: int) -> str:
-    return f"{place.prefix}{folder}{branch_stem(branch_id)}n{number}.parquet"
+def file_key(
+    place: Place, folder: str, branch_id: BranchId, number: int, extension: str = "parquet"
+) -> str:
+    return f"{place.prefix}{folder}{branch_stem(branch_id)}n{number}.{extension}"
 
 
 def branch_of(key: str, owner: Owner) -> BranchId | None:

@@ -1,17 +1,18 @@
 """`S3Sink`: a branch is a set of multipart uploads, and its commit completes them.
 
-write       rows ─► Parquet ─► parts        nothing to see at the keys
-preCommit   every part is stored            uploads are open, as long as it takes
-commit      complete each, prove by HEAD    each object appears, whole, at once
-abort       abort each                      nothing was ever to be seen
+write         rows ─► file ─► parts           nothing to see at the keys
+preCommit     every part is stored            uploads are open, as long as it takes
+commit        complete each, prove by HEAD    each object appears, whole, at once
+publishBatch  put the batch's manifest        all of the batch appears to `read_committed`
+abort         abort each                      nothing was ever to be seen
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -23,41 +24,59 @@ from sparkonce.errors import (
     PrepareRejectedError,
     ProtocolError,
 )
-from sparkonce.model import BranchId, Committable, JsonValue, Owner
+from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
 from sparkonce.sinks.s3.diagnosis import diagnose
+from sparkonce.sinks.s3.formats import MIN_PART_BYTES, Compression, FileFormat, Format
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.listing import open_uploads
+from sparkonce.sinks.s3.manifest import Layout, Manifest, source_folder
 from sparkonce.sinks.s3.outcome import FileOutcome
-from sparkonce.sinks.s3.upload import MIN_PART_BYTES, StagedFile
-from sparkonce.sinks.s3.writer import BranchWriter, Compression, FileFormat
+from sparkonce.sinks.s3.publisher import Publisher
+from sparkonce.sinks.s3.upload import ObjectSettings, StagedFile
+from sparkonce.sinks.s3.writer import BranchWriter
 
 _MAX_PART_BYTES = 32 << 20
 _PARALLEL_FILES = 8
 
 
 class S3Sink(TwoPhaseCommitSink[BranchWriter]):
-    """Writes Parquet files into an S3 bucket: one for each Spark task and folder of a batch.
+    """Writes files into an S3 bucket: one for each Spark task and folder of a batch.
 
     Works with every server that has S3's multipart uploads. Rows are streamed, so with the default
     settings a task needs less than 256 MiB of memory whatever the size of its files. A task that
     writes more than about 70 GiB into one folder (9,000 parts) starts another file there.
 
+    Each object appears whole; all objects of a batch appear together to `sparkonce.read_committed`
+    and `sparkonce.committed_dataset`, through a manifest below ``_sparkonce/``.
+
     Rights: s3:PutObject, s3:GetObject, s3:AbortMultipartUpload and s3:ListMultipartUploadParts on
-    the prefix; s3:ListBucket and s3:ListBucketMultipartUploads on the bucket.
+    the prefix, and s3:DeleteObject on ``_sparkonce/`` below it; s3:ListBucket and
+    s3:ListBucketMultipartUploads on the bucket. docs/s3.md has more.
 
     Args:
         url: ``s3://BUCKET/PREFIX``. The bucket must exist.
-        format: "parquet".
+        format: "parquet", "json" (lines) or "csv" (with a header).
         partition_by: columns that become folders (``day=2026-01-01/``) and are not in the files.
-        compression: one of zstd, snappy, lz4, gzip, brotli, none.
+        compression: one of zstd, snappy, lz4, gzip, brotli, none; of text gzip, zstd, none.
+            Default: zstd for Parquet, gzip for text.
+        parquet: settings of pyarrow's ParquetWriter, such as ``{"compression_level": 5}``,
+            use_dictionary and write_statistics, and row_group_size, in rows.
+        target_file_size: in bytes; a file that has reached it is followed by another one. Default:
+            as large as its task makes it.
+        storage_class: of the objects, such as "STANDARD_IA"; default: the server's.
+        encryption: "AES256", "aws:kms" or "aws:kms:dsse"; default: the bucket's.
+        kms_key: id or ARN of the key, with `encryption`.
+        metadata: of each object, beside ``sparkonce-branch``.
+        tags: of each object.
         endpoint_url: of another server than Amazon's.
         region: default: boto3's own settings.
         access_key: with `secret_key`; default: boto3's credential chain, on every executor.
         secret_key: with `access_key`.
+        session_token: of temporary credentials, with `access_key`.
         path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
         part_size: bytes of one part, 5 to 32 MiB. Files of many folders have smaller parts, so
             that all their buffers fit into memory.
@@ -77,13 +96,21 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         self,
         url: str,
         *,
-        format: str = "parquet",  # noqa: A002  # Spark's own name for it
+        format: Format = "parquet",  # noqa: A002  # Spark's own name for it
         partition_by: Sequence[str] = (),
-        compression: Compression = "zstd",
+        compression: Compression | None = None,
+        parquet: Mapping[str, Any] | None = None,
+        target_file_size: int | None = None,
+        storage_class: str | None = None,
+        encryption: str | None = None,
+        kms_key: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         endpoint_url: str | None = None,
         region: str | None = None,
         access_key: str | None = None,
         secret_key: str | None = None,
+        session_token: str | None = None,
         path_style: bool | None = None,
         part_size: int = 8 << 20,
         max_open_files: int = 32,
@@ -94,13 +121,6 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._place = Place.from_url(url)
-        if format != "parquet":
-            raise ConfigurationError(f"S3Sink: format={format!r}: only 'parquet' can be written")
-        if compression not in get_args(Compression):
-            raise ConfigurationError(
-                f"S3Sink: compression={compression!r}: give one of "
-                f"{', '.join(get_args(Compression))}"
-            )
         if isinstance(partition_by, str) or len(set(partition_by)) != len(partition_by):
             raise ConfigurationError(
                 f"S3Sink: partition_by={partition_by!r}: give a list of columns, each once"
@@ -119,12 +139,31 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
                 "S3Sink: endpoint_url= is like http://HOST:PORT; credentials go into access_key= "
                 "and secret_key="
             )
-        self._format = FileFormat(tuple(partition_by), compression, part_size, max_open_files)
+        if session_token is not None and access_key is None:
+            raise ConfigurationError("S3Sink: session_token= goes with access_key= and secret_key=")
+        if target_file_size is not None and target_file_size < 1:
+            raise ConfigurationError(f"S3Sink: target_file_size={target_file_size}: give 1 or more")
+        self._format = FileFormat(
+            format,
+            tuple(partition_by),
+            compression or ("zstd" if format == "parquet" else "gzip"),
+            part_size,
+            max_open_files,
+            target_file_size,
+            dict(parquet or {}),
+        )
+        self._settings = ObjectSettings(
+            dict(metadata or {}), dict(tags or {}), storage_class, encryption, kms_key
+        )
+        self._schema: pa.Schema | None = None
+        if self._format.is_lines:
+            self.columns = self._lines
         self._connection = Connection(
             endpoint_url=endpoint_url,
             region=region,
             access_key=access_key,
             secret_key=secret_key,
+            session_token=session_token,
             path_style=endpoint_url is not None if path_style is None else path_style,
         )
 
@@ -137,7 +176,14 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def beginTransaction(self, branch_id: BranchId) -> BranchWriter:
         if branch_id.batch_id is None:
             raise ProtocolError("S3Sink writes branches of a known batch only")
-        return BranchWriter(self._connection, self._place, self._format, branch_id)
+        return BranchWriter(
+            self._connection,
+            self._place,
+            self._format,
+            branch_id,
+            settings=self._settings,
+            schema=self._schema,
+        )
 
     def write(self, handle: BranchWriter, batch: pa.RecordBatch) -> None:
         with self._rejecting(handle.branch_id):
@@ -146,7 +192,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def preCommit(self, handle: BranchWriter) -> Committable:
         with self._rejecting(handle.branch_id):
             files = handle.finish()
-        return self._committable(handle.branch_id, files)
+        return self._committable(handle.branch_id, files, handle.layout)
 
     def discard(self, handle: BranchWriter) -> None:
         handle.discard()
@@ -154,7 +200,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     # -- on the driver, or in any process --------------------------------------------------------
 
     def validate(self, schema: pa.Schema) -> None:
-        check_schema(schema, self._format)
+        if not self._format.is_lines:  # those are checked when their columns are made
+            check_schema(schema, self._format)
         check_server(self._connection, self._place)
 
     def diagnose(self) -> Iterable[Finding]:
@@ -179,6 +226,11 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             )
         if lost:
             raise lost[0]
+
+    def publishBatch(self, batch: CommittedBatch) -> None:
+        folder = source_folder(batch.pipeline, batch.owner.digest, self.name)
+        publisher = Publisher(self._connection, self._place, folder, self._settings)
+        publisher.publish(Manifest.of(batch, self.name, self._place.prefix))
 
     def abort(self, branch: BranchId | Committable) -> None:
         """End the branch's uploads; objects that it has committed stay.
@@ -208,6 +260,12 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
 
     # -- helpers that hold no choices --------------------------------------------------------------
 
+    def _lines(self, schema: pa.Schema, row: str) -> list[str]:
+        check_schema(schema, self._format)
+        # For the executors, which get the lines alone: the sink is pickled to them after this.
+        self._schema = schema
+        return self._format.lines(schema, row)
+
     def _uploads_of(self, owner: Owner) -> dict[BranchId, list[StagedFile]]:
         try:
             return open_uploads(self._connection, self._place, owner)
@@ -216,11 +274,14 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
                 f"S3: the open uploads of {self._place} cannot be listed ({describe(error)})"
             ) from error
 
-    def _committable(self, branch_id: BranchId, files: Iterable[StagedFile]) -> Committable:
+    def _committable(
+        self, branch_id: BranchId, files: Iterable[StagedFile], layout: Layout | None = None
+    ) -> Committable:
         payload: dict[str, JsonValue] = {
             "bucket": self._place.bucket,
             "endpoint": self._connection.endpoint_url,
             "files": [file.to_json() for file in files],
+            "layout": None if layout is None else layout.to_json(),
         }
         return Committable(branch_id, payload)
 
@@ -243,7 +304,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             ) from error
         except (pa.ArrowException, KeyError, ValueError, OverflowError) as error:
             raise PrepareRejectedError(
-                f"S3: rows for {self._place} do not fit into Parquet files ({error})", branch_id
+                f"S3: rows for {self._place} do not fit into its files ({error})", branch_id
             ) from error
 
 

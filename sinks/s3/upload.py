@@ -15,24 +15,27 @@ import base64
 import hashlib
 import itertools
 import mmap
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, JsonValue
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, is_passing
 
 BRANCH_METADATA = "sparkonce-branch"
 """The object metadata that holds the full branch id."""
 
-MIN_PART_BYTES = 5 << 20
 MAX_PARTS = 10_000
 PARTS_IN_FLIGHT = 2
 _CREATE_ATTEMPTS = 4
+_METADATA_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 ResultT = TypeVar("ResultT")
 
@@ -65,6 +68,58 @@ class StagedFile:
     def from_json(cls, value: dict[str, Any]) -> Self:
         known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
         return cls(**{**known, "parts": tuple(value.get("parts", ()))})
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSettings:
+    """What every object is stored with, beside its bytes.
+
+    Attributes:
+        metadata: of the user, by name.
+        tags: by name.
+        storage_class: as S3 names it, such as STANDARD_IA.
+        encryption: AES256, aws:kms or aws:kms:dsse; None leaves it to the bucket.
+        kms_key: id or ARN of the key.
+
+    Raises:
+        ConfigurationError: a setting cannot work.
+    """
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    storage_class: str | None = None
+    encryption: str | None = None
+    kms_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if BRANCH_METADATA in {name.lower() for name in self.metadata}:
+            raise ConfigurationError(
+                f"S3Sink: metadata= holds {BRANCH_METADATA!r}, which proves commits: rename it"
+            )
+        for name, value in self.metadata.items():
+            if not _METADATA_NAME.fullmatch(name) or not value.isascii():
+                raise ConfigurationError(
+                    f"S3Sink: metadata= holds {name!r}: {value!r}; HTTP headers take letters, "
+                    "digits, '-' and '_' in names, and ASCII in values"
+                )
+        if self.encryption not in {None, "AES256", "aws:kms", "aws:kms:dsse"}:
+            raise ConfigurationError(
+                f"S3Sink: encryption={self.encryption!r}: give 'AES256', 'aws:kms' or "
+                "'aws:kms:dsse'"
+            )
+        if self.kms_key is not None and (self.encryption or "AES256") == "AES256":
+            raise ConfigurationError("S3Sink: kms_key= needs encryption='aws:kms'")
+
+    def protection(self) -> dict[str, Any]:
+        """Arguments that a bucket's policy may demand of every object."""
+        wanted = {"ServerSideEncryption": self.encryption, "SSEKMSKeyId": self.kms_key}
+        return {name: value for name, value in wanted.items() if value is not None}
+
+    def arguments(self) -> dict[str, Any]:
+        """Of the call that creates an object, beside its metadata."""
+        wanted = {"StorageClass": self.storage_class, "Tagging": urlencode(self.tags) or None}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return {**self.protection(), **given}
 
 
 def etag_of_parts(etags: list[str]) -> str:
@@ -112,6 +167,7 @@ class PartStream:
         connection: to the server.
         bucket: the object's bucket.
         branch_id: goes into the object's metadata.
+        settings: of the object.
         next_key: gives a key that was never used before.
         part_bytes: size of all parts but the last.
         transfers: the branch's threads.
@@ -122,6 +178,7 @@ class PartStream:
         connection: Connection,
         bucket: str,
         branch_id: BranchId,
+        settings: ObjectSettings,
         next_key: Callable[[], str],
         *,
         part_bytes: int,
@@ -130,6 +187,7 @@ class PartStream:
         self._connection = connection
         self._bucket = bucket
         self._branch_id = branch_id
+        self._settings = settings
         self._next_key = next_key
         self._part_bytes = part_bytes
         self._transfers = transfers
@@ -143,6 +201,11 @@ class PartStream:
         self._created: tuple[str, str] | None = None
         self._discarded = False
         self.closed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._position
 
     @property
     def part_count(self) -> int:
@@ -242,7 +305,10 @@ class PartStream:
     def _create(self) -> tuple[str, str]:
         key = self._next_key()
         answer = self._connection.client(Purpose.ONCE).create_multipart_upload(
-            Bucket=self._bucket, Key=key, Metadata={BRANCH_METADATA: str(self._branch_id)}
+            Bucket=self._bucket,
+            Key=key,
+            Metadata={**self._settings.metadata, BRANCH_METADATA: str(self._branch_id)},
+            **self._settings.arguments(),
         )
         return key, answer["UploadId"]
 

@@ -1,4 +1,4 @@
-"""The rows of one branch, from Arrow record batches to Parquet files in S3.
+"""The rows of one branch, from Arrow record batches to files in S3.
 
     batch ─► by folder ─► rows that wait (bounded) ─► row group ─► PartStream
 
@@ -12,80 +12,40 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.s3.client import Connection
+from sparkonce.sinks.s3.formats import FileFormat, RowWriter
 from sparkonce.sinks.s3.layout import MAX_KEY_BYTES, Place, file_key, folder_name
+from sparkonce.sinks.s3.manifest import Layout
 from sparkonce.sinks.s3.upload import (
     MAX_PARTS,
-    MIN_PART_BYTES,
+    ObjectSettings,
     PartStream,
     StagedFile,
     Transfers,
     numbers,
 )
 
-Compression: TypeAlias = Literal["zstd", "snappy", "lz4", "gzip", "brotli", "none"]
-
 logger = logging.getLogger("sparkonce")
-
-BUFFER_BYTES = 160 << 20
-"""For the part buffers of all open files."""
 
 _WAITING_BYTES = 64 << 20
 _WAITING_BYTES_PARTITIONED = 32 << 20
-_ROWS_PER_GROUP = 1 << 20
-# Between row groups a writer holds the last column's dictionary, with a hash table of up to six
-# times its size: little enough for one file, too much for 32.
-_DICTIONARY_BYTES = {False: 1 << 20, True: 1 << 17}
 # A file this long is followed by another one; the rest of the 10,000 is for what its last row
 # group and its footer may need.
 _ROLL_AT_PARTS = MAX_PARTS - 1000
 
 
-@dataclass(frozen=True, slots=True)
-class FileFormat:
-    """How rows become files.
-
-    Attributes:
-        partition_by: columns that become folders.
-        compression: as Parquet names it.
-        part_bytes: wanted size of a part.
-        max_open_files: bound on the folders of one task.
-    """
-
-    partition_by: tuple[str, ...]
-    compression: Compression
-    part_bytes: int
-    max_open_files: int
-
-    @property
-    def buffer_bytes(self) -> int:
-        """The size of a part such that the buffers of all open files fit into memory."""
-        if not self.partition_by:
-            return self.part_bytes
-        return max(MIN_PART_BYTES, min(self.part_bytes, BUFFER_BYTES // self.max_open_files))
-
-    def writer(self, where: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-        return pq.ParquetWriter(
-            where,
-            schema,
-            compression=self.compression,
-            dictionary_pagesize_limit=_DICTIONARY_BYTES[bool(self.partition_by)],
-        )
-
-
 @dataclass(slots=True)
 class _OpenFile:
     stream: PartStream
-    writer: pq.ParquetWriter
+    writer: RowWriter
     rows: int = 0
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_rows: int = 0
@@ -100,12 +60,27 @@ class BranchWriter:
         place: where the sink writes.
         file_format: how rows become files.
         branch_id: in the files' names and metadata.
+        settings: of the objects.
+        schema: of the rows as readers shall see them; default: of what is written.
+
+    Attributes:
+        layout: of what is written, from the first rows on.
     """
 
     def __init__(
-        self, connection: Connection, place: Place, file_format: FileFormat, branch_id: BranchId
+        self,
+        connection: Connection,
+        place: Place,
+        file_format: FileFormat,
+        branch_id: BranchId,
+        *,
+        settings: ObjectSettings,
+        schema: pa.Schema | None = None,
     ) -> None:
         self.branch_id = branch_id
+        self.layout: Layout | None = None
+        self._schema = schema
+        self._settings = settings
         self._connection = connection
         self._place = place
         self._format = file_format
@@ -121,17 +96,20 @@ class BranchWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows; returns when no more than the bounded amount waits in memory."""
+        if self.layout is None:
+            schema = self._schema or batch.schema
+            self.layout = Layout.of(self._format.name, self._format.partition_by, schema)
         for folder, rows in split(batch, self._format.partition_by):
             file = self._open.get(folder) or self._open_file(folder, rows.schema)
             file.waiting.append(rows)
             file.waiting_rows += rows.num_rows
             file.waiting_bytes += rows.nbytes
             self._waiting_bytes += rows.nbytes
-            if file.waiting_rows >= _ROWS_PER_GROUP:
+            if file.waiting_rows >= self._format.rows_per_group:
                 self._write_group(file)
             while self._waiting_bytes > self._max_waiting_bytes:
                 self._write_group(max(self._open.values(), key=lambda f: f.waiting_bytes))
-            if file.stream.part_count >= _ROLL_AT_PARTS:
+            if self._is_full(file):
                 self._end(folder)
 
     def finish(self) -> tuple[StagedFile, ...]:
@@ -169,7 +147,7 @@ class BranchWriter:
                 self.branch_id,
             )
         # The longest number that is tried, so that a key never turns out to be too long later.
-        longest = file_key(self._place, folder, self.branch_id, 10**6)
+        longest = file_key(self._place, folder, self.branch_id, 10**6, self._format.extension)
         if len(longest.encode()) > MAX_KEY_BYTES:
             raise PrepareRejectedError(
                 f"the folder {folder[:80]!r}... makes a key longer than S3's {MAX_KEY_BYTES} "
@@ -180,7 +158,10 @@ class BranchWriter:
             self._connection,
             self._place.bucket,
             self.branch_id,
-            lambda: file_key(self._place, folder, self.branch_id, self._next_number()),
+            self._settings,
+            lambda: file_key(
+                self._place, folder, self.branch_id, self._next_number(), self._format.extension
+            ),
             part_bytes=self._format.buffer_bytes,
             transfers=self._transfers,
         )
@@ -190,10 +171,19 @@ class BranchWriter:
         self._open[folder] = file
         return file
 
+    def _is_full(self, file: _OpenFile) -> bool:
+        target = self._format.target_bytes
+        # What waits is Arrow memory, of which a file takes less.
+        if target is not None and file.waiting_bytes >= target:
+            self._write_group(file)
+        return file.stream.part_count >= _ROLL_AT_PARTS or (
+            target is not None and file.stream.size >= target
+        )
+
     def _write_group(self, file: _OpenFile) -> None:
         rows = pa.Table.from_batches(file.waiting)
         file.waiting.clear()
-        file.writer.write_table(rows, row_group_size=_ROWS_PER_GROUP)
+        file.writer.write(rows)
         file.rows += rows.num_rows
         self._waiting_bytes -= file.waiting_bytes
         file.waiting_rows = file.waiting_bytes = 0

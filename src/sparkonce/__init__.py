@@ -1,6 +1,7 @@
 """Exactly-once, all-or-nothing writes from Spark Structured Streaming.
 
 ExactlyOnce(name, sinks=[…], log=…)   goes into df.writeStream.foreachBatch(…)
+read_committed, committed_dataset     what S3Sink has committed, batch by batch, never a half one
 sparkonce.sinks                       the sinks, and the base class for your own
 sparkonce.txn_log                     the transaction log
 sparkonce.errors                      every error, by what to do next
@@ -11,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sparkonce.sinks.s3.committed import committed_dataset, read_committed
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
-__all__ = ["ExactlyOnce"]
+__all__ = ["ExactlyOnce", "committed_dataset", "read_committed"]
 
 
 def __getattr__(name: str) -> object:
@@ -22,4 +24,8 @@ def __getattr__(name: str) -> object:
         from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - lazy on purpose
 
         return ExactlyOnce
+    if name in {"committed_dataset", "read_committed"}:
+        from sparkonce.sinks.s3 import committed  # noqa: PLC0415 - needs the extra s3
+
+        return getattr(committed, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

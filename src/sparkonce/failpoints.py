@@ -53,6 +53,12 @@ POINTS: Final[Mapping[str, str]] = {
 }
 """Every point with the state it stands for, in the order of the protocol."""
 
+LOG_POINTS: Final[Mapping[str, str]] = {
+    "log.before": "driver: the log is about to make a round trip (per request)",
+    "log.after": "driver: its answer has come",
+}
+"""The round trips of a transaction log; `POINTS` has what the protocol sees of them."""
+
 
 class InjectedError(Exception):
     """Raised at a point that a test armed with the action ``error``."""

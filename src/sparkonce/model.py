@@ -160,3 +160,24 @@ class Committable:
         known = {f.name for f in fields(cls)}
         values = {key: item for key, item in value.items() if key in known}
         return cls(**{**values, "branch_id": BranchId.from_json(value["branch_id"])})
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    """One sink's share of a transaction of which every branch is committed.
+
+    Attributes:
+        pipeline: the pipeline's lasting name.
+        owner: log and query.
+        batch_id: the micro-batch.
+        revision: how often the decision was amended; the highest one stands.
+        offsets: source offsets of the batch, as Spark's checkpoint shows them, one per source.
+        committables: the branches of this sink; none when the batch had no rows for it.
+    """
+
+    pipeline: str
+    owner: Owner
+    batch_id: int
+    revision: int
+    offsets: tuple[str, ...]
+    committables: tuple[Committable, ...]

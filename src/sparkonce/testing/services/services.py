@@ -68,6 +68,7 @@ def start_services(
     ports: Mapping[str, int] | None = None,
     kafka_config: Mapping[str, str] | None = None,
     postgres_config: Mapping[str, str] | None = None,
+    postgres_version: int | None = None,
     kafka_version: KafkaVersion = "4.3",
     quick_start: bool = True,
     kafka_listeners: Mapping[str, str] | None = None,
@@ -80,6 +81,8 @@ def start_services(
         ports: by kind; free ones are taken for the others. All listen on 127.0.0.1 only.
         kafka_config: more broker settings, as in server.properties.
         postgres_config: more server settings, as in postgresql.conf.
+        postgres_version: the major one, of `postgres_versions()`; default: the newest. Of local
+            processes only.
         kafka_version: an older one is downloaded at its first use; of local processes only.
         quick_start: False lets a local Kafka's JVM optimise in full, for benchmarks.
         kafka_listeners: more listeners of a local Kafka: the security protocol by name, as
@@ -92,7 +95,8 @@ def start_services(
     chosen = _checked_ports(wanted, ports or {})
     if not wanted:
         return Services({})
-    if choose_backend() == "docker" and kafka_version == "4.3":
+    is_usual = kafka_version == "4.3" and postgres_version is None
+    if choose_backend() == "docker" and is_usual:
         if kafka_listeners:
             raise ServiceError(
                 "kafka_listeners are for a local Kafka only, and this one is a container; "
@@ -111,7 +115,7 @@ def start_services(
             version=kafka_version,
         ),
         "postgres": lambda folder, guard, port: local_postgres(
-            folder, guard, port, postgres_config
+            folder, guard, port, postgres_config, version=postgres_version
         ),
         "s3mock": local_s3mock,
         "versitygw": local_versitygw,
@@ -239,6 +243,11 @@ def s3a_jars() -> list[Path]:
             f"S3A here is of Hadoop {S3A_NEEDS}, and the pyspark that is installed has another."
         )
     return sorted(jar_dir("s3a").glob("*.jar"))
+
+
+def s3a_committer_jars() -> list[Path]:
+    """The jar with which Spark uses S3A's magic committer, for `spark.jars` beside `s3a_jars`."""
+    return sorted(jar_dir("committers").glob("*.jar"))
 
 
 def spark_jdbc_jars() -> list[Path]:

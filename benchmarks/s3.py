@@ -1,0 +1,191 @@
+"""S3: sparkonce against Spark's own Parquet writer through S3A, with two of its committers.
+
+    python benchmarks/s3.py [--rows 30000000] [--rounds 3]
+
+All three write the same rows as Parquet to one local server, in turn: S3A with the default
+committer (which renames, and is not safe on S3) and with the magic one. 30,000,000 rows are more
+than 1 GiB. At the end one batch of 1,000 objects is committed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from harness import (
+    Run,
+    arguments,
+    finish,
+    in_turn,
+    make_source,
+    report,
+    run_query,
+    scratch,
+    spark_session,
+)
+
+from sparkonce import ExactlyOnce
+from sparkonce.model import BranchId, Owner
+from sparkonce.sinks import S3Sink
+from sparkonce.testing.checks import s3_client
+from sparkonce.testing.services import (
+    S3Server,
+    s3a_committer_jars,
+    start_services,
+    unavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+BUCKET = "bench"
+# Random digits, so that a row takes its room in a file, too.
+COLUMNS = (
+    "id",
+    "sha1(string(id)) AS name",
+    "rand(7) * id AS amount",
+    "timestamp_seconds(1767225600 + id) AS at",
+)
+OBJECTS = 1000
+MAGIC = {
+    "fs.s3a.committer.name": "magic",
+    "fs.s3a.committer.magic.enabled": "true",
+    "mapreduce.outputcommitter.factory.scheme.s3a": (
+        "org.apache.hadoop.fs.s3a.commit.S3ACommitterFactory"
+    ),
+    "spark.sql.sources.commitProtocolClass": (
+        "org.apache.spark.internal.io.cloud.PathOutputCommitProtocol"
+    ),
+    "spark.sql.parquet.output.committer.class": (
+        "org.apache.spark.internal.io.cloud.BindingParquetOutputCommitter"
+    ),
+}
+
+
+def sink(s3: S3Server, prefix: str) -> S3Sink:
+    return S3Sink(
+        f"s3://{BUCKET}/{prefix}",
+        compression="snappy",  # Spark's default
+        endpoint_url=s3.endpoint_url,
+        access_key=s3.access_key,
+        secret_key=s3.secret_key,
+        region=s3.region,
+    )
+
+
+def exactly_once(s3: S3Server, folder: Path) -> ExactlyOnce:
+    name = f"b{uuid.uuid4().hex[:10]}"
+    return ExactlyOnce(name, sinks=[sink(s3, name)], log=f"sqlite:///{folder}/{name}.db")
+
+
+def s3a(settings: Mapping[str, str]) -> Any:
+    """A foreachBatch function that appends with S3A."""
+    path = f"s3a://{BUCKET}/b{uuid.uuid4().hex[:10]}"
+
+    def write(df: DataFrame, _batch_id: int) -> None:
+        for key, value in settings.items():
+            df.sparkSession.conf.set(key, value)
+        df.write.mode("append").parquet(path)
+        for key in settings:
+            df.sparkSession.conf.unset(key)
+
+    return write
+
+
+def commit_of_many_objects(s3: S3Server) -> tuple[float, float]:
+    """Milliseconds for one batch of 1,000 objects, and for as many completions one by one."""
+    owner = Owner("0" * 16, "bench")
+    rows = pa.RecordBatch.from_pydict({"id": list(range(10))})
+    target = sink(s3, f"many-{uuid.uuid4().hex[:10]}")
+
+    def prepare(attempt: int) -> Any:
+        handle = target.beginTransaction(BranchId(owner, 0, 1, "s3", 0, attempt))
+        target.write(handle, rows)
+        return target.preCommit(handle)
+
+    prepared = [prepare(attempt) for attempt in range(OBJECTS + 50)]
+    begin = time.perf_counter()
+    assert not any(target.commitBatch(prepared[:OBJECTS]))
+    together_ms = 1000 * (time.perf_counter() - begin)
+    alone = []
+    for committable in prepared[OBJECTS:]:
+        begin = time.perf_counter()
+        target.commit(committable)
+        alone.append(time.perf_counter() - begin)
+    target.close()
+    return together_ms, 1000 * OBJECTS * statistics.median(alone)
+
+
+def main(*, rows: int, rounds: int, small_batches: int) -> None:
+    kind: Any = "s3mock" if "versitygw" in unavailable() else "versitygw"
+    with scratch() as folder, start_services([kind], quick_start=False) as up:
+        (s3,) = up.s3.values()
+        client = s3_client(s3)
+        client.create_bucket(Bucket=BUCKET)
+        client.close()
+        spark = spark_session(up, s3a_committer_jars())
+        contenders = {
+            "sparkonce": lambda: exactly_once(s3, folder),
+            "S3A, default": lambda: s3a({}),
+            "S3A, magic": lambda: s3a(MAGIC),
+        }
+
+        def run_all(*, rows: int, batches: int) -> dict[str, list[Run]]:
+            source = make_source(spark, folder, rows=rows, batches=batches, columns=COLUMNS)
+            schema = "id long, name string, amount double, at timestamp"
+            return in_turn(
+                contenders,
+                lambda writer: run_query(spark, source, writer, folder, schema),
+                rounds=rounds,
+            )
+
+        large = run_all(rows=rows, batches=4)
+        small = run_all(rows=100 * small_batches, batches=small_batches)
+        spark.stop()
+        together_ms, one_by_one_ms = commit_of_many_objects(s3)
+    figures = {
+        name: {
+            "all batches, rows/s": [run.rows_per_s(warm=False) for run in large[name]],
+            "warm batches, rows/s": [run.rows_per_s(warm=True) for run in large[name]],
+            "batch of 100 rows, ms": [run.small_ms for run in small[name]],
+            "Python worker, MiB": [run.worker_mib for run in large[name]],
+        }
+        for name in contenders
+    }
+    report(f"{rows:,} rows in 4 batches into S3 ({kind}), as Parquet", figures)
+    print(
+        f"commit of {OBJECTS:,} objects: {together_ms:,.0f} ms together, "
+        f"{one_by_one_ms:,.0f} ms one by one"
+    )
+    medians = {
+        name: {key: statistics.median(values) for key, values in of.items()}
+        for name, of in figures.items()
+    }
+    ours = medians["sparkonce"]
+    ratios = {
+        f"ratio_{short}_to_{label}": ours[figure] / medians[name][figure]
+        for name, label in (("S3A, default", "s3a"), ("S3A, magic", "s3a_magic"))
+        for short, figure in (
+            ("cold", "all batches, rows/s"),
+            ("warm", "warm batches, rows/s"),
+            ("small_batch", "batch of 100 rows, ms"),
+        )
+    }
+    finish(
+        rows_per_s=ours["all batches, rows/s"],
+        rows_per_s_warm=ours["warm batches, rows/s"],
+        small_batch_ms=ours["batch of 100 rows, ms"],
+        worker_mib=ours["Python worker, MiB"],
+        commit_1000_objects_ms=together_ms,
+        **ratios,
+    )
+
+
+if __name__ == "__main__":
+    main(**arguments(__doc__))

@@ -1,0 +1,177 @@
+"""The primary is killed while a batch is between prepare and commit, and its standby promoted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration_tests.crash.scenario import Scenario
+from integration_tests.crash.targets import postgres_target
+from integration_tests.crash.test_server_faults import go_on
+from integration_tests.test_postgres_sink import OWNER, ROWS, World, merge_of, stage, task
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+)
+from sparkonce.model import Committable
+from sparkonce.sinks import PostgresSink
+from sparkonce.testing.services import PostgresServer, start_services, unavailable
+from sparkonce.testing.services.standby import PostgresPair
+
+MODES = ("staged", "prepared")
+
+
+@pytest.fixture
+def pair() -> Iterator[PostgresPair]:
+    if "postgres" in (reasons := unavailable()):
+        pytest.skip(f"postgres: {reasons['postgres']}")
+    with (
+        start_services(["postgres"]) as services,
+        PostgresPair(services.postgres) as pair,
+    ):
+        yield pair
+
+
+@pytest.fixture
+def worlds(pair: PostgresPair, fresh_name: Callable[[], str]) -> Iterator[tuple[World, World]]:
+    """The primary and the standby, seen from outside."""
+    name = fresh_name()
+    primary, standby = (
+        World(server, name, prepares=True) for server in (pair.primary, pair.standby)
+    )
+    primary.run(f"CREATE SCHEMA {name}")
+    primary.table()
+    yield primary, standby
+    for sink in primary.sinks:
+        sink.close()
+
+
+def prepare(sink: PostgresSink, batch: int = 0) -> Committable:
+    of_task = stage(sink, ROWS, task(batch=batch))
+    (committable,) = sink.prepareBatch(merge_of(batch), [of_task])
+    return committable
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_standby_that_has_all_finishes_the_commit(
+    pair: PostgresPair, worlds: tuple[World, World], mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While none of the two takes writes the outcome is unknown; then it is committed, once."""
+    pair.wait_for_standby()
+    primary, standby = worlds
+    sink = primary.ready(dsn=pair.dsn, mode=mode)
+    assert "does not wait for a standby" not in caplog.text
+    sink.commit(prepare(sink))
+    committable = prepare(sink, batch=1)
+    assert len(primary.gids()) == 1
+    pair.primary.kill()
+    with pytest.raises(CommitUnresolvedError, match="batch 1"):
+        sink.commit(committable)
+    pair.promote()
+    for _ in range(2):
+        sink.commit(committable)
+        assert standby.state() == (6, 2, 0, 0)
+    sink.commit(prepare(sink, batch=2))
+    assert list(sink.find_branches(OWNER)) == []
+    assert standby.state() == (9, 3, 0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_branch_that_the_standby_never_received_is_lost(
+    pair: PostgresPair, worlds: tuple[World, World], mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never silent: the commit says so, and the start has warned."""
+    primary, standby = worlds
+    sink = primary.ready(dsn=pair.dsn, mode=mode)
+    assert "a failover may take back batches" in caplog.text
+    sink.commit(prepare(sink))
+    pair.cut_off()
+    committable = prepare(sink, batch=1)
+    pair.primary.kill()
+    pair.promote()
+    with pytest.raises(PreparedBranchLostError, match="batch 1"):
+        sink.commit(committable)
+    assert standby.state() == (3, 1, 0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_standby_is_refused_and_proves_nothing(
+    pair: PostgresPair, worlds: tuple[World, World], mode: str
+) -> None:
+    """What it has not received yet is not lost."""
+    primary, standby = worlds
+    sink = primary.ready(mode=mode)
+    pair.cut_off()
+    committable = prepare(sink)
+    astray = standby.sink(mode=mode)
+    with pytest.raises(ConfigurationError, match="standby.*target_session_attrs=read-write"):
+        astray.validate(ROWS.schema)
+    with pytest.raises(CommitUnresolvedError, match="standby|recovery|read-only"):
+        astray.commit(committable)
+    sink.commit(committable)
+    with pytest.raises(CommitUnresolvedError, match="standby|recovery|read-only"):
+        astray.commit(committable)
+    astray.close()
+    assert primary.state() == (3, 1, 0, 0)
+
+
+def test_merge_that_was_held_open_is_not_refused_by_a_standby(
+    pair: PostgresPair, worlds: tuple[World, World]
+) -> None:
+    """A standby cannot merge again; that is no verdict on the batch."""
+    primary, standby = worlds
+    sink = primary.ready()
+    committable = prepare(sink)
+    open_one = Committable(
+        committable.branch_id, {**committable.payload, "prepared": False}, committable.version
+    )
+    with pytest.raises(CommitUnresolvedError, match="standby; promote it"):
+        standby.sink().commit(open_one)
+    standby.sinks[0].close()
+    sink.commit(committable)
+    assert primary.state() == (3, 1, 0, 0)
+
+
+class AfterFailover(PostgresServer):
+    """The server that takes writes, for an outsider."""
+
+    def __init__(self, pair: PostgresPair) -> None:
+        self._pair = pair
+        self.failed_over = False
+
+    def start(self) -> None:
+        pass
+
+    @property
+    def dsn(self) -> str:
+        return (self._pair.standby if self.failed_over else self._pair.primary).dsn
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_query_writes_again_what_the_standby_never_received(
+    pair: PostgresPair, tmp_path: Path, fresh_name: Callable[[], str], mode: str
+) -> None:
+    """The decided batch is redone from Spark's replay: every row is there once."""
+    server: Any = AfterFailover(pair)
+    target = postgres_target(server, fresh_name(), dsn=pair.dsn, mode=mode)
+    with Scenario(tmp_path, [target], 3, is_tagged=False) as scenario:
+        driver = scenario.driver
+        begun = driver.arm("write.first", batch=1)
+        decided = driver.arm("decide.after", batch=1)
+        driver.start(begun)
+        pair.cut_off()
+        driver.let_go(begun)
+        driver.process.wait_for(decided)
+        pair.primary.kill()
+        pair.promote()
+        server.failed_over = True
+        assert scenario.visible_of(1) == {"postgres": "none"}
+        driver.let_go()
+        go_on(driver, [])
+        scenario.check_end()
+        assert scenario.record(1).revision == 1
+        assert "writing again what is lost" in driver.said()

@@ -1,0 +1,416 @@
+"""Whole batches on each S3 server: manifests, their merging, and the readers that follow them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pytest
+
+import sparkonce
+from integration_tests import test_s3_sink
+from integration_tests.proxy import Proxy, http_request
+from integration_tests.test_s3_sink import OWNER, World, branch, key_of, prepare
+from sparkonce import ExactlyOnce
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
+from sparkonce.model import Committable, CommittedBatch, Owner
+from sparkonce.sinks import S3Sink
+from sparkonce.sinks.s3.manifest import CommittedFile, Layout, Manifest, Span, encode_file
+from sparkonce.sinks.s3.publisher import Publisher
+from sparkonce.sinks.s3.upload import ObjectSettings
+from sparkonce.testing.services import S3Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FOLDER = f"lake/orders/_sparkonce/orders/{OWNER.digest}.s3/"
+
+world = test_s3_sink.world
+make_sink = test_s3_sink.make_sink
+sink = test_s3_sink.sink
+proxy = test_s3_sink.proxy
+_lost_at_once = test_s3_sink._lost_at_once
+
+
+@pytest.fixture
+def arrow_s3(s3: S3Server) -> pa_fs.S3FileSystem:
+    """Arrow's own S3 client, which shares nothing with the sink."""
+    return pa_fs.S3FileSystem(
+        endpoint_override=s3.endpoint_url.removeprefix("http://"),
+        scheme="http",
+        access_key=s3.access_key,
+        secret_key=s3.secret_key,
+        region=s3.region,
+    )
+
+
+@pytest.fixture
+def read(world: World, arrow_s3: pa_fs.S3FileSystem) -> Callable[..., list[int]]:
+    """`read(**choice)` gives the ids that a reader of committed batches sees."""
+
+    def ids(**choice: Any) -> list[int]:
+        dataset = sparkonce.committed_dataset(
+            f"s3://{world.bucket}/lake/orders", filesystem=arrow_s3, **choice
+        )
+        return sorted(dataset.to_table()["id"].to_pylist())
+
+    return ids
+
+
+def committed(*committables: Committable, batch_id: int = 1, **changes: Any) -> CommittedBatch:
+    values: dict[str, Any] = {"revision": 0, "offsets": ('{"0":7}',), "pipeline": "orders"}
+    return CommittedBatch(
+        owner=OWNER, batch_id=batch_id, committables=committables, **{**values, **changes}
+    )
+
+
+def rows(*ids: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": list(ids)})
+
+
+def deliver(sink: S3Sink, batch_id: int, *ids: int) -> CommittedBatch:
+    prepared = prepare(sink, branch(batch_id), rows(*ids))
+    sink.commit(prepared)
+    batch = committed(prepared, batch_id=batch_id)
+    sink.publishBatch(batch)
+    return batch
+
+
+def manifests(world: World) -> dict[str, bytes]:
+    return {key: world.body(key) for key in world.objects() if "/_sparkonce/" in key}
+
+
+# -- one batch -------------------------------------------------------------------------------------
+
+
+def test_batch_becomes_visible_at_once(
+    sink: S3Sink, world: World, read: Callable[..., list[int]]
+) -> None:
+    """Between the commit of its objects and its manifest, readers of batches see none of it."""
+    deliver(sink, 0, 1)
+    parts = [prepare(sink, branch(1, attempt=n), rows(10 * n)) for n in (1, 2)]
+    sink.commit(parts[0])
+    assert read() == [1]
+    sink.commit(parts[1])
+    assert read() == [1]
+    sink.publishBatch(committed(*parts))
+    assert read() == [1, 10, 20]
+    assert read(batch=0) == [1]
+    assert read(after=0) == [10, 20]
+
+
+def test_manifest_for_people(sink: S3Sink, world: World) -> None:
+    """It names pipeline, query, batch, offsets, and each object with its rows and bytes."""
+    batch = deliver(sink, 1, 5, 6)
+    (told,) = (json.loads(body) for body in manifests(world).values())
+    key = key_of(batch.committables[0])
+    size = len(world.body(key))
+    assert {**told, "layout": None} == {
+        "v": 1,
+        "pipeline": "orders",
+        "query": OWNER.query_id,
+        "sink": "s3",
+        "batch": 1,
+        "revision": 0,
+        "rows": 2,
+        "bytes": size,
+        "offsets": ['{"0":7}'],
+        "layout": None,
+        "objects": [{"key": key.removeprefix("lake/orders/"), "rows": 2, "bytes": size}],
+    }
+    assert told["layout"]["format"] == "parquet"
+    assert told["layout"]["partition_by"] == []
+
+
+def test_published_twice(sink: S3Sink, world: World) -> None:
+    """A second time, and by several drivers at once, it stays what it was."""
+    batch = deliver(sink, 1, 5)
+    before = world.objects()
+    with ThreadPoolExecutor(4) as pool:
+        for outcome in [pool.submit(sink.publishBatch, batch) for _ in range(8)]:
+            outcome.result()
+    assert world.objects() == before
+
+
+def test_drivers_that_publish_at_the_same_time(
+    make_sink: Callable[..., S3Sink], world: World, read: Callable[..., list[int]]
+) -> None:
+    """All return, and there is one manifest."""
+    sinks = [make_sink() for _ in range(4)]
+    prepared = prepare(sinks[0], branch(), rows(5))
+    sinks[0].commit(prepared)
+    gate = threading.Barrier(4)
+
+    def publish(sink: S3Sink) -> None:
+        gate.wait()
+        sink.publishBatch(committed(prepared))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(publish, sinks))
+    assert list(manifests(world)) == [f"{FOLDER}000000000001.json"]
+    assert read() == [5]
+
+
+def test_branch_that_was_lost_and_written_again(
+    sink: S3Sink, world: World, read: Callable[..., list[int]]
+) -> None:
+    """The manifest names what stands, also when a paused driver comes with the old decision."""
+    kept, lost = (prepare(sink, branch(1, attempt=n), rows(n)) for n in (1, 2))
+    sink.commit(kept)
+    sink.abort(lost)
+    with pytest.raises(PreparedBranchLostError):
+        sink.commit(lost)
+    again = prepare(sink, branch(1, attempt=2, write_pass=1), rows(2))
+    sink.commit(again)
+    amended = committed(kept, again, revision=1)
+    for batch in (committed(kept, lost), amended, committed(kept, lost), amended):
+        sink.publishBatch(batch)
+        named = [json.loads(body)["revision"] for body in manifests(world).values()]
+        assert named in ([0], [1])
+    assert read() == [1, 2]
+
+
+def test_answer_to_the_manifest_is_lost(
+    make_sink: Callable[..., S3Sink],
+    proxy: Proxy,
+    world: World,
+    read: Callable[..., list[int]],
+) -> None:
+    """It is put again, finds itself, and counts once."""
+    sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
+    prepared = prepare(sink, branch(), rows(5))
+    sink.commit(prepared)
+    proxy.lose = http_request(b"PUT ")
+    sink.publishBatch(committed(prepared))
+    assert proxy.lost == 1
+    assert read() == [5]
+    sink.close()
+
+
+def test_server_is_away_when_the_manifest_is_due(
+    s3: S3Server, sink: S3Sink, world: World, read: Callable[..., list[int]]
+) -> None:
+    """The batch is not called complete; the next try writes it."""
+    prepared = prepare(sink, branch(), rows(5))
+    sink.commit(prepared)
+    s3.kill()
+    try:
+        with pytest.raises(CommitUnresolvedError, match=r"manifest s3://.*000000000001\.json"):
+            sink.publishBatch(committed(prepared))
+    finally:
+        s3.start()
+    with pytest.raises(ConfigurationError, match="no manifest"):
+        read()
+    sink.publishBatch(committed(prepared))
+    assert read() == [5]
+
+
+def test_two_pipelines_in_one_prefix(
+    make_sink: Callable[..., S3Sink], world: World, read: Callable[..., list[int]]
+) -> None:
+    """Each keeps its batches apart, also of equal numbers; nobody's is written twice."""
+    deliver(make_sink(), 1, 1)
+    other = make_sink(name="copy")
+    prepared = prepare(other, branch(1, sink="copy"), rows(2))
+    other.commit(prepared)
+    other.publishBatch(committed(prepared))
+    theirs = make_sink()
+    owner = Owner("f" * 16, OWNER.query_id)
+    foreign = prepare(theirs, replace(branch(1), owner=owner), rows(3))
+    theirs.commit(foreign)
+    theirs.publishBatch(CommittedBatch("returns", owner, 1, 0, (), ()))
+    assert read() == [1, 2]
+    assert read(source=f"orders/{OWNER.digest}.copy", batch=1) == [2]
+    with pytest.raises(ConfigurationError, match="source="):
+        read(batch=1)
+    with pytest.raises(ConfigurationError, match="no committed batch has rows"):
+        read(source="returns")
+
+
+def test_plain_listing(sink: S3Sink, world: World, arrow_s3: pa_fs.S3FileSystem) -> None:
+    """A reader that lists the prefix sees each object once, and no manifest."""
+    deliver(sink, 0, 1)
+    deliver(sink, 1, 2)
+    listed = pa.dataset.dataset(f"{world.bucket}/lake/orders", filesystem=arrow_s3)
+    assert sorted(listed.to_table()["id"].to_pylist()) == [1, 2]
+
+
+# -- many batches ----------------------------------------------------------------------------------
+
+
+def publisher_of(sink: S3Sink) -> Publisher:
+    folder = FOLDER.removeprefix("lake/orders/")
+    return Publisher(sink._connection, sink._place, folder, ObjectSettings())
+
+
+def told(batch_id: int) -> Manifest:
+    """A batch as it would be, without its object."""
+    layout = Layout.of("parquet", (), rows(1).schema)
+    files = (CommittedFile(f"f{batch_id}.parquet", 1, 100),)
+    return Manifest("orders", OWNER.query_id, "s3", batch_id, 0, ("o",), layout, files)
+
+
+def names(world: World) -> list[str]:
+    return sorted(key.removeprefix(FOLDER) for key in world.objects() if key.startswith(FOLDER))
+
+
+def test_hundredth_batch_merges(sink: S3Sink, world: World, read: Callable[..., list[int]]) -> None:
+    """A hundred manifests become one; what is read stays the same."""
+    publisher = publisher_of(sink)
+    for batch_id in range(98):
+        publisher._put(Span(batch_id, batch_id), encode_file([told(batch_id)], Span(0, 0)))
+    batches = [deliver(sink, batch_id, batch_id) for batch_id in (98, 99, 100)]
+    merged = "000000000000-000000000099.json.gz"
+    assert names(world) == [merged, "000000000100.json"]
+    assert read(after=97) == [98, 99, 100]
+    assert read(after=98, batch=99) == [99]
+    sink.publishBatch(batches[1])  # a paused driver
+    assert read(after=97) == [98, 99, 100]
+    assert names(world) == [merged, "000000000100.json"]
+
+
+@pytest.mark.parametrize("call", ["put_object", "delete_objects"])
+def test_crash_inside_a_merge(
+    sink: S3Sink,
+    world: World,
+    read: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:
+    """Before or after the merged file is there: readers see each batch once; it is made good."""
+    publisher = publisher_of(sink)
+    deliver(sink, 0, 7)
+    for batch_id in range(1, 100):
+        publisher._put(Span(batch_id, batch_id), encode_file([told(batch_id)], Span(0, 0)))
+    client = publisher._client()
+    with monkeypatch.context() as patch:
+
+        def crash(**_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(client, call, crash)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.merge(99)
+    assert len(names(world)) == (100 if call == "put_object" else 101)
+    assert read(batch=0) == [7]
+    publisher.merge(199)
+    assert names(world) == ["000000000000-000000000099.json.gz"]
+    assert read(batch=0) == [7]
+
+
+def test_merge_that_may_not_delete(
+    sink: S3Sink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch is published all the same, and the right that is missing is named."""
+    publisher = publisher_of(sink)
+    answer = {"Errors": [{"Key": "x", "Code": "AccessDenied"}]}
+    monkeypatch.setattr(publisher._client(), "delete_objects", lambda **_: answer)
+    publisher.publish(told(99))
+    assert "grant s3:DeleteObject" in caplog.text
+
+
+def test_hundred_thousand_batches(sink: S3Sink, world: World, arrow_s3: pa_fs.S3FileSystem) -> None:
+    """Listing takes one request, and a reader of the newest batch opens one manifest."""
+    publisher = publisher_of(sink)
+    spans = [Span(n, n + 9_999) for n in range(0, 90_000, 10_000)]
+    spans += [Span(n, n + 99) for n in range(90_000, 99_900, 100)]
+    spans += [Span(n, n) for n in range(99_900, 99_999)]
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(
+                lambda span: publisher._put(
+                    span, encode_file(map(told, range(span.first, span.last + 1)), span)
+                ),
+                spans,
+            )
+        )
+    publisher.publish(told(99_999))
+    assert len(names(world)) == 10  # ten files of ten thousand batches
+    assert len(publisher._spans()) == 10
+    deliver(sink, 100_000, 5)
+    dataset = sparkonce.committed_dataset(
+        f"s3://{world.bucket}/lake/orders", filesystem=arrow_s3, after=99_999
+    )
+    assert dataset.to_table()["id"].to_pylist() == [5]
+    assert len(dataset.files) == 1
+    everything = sparkonce.committed_dataset(
+        f"s3://{world.bucket}/lake/orders", filesystem=arrow_s3, batch=99_999
+    )
+    assert len(everything.files) == 100_000
+
+
+# -- Spark -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spark_s3(spark: SparkSession, s3: S3Server, fresh_bucket: str) -> Iterator[SparkSession]:
+    """Spark, which finds the bucket with S3A."""
+    base = f"fs.s3a.bucket.{fresh_bucket}."
+    settings = {
+        "endpoint": s3.endpoint_url,
+        "endpoint.region": s3.region,
+        "access.key": s3.access_key,
+        "secret.key": s3.secret_key,
+        "path.style.access": "true",
+    }
+    for key, value in settings.items():
+        spark.conf.set(base + key, value)
+    yield spark
+    for key in settings:
+        spark.conf.unset(base + key)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json", "csv"])
+def test_query_is_read_back_by_spark(
+    spark_s3: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    world: World,
+    arrow_s3: pa_fs.S3FileSystem,
+    tmp_path: Path,
+    file_format: str,
+) -> None:
+    """Every row of the query, with its types and folders, whole and at each batch."""
+    sink = make_sink(format=file_format, partition_by=["day", "code"])
+    source = tmp_path / "in"
+    frame = spark_s3.sql(
+        "SELECT id, concat('n', id % 3) AS name, date'2026-01-01' + CAST(id % 2 AS INT) AS day, "
+        "CAST(id / 4 AS DECIMAL(20, 6)) AS price, concat('00', id % 2) AS code, "
+        "timestamp_micros(1767225600000000 + id) AS at FROM range(30)"
+    )
+    schema = frame.schema
+    for n in range(3):
+        frame.where(f"id % 3 = {n}").coalesce(1).write.mode("append").parquet(str(source))
+    with closing(
+        ExactlyOnce("orders", sinks=[sink], log=f"sqlite:///{tmp_path}/log.db")
+    ) as pipeline:
+        query = (
+            spark_s3.readStream.schema(schema)
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(source))
+            .writeStream.foreachBatch(pipeline)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    url = f"s3://{world.bucket}/lake/orders"
+    seen = sparkonce.read_committed(spark_s3, url)
+    assert seen.schema.simpleString() == schema.simpleString()
+    assert Counter(seen.collect()) == Counter(frame.collect())
+    counts = [sparkonce.read_committed(spark_s3, url, batch=n).count() for n in range(3)]
+    assert counts == [10, 20, 30]
+    assert sparkonce.read_committed(spark_s3, url, after=1, batch=2).count() == 10
+    assert sparkonce.read_committed(spark_s3, url, after=2).count() == 0
+    arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table()
+    assert sorted(arrow["code"].to_pylist()) == ["000"] * 15 + ["001"] * 15
+    assert sorted(arrow["id"].to_pylist()) == list(range(30))
+    assert sorted(arrow["price"].to_pylist()) == sorted(row.price for row in frame.collect())

@@ -1,0 +1,177 @@
+"""The fast append: a task's staging table becomes a partition of the target, and no row moves twice.
+
+    COPY ─► staging table, made LIKE the target, load = n      (executor)
+    ATTACH PARTITION … FOR VALUES IN (n); RENAME; marker row   (driver, one transaction)
+
+The target is partitioned by LIST of one bigint column; the number n stands for one task's load for
+ever. Loads of few rows are inserted into the partition of 0, so that the number of partitions is
+bounded by that of the rows.
+
+In the transaction that attaches it the table gets another name: nothing that looks for staging
+tables sees it again, so neither a sweep nor a late abort can drop rows that are committed.
+
+Staging rows are frozen (COPY … FREEZE). That is needed here: partitions of one batch are filled in
+several transactions, and a snapshot taken between these would else show a part of the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.postgres.sql import MAX_NAME_BYTES, qualified, script
+
+if TYPE_CHECKING:
+    from sparkonce.model import BranchId, Committable
+    from sparkonce.sinks.postgres.catalog import Target
+    from sparkonce.sinks.postgres.connections import PgConnection
+    from sparkonce.sinks.postgres.merge import Merge
+
+_ROW: Any = namedtuple_row
+
+_TARGET = """
+    SELECT pg_has_role(c.relowner, 'USAGE') AS is_owner, p.partstrat = 'l' AND p.partnatts = 1
+            AND p.partattrs[0] = a.attnum AS is_key, p.partdefid <> 0 AS has_default_partition,
+        a.atttypid = 'bigint'::regtype AS is_bigint, a.attnotnull AS not_null,
+        pg_get_expr(d.adbin, d.adrelid) AS default_value,
+        EXISTS (SELECT FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class k ON k.oid = h.inhrelid
+            WHERE h.inhparent = c.oid AND pg_get_expr(k.relpartbound, k.oid) ~ '[(, ]''0''[,)]'
+        ) AS has_partition_of_0,
+        (SELECT min(tgname) FROM pg_catalog.pg_trigger
+            WHERE tgrelid = c.oid AND NOT tgisinternal AND tgtype & 4 <> 0) AS insert_trigger,
+        (SELECT min(attname) FROM pg_catalog.pg_attribute WHERE attrelid = c.oid
+            AND attidentity <> '' AND attname <> ALL (%(columns)s)) AS identity,
+        c.relrowsecurity AS has_row_security,
+        (SELECT min(t.pubname) FROM pg_catalog.pg_publication_tables t
+            JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
+            JOIN pg_catalog.pg_class k ON k.relnamespace = n.oid AND k.relname = t.tablename
+            WHERE k.oid IN (SELECT relid FROM pg_partition_tree(c.oid))) AS publication
+    FROM pg_catalog.pg_class c
+    LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
+    LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+    WHERE c.oid = %(table)s::regclass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """How loads become partitions.
+
+    Attributes:
+        column: the target's partition key.
+        rows: a load with fewer is inserted instead.
+    """
+
+    column: str
+    rows: int
+
+
+def load_number(staging: str) -> int:
+    """The partition key of a staging table's rows: never 0, and the same in every process.
+
+    Two loads that meet in one of 2^63 numbers are refused by the server, before the decision.
+    """
+    digest = hashlib.sha256(staging.encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1 or 1
+
+
+def create_attachable(target: Target, attach: Attach, name: str, branch_id: BranchId) -> sql.Composed:
+    """A staging table that `ATTACH PARTITION` takes without reading it."""
+    table, column = qualified(target.schema, name), sql.Identifier(attach.column)
+    number = sql.Literal(load_number(name))
+    return script(
+        # Indexes are made at once from all rows when it is attached, which is cheaper.
+        sql.SQL(
+            "CREATE TABLE {} (LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING IDENTITY "
+            "EXCLUDING STATISTICS EXCLUDING COMMENTS, CHECK ({} = {})) "
+            "WITH (autovacuum_enabled = false)"
+        ).format(table, qualified(target.schema, target.table), column, number),
+        sql.SQL("ALTER TABLE {} ALTER {} SET DEFAULT {}").format(table, column, number),
+        sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(str(branch_id))),
+    )
+
+
+def with_attached(merge: Merge, attach: Attach | None, staged: Sequence[Committable]) -> Merge:
+    """The merge in which the large ones of these staging tables are attached."""
+    if attach is None:
+        return merge
+    large = [c.payload["staging"] for c in staged if int(str(c.payload["rows"])) >= attach.rows]
+    return replace(merge, attached=tuple(sorted(map(str, large))))
+
+
+def attach_partitions(
+    schema: str, table: str, names: Sequence[str], branch_id: BranchId
+) -> Iterator[sql.Composable]:
+    """From the end of this transaction on they are the user's, under names of their own."""
+    for name in names:
+        number = load_number(name)
+        staging = qualified(schema, name)
+        yield sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})").format(
+            qualified(schema, table), staging, sql.Literal(number)
+        )
+        yield sql.SQL("ALTER TABLE {} RESET (autovacuum_enabled)").format(staging)
+        yield sql.SQL("COMMENT ON TABLE {} IS {}").format(
+            staging, sql.Literal(f"loaded by {branch_id}")
+        )
+        yield sql.SQL("ALTER TABLE {} RENAME TO {}").format(
+            staging, sql.Identifier(partition_name(table, number))
+        )
+
+
+def partition_name(table: str, number: int) -> str:
+    end = f"_load_{number}"
+    start = table.encode()[: MAX_NAME_BYTES - len(end)].decode(errors="ignore")
+    return start + end
+
+
+def check(connection: PgConnection, target: Target, attach: Attach) -> None:
+    """See that a load can become a partition, and that nothing else had to happen to its rows.
+
+    Raises:
+        ConfigurationError: naming what is at fault, and the fix.
+    """
+    column = attach.column
+
+    def refuse(text: str) -> NoReturn:
+        raise ConfigurationError(f"PostgresSink: table {target.shown}: attach={column!r}: {text}")
+
+    if column in target.names:
+        refuse("the sink fills this column itself; leave it out of the batch with select=")
+    with connection.cursor(row_factory=_ROW) as cursor:
+        found = cursor.execute(
+            _TARGET, {"table": target.shown, "column": column, "columns": list(target.names)}
+        ).fetchone()
+    if found is None:
+        refuse("the table was dropped meanwhile")
+    if not (found.is_key and found.is_bigint and found.not_null):
+        refuse(
+            "the table must be partitioned by LIST of this column alone, a bigint NOT NULL DEFAULT "
+            "0: nothing else tells the rows of one load from all others"
+        )
+    if found.default_value not in {"0", "'0'::bigint"} or not found.has_partition_of_0:
+        refuse(
+            "small loads go where it is 0: let the column be DEFAULT 0, and CREATE TABLE … "
+            f"PARTITION OF {target.shown} FOR VALUES IN (0)"
+        )
+    if found.has_default_partition:
+        refuse("the table has a DEFAULT partition, which each load would lock and read; DETACH it")
+    if not found.is_owner:
+        refuse("only the table's owner may attach partitions; connect as a member of that role")
+    if found.insert_trigger is not None:
+        refuse(f"the trigger {found.insert_trigger!r} would not see the rows; leave attach= out")
+    if found.identity is not None:
+        refuse(f"the identity column {found.identity!r} would get no numbers; leave attach= out")
+    if found.has_row_security:
+        refuse("row security would not see the rows; leave attach= out")
+    if found.publication is not None:
+        refuse(
+            f"the publication {found.publication!r} would not carry the rows, which are loaded "
+            "before they are the table's; leave attach= out"
+        )

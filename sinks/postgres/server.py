@@ -1,0 +1,167 @@
+"""The server behind an address: who it is, and what it promises.
+
+A proof of absence ("no such prepared transaction, and no marker row") holds only on the server that
+had the branch, in its database, and while it is no standby: one that lags would call committed rows
+lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.rows import namedtuple_row
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.postgres.catalog import system_identifier
+from sparkonce.sinks.postgres.connections import PgConnection
+
+logger = logging.getLogger("sparkonce")
+
+_ROW: Any = namedtuple_row
+
+_ASK = """
+    SELECT current_database()::text AS database, current_user::text AS role,
+        pg_is_in_recovery() AS is_standby,
+        current_setting('max_prepared_transactions')::int AS prepared_most,
+        (SELECT count(*)::int FROM pg_catalog.pg_prepared_xacts) AS prepared_now,
+        current_setting('synchronous_commit') AS synchronous_commit,
+        current_setting('synchronous_standby_names') AS synchronous_standby_names
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server, as one connection saw it.
+
+    Attributes:
+        system: its own identifier, which its standbys share; empty where it may not be read.
+        database: the connection's.
+        role: the connection's.
+        is_standby: it takes no writes now.
+        prepared_most: max_prepared_transactions.
+        prepared_now: how many stand, of all databases.
+        synchronous_commit: of the connection.
+        synchronous_standby_names: which standbys a commit waits for.
+    """
+
+    system: str
+    database: str
+    role: str
+    is_standby: bool
+    prepared_most: int
+    prepared_now: int
+    synchronous_commit: str
+    synchronous_standby_names: str
+
+    @classmethod
+    def ask(cls, connection: PgConnection) -> Server:
+        system = system_identifier(connection)
+        with connection.cursor(row_factory=_ROW) as cursor:
+            row: Any = cursor.execute(_ASK).fetchone()
+        return cls(system, **row._asdict())
+
+    def why_not(self, system: str, database: str) -> str | None:
+        """Why this server proves nothing of what was prepared there; None when it does."""
+        if self.is_standby:
+            return (
+                "conninfo= leads to a standby; promote it, or name all servers and add "
+                "target_session_attrs=read-write"
+            )
+        if database != self.database or (system and self.system and system != self.system):
+            return (
+                f"conninfo= leads to database {self.database!r} of the server with system "
+                f"identifier {self.system}, and the batch was prepared in {database!r} of "
+                f"{system}; let it lead there again"
+            )
+        return None
+
+    def check(self, where: str) -> None:
+        """See that it takes writes, and warn where a failover would lose committed batches.
+
+        Raises:
+            ConfigurationError: it is a standby.
+        """
+        if self.is_standby:
+            raise ConfigurationError(
+                f"PostgresSink: {where} is a standby, which takes no writes; name the primary in "
+                "conninfo=, or all servers with target_session_attrs=read-write"
+            )
+
+    def check_failover(self, where: str) -> None:
+        """Warn where several servers are named and a commit waits for none of the standbys."""
+        waits = self.synchronous_commit in {"on", "remote_apply", "off"}  # off is raised to on
+        if not (self.synchronous_standby_names and waits):
+            logger.warning(
+                "%s: conninfo= names several servers, but a commit does not wait for a standby "
+                "(synchronous_standby_names=%r, synchronous_commit=%s): a failover may take back "
+                "batches that were complete, and nothing will tell. Set synchronous_standby_names, "
+                "and synchronous_commit to on or remote_apply",
+                where,
+                self.synchronous_standby_names,
+                self.synchronous_commit,
+            )
+
+    def check_prepares(self, where: str, writers: int | None) -> None:
+        """See that every task of a batch can leave a prepared transaction.
+
+        Args:
+            where: for messages.
+            writers: how many tasks write at the most; None where that is Spark's choice.
+
+        Raises:
+            ConfigurationError: the server allows none, or fewer than `writers`.
+        """
+        if self.prepared_most < (writers or 1):
+            raise ConfigurationError(
+                f"PostgresSink: {where}: mode='prepared' leaves a prepared transaction for each "
+                f"Spark task that writes{f', here {writers}' if writers else ''}, and the server "
+                f"has max_prepared_transactions = {self.prepared_most}; raise it and restart the "
+                "server, or take mode='staged'"
+            )
+        room = self.prepared_most - self.prepared_now
+        if room < (writers or 1):
+            logger.warning(
+                "%s: %d of max_prepared_transactions = %d stand already (pg_prepared_xacts shows "
+                "whose), so a batch may be refused",
+                where,
+                self.prepared_now,
+                self.prepared_most,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The types of the columns that a batch fills, as they were when the query began.
+
+    Rows are encoded for these. Bytes of another type may pass for a value of it (a bigint is as
+    long as a double), and a cast may round, so nothing is written into a table that has changed.
+    """
+
+    columns: tuple[tuple[str, str, int, str], ...]
+
+    @classmethod
+    def read(cls, connection: PgConnection, table: str, names: Sequence[str]) -> Shape:
+        """Args: `table` as SQL writes it; `names` of the columns, without quotes."""
+        rows = connection.execute(_COLUMNS, (table, list(names))).fetchall()
+        return cls(tuple(rows))
+
+    def difference(self, now: Shape) -> str | None:
+        """What has changed since; None for nothing."""
+        there = {name: rest for name, *rest in now.columns}
+        for name, *rest in self.columns:
+            if name not in there:
+                return f"column {name!r} is gone"
+            if there[name][:2] != rest[:2]:
+                return f"column {name!r} was {rest[2]} and is {there[name][2]}"
+        return None
+
+
+_COLUMNS = """
+    SELECT attname::text, atttypid::text, atttypmod, format_type(atttypid, atttypmod)
+    FROM pg_catalog.pg_attribute
+    WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attname = ANY (%s)
+    ORDER BY attname
+"""

@@ -1,0 +1,228 @@
+"""Which objects a committed batch consists of: one manifest for each batch, merged as they age.
+
+    s3://lake/orders/_sparkonce/orders/0a1b2c3d4e5f.s3/     one pipeline, query and sink
+        000000000000-000000009999.json.gz                    batches 0 to 9,999
+        000000010000-000000010099.json.gz                    batches 10,000 to 10,099
+        000000010100.json                                    batch 10,100
+
+A file holds one line of JSON for each batch. The name says which batches it may hold, so that no
+file is opened in vain; where two hold one batch, the line of the highest revision counts. Merging
+keeps fewer than 100 files of each size, so a hundred thousand batches are some two hundred files.
+Names that begin with `_` are hidden from Spark, Hive and Arrow.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.model import CommittedBatch, JsonValue
+
+FOLDER = "_sparkonce/"
+FANOUT = 100
+"""How many files are merged into one."""
+
+SPAN_SIZES = (FANOUT, FANOUT**2)
+"""How many batches merged files have."""
+
+FORMAT_VERSION = 1
+
+_NAME = re.compile(r"(?P<first>[0-9]{12})(?:\.json|-(?P<last>[0-9]{12})\.json\.gz)")
+
+
+class Span(NamedTuple):
+    """The batches of one file, both ends included."""
+
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        if self.first == self.last:
+            return f"{self.first:012}.json"
+        return f"{self.first:012}-{self.last:012}.json.gz"
+
+    @classmethod
+    def from_name(cls, name: str) -> Span | None:
+        match = _NAME.fullmatch(name)
+        return match and cls(int(match["first"]), int(match["last"] or match["first"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the rows of a batch were written.
+
+    Attributes:
+        format: of the files.
+        partition_by: columns that are in the folders' names.
+        schema: of all columns, as Arrow encodes it.
+    """
+
+    format: str
+    partition_by: tuple[str, ...]
+    schema: str
+
+    @classmethod
+    def of(cls, file_format: str, partition_by: tuple[str, ...], schema: pa.Schema) -> Self:
+        # Spark's own metadata of its columns would double the size; nothing here reads it.
+        packed = zlib.compress(schema.remove_metadata().serialize().to_pybytes())
+        return cls(file_format, partition_by, base64.b64encode(packed).decode())
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        return cls(value["format"], tuple(value["partition_by"]), value["schema"])
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {**asdict(self), "partition_by": list(self.partition_by)}
+
+    def arrow_schema(self) -> pa.Schema:
+        packed = base64.b64decode(self.schema)
+        return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(packed)))
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """An object of a committed batch.
+
+    Attributes:
+        key: below the sink's url.
+        rows: in it.
+        bytes: its size.
+    """
+
+    key: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one batch put into one place.
+
+    Attributes:
+        pipeline: the pipeline's name.
+        query_id: Spark's id of the query.
+        sink: the sink's name.
+        batch_id: the micro-batch.
+        revision: how often the decision was amended.
+        offsets: source offsets of the batch, one per source, as Spark's checkpoint shows them.
+        layout: how the rows were written; None when there are none.
+        files: the objects.
+    """
+
+    pipeline: str
+    query_id: str
+    sink: str
+    batch_id: int
+    revision: int
+    offsets: tuple[str, ...] = ()
+    layout: Layout | None = None
+    files: tuple[CommittedFile, ...] = field(default=())
+
+    @classmethod
+    def of(cls, batch: CommittedBatch, sink: str, prefix: str) -> Self:
+        """Of a batch whose committables are S3's; `prefix` is where the sink writes."""
+        payloads: list[Any] = [committable.payload for committable in batch.committables]
+        files = sorted(
+            (
+                CommittedFile(file["key"].removeprefix(prefix), file["rows"], file["bytes"])
+                for payload in payloads
+                for file in payload["files"]
+            ),
+            key=lambda file: file.key,
+        )
+        layouts = [payload["layout"] for payload in payloads if payload.get("layout")]
+        return cls(
+            pipeline=batch.pipeline,
+            query_id=batch.owner.query_id,
+            sink=sink,
+            batch_id=batch.batch_id,
+            revision=batch.revision,
+            offsets=batch.offsets,
+            layout=Layout.from_json(layouts[0]) if layouts else None,
+            files=tuple(files),
+        )
+
+    def encode(self) -> bytes:
+        """One line, without its end."""
+        value = {
+            "v": FORMAT_VERSION,
+            "pipeline": self.pipeline,
+            "query": self.query_id,
+            "sink": self.sink,
+            "batch": self.batch_id,
+            "revision": self.revision,
+            "rows": sum(file.rows for file in self.files),
+            "bytes": sum(file.bytes for file in self.files),
+            "offsets": list(self.offsets),
+            "layout": None if self.layout is None else self.layout.to_json(),
+            "objects": [asdict(file) for file in self.files],
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, line: bytes, where: str) -> Self:
+        value = json.loads(line)
+        if value["v"] != FORMAT_VERSION:
+            raise ConfigurationError(
+                f"{where} has format {value['v']}, this sparkonce reads {FORMAT_VERSION}: use a "
+                "newer one"
+            )
+        return cls(
+            pipeline=value["pipeline"],
+            query_id=value["query"],
+            sink=value["sink"],
+            batch_id=value["batch"],
+            revision=value["revision"],
+            offsets=tuple(value["offsets"]),
+            layout=Layout.from_json(value["layout"]) if value["layout"] else None,
+            files=tuple(CommittedFile(**file) for file in value["objects"]),
+        )
+
+
+def encode_file(manifests: Iterable[Manifest], span: Span) -> bytes:
+    """The file of a span."""
+    body = b"".join(manifest.encode() + b"\n" for manifest in manifests)
+    return body if span.size == 1 else gzip.compress(body, compresslevel=6, mtime=0)
+
+
+def decode_file(body: bytes, name: str) -> list[Manifest]:
+    """The manifests in a file.
+
+    Raises:
+        ConfigurationError: a newer version wrote it, or it is no manifest.
+    """
+    try:
+        lines = (gzip.decompress(body) if name.endswith(".gz") else body).splitlines()
+        return [Manifest.decode(line, name) for line in lines]
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
+        raise ConfigurationError(
+            f"{name} is no manifest of sparkonce ({type(error).__name__}: {error}): restore it"
+        ) from error
+
+
+def newest(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Each batch once, by its highest revision, in order."""
+    by_batch: dict[int, Manifest] = {}
+    for manifest in sorted(manifests, key=lambda manifest: manifest.revision):
+        by_batch[manifest.batch_id] = manifest
+    return [by_batch[batch_id] for batch_id in sorted(by_batch)]
+
+
+def source_folder(pipeline: str, digest: str, sink: str) -> str:
+    """Where the manifests of one pipeline, query and sink are, below the sink's url."""
+    return f"{FOLDER}{pipeline}/{digest}.{sink}/"

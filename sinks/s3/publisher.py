@@ -1,0 +1,175 @@
+"""Writes the manifest of a batch whose objects are all proven, and merges old ones.
+
+    publish   put if absent ─► there already? the higher revision stands
+    merge     read a hundred ─► put their union ─► delete them
+
+What is in a batch never changes once all of it is proven: whoever publishes it, now or after a
+pause of hours, writes the same. So merging needs no lock: two that merge the same batches write the
+same file, and a manifest that comes back after it was merged says what the merged one says. It is
+deleted by the next merge, and until then readers see one batch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, status_of
+from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.s3.manifest import (
+    FANOUT,
+    SPAN_SIZES,
+    Manifest,
+    Span,
+    decode_file,
+    encode_file,
+    newest,
+)
+from sparkonce.sinks.s3.upload import ObjectSettings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger("sparkonce")
+
+_PARALLEL_READS: Final = 16
+_DELETE_AT_ONCE: Final = 1000
+_ALREADY_THERE: Final = frozenset({409, 412})
+_NOT_IMPLEMENTED: Final = 501
+
+
+class Publisher:
+    """The manifests of one pipeline, query and sink.
+
+    Args:
+        connection: to the server.
+        place: where the sink writes.
+        folder: of the manifests, below the place; see `manifest.source_folder`.
+        settings: of the sink's objects.
+    """
+
+    def __init__(
+        self, connection: Connection, place: Place, folder: str, settings: ObjectSettings
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._bucket = place.bucket
+        self._folder = place.prefix + folder
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make the batch known to readers. Idempotent.
+
+        Raises:
+            CommitUnresolvedError: it may not be there; call it again.
+        """
+        span = Span(manifest.batch_id, manifest.batch_id)
+        try:
+            self._put_first(span, manifest)
+        except S3_ERRORS as error:
+            raise CommitUnresolvedError(
+                f"S3: the manifest s3://{self._bucket}/{self._folder}{span.name} is not written "
+                f"({describe(error)})"
+            ) from error
+        if (manifest.batch_id + 1) % FANOUT == 0:
+            self._merge_quietly(manifest.batch_id)
+
+    def merge(self, last: int) -> None:
+        """Merge manifests into files of 100 and 10,000 batches, as far as batch `last` completes.
+
+        What an earlier merge left undone is done too.
+        """
+        for size in SPAN_SIZES:
+            groups: dict[int, list[Span]] = {}
+            for span in self._spans():
+                if span.size <= size:
+                    groups.setdefault(span.first // size, []).append(span)
+            for number, spans in groups.items():
+                whole = Span(number * size, (number + 1) * size - 1)
+                if whole.last <= last and spans != [whole]:
+                    self._merge_group(whole, spans)
+
+    def _merge_quietly(self, last: int) -> None:
+        """Readers do without it, so a failure fails no batch."""
+        try:
+            self.merge(last)
+        except (*S3_ERRORS, ConfigurationError) as error:
+            said = describe(error) if isinstance(error, S3_ERRORS) else str(error)
+            logger.warning(
+                "s3://%s/%s: old manifests could not be merged now (it takes s3:ListBucket and "
+                "s3:DeleteObject), tried again %d batches later: %s",
+                self._bucket,
+                self._folder,
+                FANOUT,
+                said,
+            )
+
+    def _merge_group(self, whole: Span, spans: Sequence[Span]) -> None:
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            read = [manifest for some in pool.map(self._read, spans) for manifest in some]
+        self._put(whole, encode_file(newest(read), whole))
+        names = [self._folder + span.name for span in spans if span != whole]
+        for begin in range(0, len(names), _DELETE_AT_ONCE):
+            answer = self._client().delete_objects(
+                Bucket=self._bucket,
+                Delete={
+                    "Objects": [{"Key": key} for key in names[begin : begin + _DELETE_AT_ONCE]],
+                    "Quiet": True,
+                },
+            )
+            for failed in answer.get("Errors", ())[:1]:
+                logger.warning(
+                    "s3://%s/%s is merged and could not be deleted (%s): grant s3:DeleteObject on "
+                    "the folder _sparkonce/",
+                    self._bucket,
+                    failed.get("Key"),
+                    failed.get("Code"),
+                )
+
+    def _put_first(self, span: Span, manifest: Manifest) -> None:
+        """Put if absent; what is there already stays, unless its revision is lower."""
+        body = encode_file([manifest], span)
+        try:
+            self._put(span, body, IfNoneMatch="*")
+        except S3_ERRORS as error:
+            if status_of(error) == _NOT_IMPLEMENTED:
+                self._put(span, body)  # the same as anyone else would put
+            elif status_of(error) in _ALREADY_THERE:
+                (standing,) = self._read(span)
+                if standing.revision < manifest.revision:
+                    self._put(span, body)
+            else:
+                raise
+
+    def _put(self, span: Span, body: bytes, **condition: Any) -> None:
+        md5 = hashlib.md5(body, usedforsecurity=False).digest()
+        self._client().put_object(
+            Bucket=self._bucket,
+            Key=self._folder + span.name,
+            Body=body,
+            ContentMD5=base64.b64encode(md5).decode(),
+            ContentType="application/gzip" if span.size > 1 else "application/json",
+            **self._settings.protection(),
+            **condition,
+        )
+
+    def _read(self, span: Span) -> list[Manifest]:
+        key = self._folder + span.name
+        body = self._client().get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        return decode_file(body, f"s3://{self._bucket}/{key}")
+
+    def _spans(self) -> list[Span]:
+        pages = self._client().get_paginator("list_objects_v2")
+        keys = (
+            entry["Key"].removeprefix(self._folder)
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._folder)
+            for entry in page.get("Contents", ())
+        )
+        return [span for key in keys if (span := Span.from_name(key)) is not None]
+
+    def _client(self) -> S3Client:
+        return self._connection.client(Purpose.ASK)

@@ -1,0 +1,87 @@
+"""What the other processes of `log_contract` do: begin, deliver, or stand still in a write.
+
+python -m sparkonce.testing.log_process MODULE:CLASS ADDRESS PROGRAM ARGUMENTS…
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+
+from sparkonce.errors import DecisionUnknownError, FencedError, LogUnavailableError
+from sparkonce.model import Owner
+from sparkonce.testing.log_contract import QUERY, WRITES, at_round_trip, claim, record
+from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.record import Incarnation, State
+
+_AGAIN = (DecisionUnknownError, LogUnavailableError)
+
+
+def begin(log: TransactionLog, times: str) -> None:
+    """Take tokens, as fast as it goes."""
+    print(json.dumps([_begin(log, 0).token for _ in range(int(times))]))
+
+
+def deliver(log: TransactionLog, rounds: str) -> None:
+    """Begin, finish what is unfinished, and decide one batch more; and all of it again."""
+    told = []
+    for _ in range(int(rounds)):
+        try:
+            newest = log.history("orders", limit=1)
+            upcoming = newest[0].id.batch_id + 1 if newest else 0
+            incarnation = _begin(log, upcoming)
+            for unfinished in log.unfinished("orders"):
+                log.complete(unfinished, incarnation.token)
+            decided = log.decide(record(incarnation, upcoming))
+            if decided.state is State.DECIDED:
+                told.append((upcoming, decided.token))
+                log.complete(decided, incarnation.token)
+        except (FencedError, *_AGAIN):
+            continue
+    print(json.dumps(told))
+
+
+def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str) -> None:
+    """Stand still at a round trip of one write; whoever started this kills it there."""
+    incarnation = Incarnation(pipeline, _owner(log), int(token))
+
+    def stand() -> None:
+        print("standing", flush=True)
+        sys.stdin.read()
+
+    with at_round_trip(int(number), stand):
+        if verb == "begin":
+            log.begin(claim(pipeline=pipeline))
+        else:
+            WRITES[verb][1](log, incarnation)
+
+
+def _begin(log: TransactionLog, batch_id: int) -> Incarnation:
+    while True:
+        try:
+            return log.begin(claim(batch_id, adopt=True, offsets={}))
+        except _AGAIN:
+            continue
+
+
+def _owner(log: TransactionLog) -> Owner:
+    return Owner(log.log_id, QUERY)
+
+
+_PROGRAMS: Mapping[str, Callable[..., None]] = {"begin": begin, "deliver": deliver, "write": write}
+
+
+def main(name: str, address: str, program: str, *arguments: str) -> None:
+    module, _, qualified = name.partition(":")
+    contract = importlib.import_module(module)
+    for part in qualified.split("."):
+        contract = getattr(contract, part)
+    log = contract.open_log(address)
+    _PROGRAMS[program](log, *arguments)
+    log.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,91 @@
+"""A streaming replica of a local Postgres server, to be promoted in its place."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Self
+
+import psycopg
+
+from sparkonce.testing.services.postgres import local_postgres
+from sparkonce.testing.services.process import Guard, free_port
+from sparkonce.testing.services.server import PostgresServer
+from sparkonce.testing.services.services import make_root
+
+
+class PostgresPair:
+    """A primary and its hot standby. A context manager: the standby ends with its block.
+
+    Args:
+        primary: a running local server.
+        config: of the standby, more settings as in postgresql.conf.
+        version: the primary's major version; default: the newest there is.
+    """
+
+    def __init__(
+        self,
+        primary: PostgresServer,
+        config: Mapping[str, str] | None = None,
+        *,
+        version: int | None = None,
+    ) -> None:
+        self.primary = primary
+        root = make_root(None)
+        guard = Guard(remove=[root])
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(guard.close)
+            folder = root / "standby"
+            folder.mkdir()
+            self.standby = local_postgres(
+                folder, guard, free_port(), config, version=version, copy_of=primary
+            )
+            self.standby.start()
+            on_error.pop_all()
+
+    @property
+    def dsn(self) -> str:
+        """Leads to whichever of the two takes writes."""
+        known = [server.settings for server in (self.primary, self.standby)]
+        return (
+            f"host={','.join(each.host for each in known)} "
+            f"port={','.join(str(each.port) for each in known)} "
+            f"user={known[0].user} dbname={known[0].database} target_session_attrs=read-write"
+        )
+
+    def wait_for_standby(self) -> None:
+        """Make each commit on the primary wait until the standby has it."""
+        self._change(self.primary, "synchronous_standby_names", "*")
+
+    def cut_off(self) -> None:
+        """Bring the standby to where the primary is, and let it receive nothing after that."""
+        with psycopg.connect(self.primary.dsn) as connection:
+            row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        reached = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
+            while connection.execute(reached, row).fetchone() != (True,):
+                pass
+            self._change(self.standby, "primary_conninfo", "")
+            ended = "SELECT count(*) FROM pg_stat_wal_receiver"
+            while connection.execute(ended).fetchone() != (0,):
+                pass
+
+    def promote(self) -> None:
+        """Let the standby take writes; returns when it does."""
+        with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+    def close(self) -> None:
+        self.standby.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def _change(server: PostgresServer, setting: str, value: str) -> None:
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET {setting} = '{value}'".encode())
+            connection.execute("SELECT pg_reload_conf()")

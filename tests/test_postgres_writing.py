@@ -1,0 +1,54 @@
+"""Which settings for writing go together, and what follows from those that are left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres.writing import Writing
+
+DSN = "postgresql://localhost/shop"
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ({}, "append"),
+        ({"key": ["id"]}, "upsert"),
+        ({"key": ["id"], "order_by": "at", "update": ["a"]}, "upsert"),
+        ({"key": ["id"], "delete": "gone"}, "merge"),
+        ({"key": ["id"], "write": "ignore"}, "ignore"),
+    ],
+)
+def test_mode_follows_from_the_other_settings(settings: dict[str, Any], mode: str) -> None:
+    nothing = dict.fromkeys(("write", "key", "update", "order_by", "delete"))
+    assert Writing.of("postgres", **{**nothing, **settings}).mode == mode
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"write": "replace"}, "write='replace' must be one of 'append', 'ignore'"),
+        ({"write": "upsert"}, "'upsert' needs key="),
+        ({"write": "ignore"}, "'ignore' needs key="),
+        ({"write": "merge", "key": ["id"]}, "'merge' needs delete="),
+        ({"write": "append", "key": ["id"]}, r"key=\['id'\] means nothing to write='append'"),
+        ({"order_by": "at"}, "order_by='at' means nothing to write='append'; it goes with key="),
+        ({"delete": "gone"}, "delete='gone' means nothing to write='append'"),
+        ({"write": "upsert", "key": ["id"], "delete": "gone"}, "delete='gone' means nothing"),
+        ({"write": "ignore", "key": ["id"], "update": ["a"]}, "update=.* means nothing"),
+        ({"key": "id"}, "key='id' must be a list"),
+        ({"key": []}, r"key=\[\] must be a list"),
+        ({"key": ["id"], "update": []}, r"update=\[\] must be a list"),
+        ({"key": ["id"], "update": ["a", "a"]}, "different columns"),
+        ({"key": ["id"], "update": ["id"]}, "update= names 'id', which is part of key="),
+        ({"key": ["id"], "delete": " "}, "delete=' ' must be a boolean column or a condition"),
+        ({"create": "always"}, "create='always' must be"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        PostgresSink(DSN, table="orders", **settings)

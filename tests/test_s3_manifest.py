@@ -1,0 +1,314 @@
+"""Manifests of committed batches: their names and lines, and what readers make of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sparkonce
+from sparkonce.errors import ConfigurationError, SparkOnceError
+from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
+from sparkonce.sinks.s3.committed import Files, find_committed
+from sparkonce.sinks.s3.manifest import (
+    FANOUT,
+    CommittedFile,
+    Layout,
+    Manifest,
+    Span,
+    decode_file,
+    encode_file,
+    newest,
+    source_folder,
+)
+
+OWNER = Owner("0" * 16, "query")
+SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
+LAYOUT = Layout.of("parquet", ("day",), SCHEMA)
+FOLDER = source_folder("orders", OWNER.digest, "s3")
+
+
+def manifest(batch_id: int, **changes: Any) -> Manifest:
+    values: dict[str, Any] = {
+        "revision": 0,
+        "offsets": ('{"0":1}',),
+        "layout": LAYOUT,
+        "files": (CommittedFile(f"day=x/f{batch_id}.parquet", 2, 10),),
+    }
+    return Manifest("orders", OWNER.query_id, "s3", batch_id, **{**values, **changes})
+
+
+class Memory(Files):
+    """Files that a test changes between the reader's steps."""
+
+    def __init__(self, *batch_ids: int, folder: str = FOLDER) -> None:
+        self.files: dict[str, bytes] = {}
+        for batch_id in batch_ids:
+            self.put(Span(batch_id, batch_id), [manifest(batch_id)], folder)
+        self.before_read: list[Callable[[], None]] = []
+        self.before_names: list[Callable[[], None]] = []
+        self.reads = 0
+
+    def put(self, span: Span, manifests: list[Manifest], folder: str = FOLDER) -> None:
+        self.files[folder + span.name] = encode_file(manifests, span)
+
+    def merge(self, first: int, last: int) -> None:
+        self.put(Span(first, last), [manifest(n) for n in range(first, last + 1)])
+        for batch_id in range(first, last + 1):
+            del self.files[FOLDER + Span(batch_id, batch_id).name]
+
+    def names(self, folder: str) -> list[str]:
+        if self.before_names:
+            self.before_names.pop(0)()
+        return [name for name in self.files if name.startswith(folder)]
+
+    def read(self, name: str) -> bytes:
+        self.reads += 1
+        if self.before_read:
+            self.before_read.pop(0)()
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
+
+
+def found(files: Files, **choice: Any) -> list[int]:
+    """The batches whose objects are read."""
+    keys = find_committed(files, "s3://lake/orders", **choice).keys
+    return [int(key.removeprefix("day=x/f").removesuffix(".parquet")) for key in keys]
+
+
+# -- names and lines -------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**12 - 1), st.integers(0, 10**6))
+def test_name_tells_its_batches(first: int, more: int) -> None:
+    span = Span(first, min(first + more, 10**12 - 1))
+    assert Span.from_name(span.name) == span
+
+
+@pytest.mark.parametrize("name", ["1.json", "0" * 12, "0" * 12 + ".json.gz", "x" + "0" * 12])
+def test_foreign_name(name: str) -> None:
+    assert Span.from_name(name) is None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_written_is_read(count: int) -> None:
+    """Also without rows, and merged."""
+    manifests = [manifest(0, layout=None, files=()), *(manifest(n) for n in range(1, count))]
+    span = Span(0, count - 1)
+    assert decode_file(encode_file(manifests, span), span.name) == manifests
+
+
+def test_schema_is_kept() -> None:
+    """Zones, nested columns and the order come back."""
+    schema = pa.schema(
+        [
+            ("at", pa.timestamp("us", "Europe/Berlin")),
+            ("m", pa.map_(pa.string(), pa.list_(pa.decimal128(38, 18)))),
+        ]
+    )
+    assert Layout.of("csv", (), schema).arrow_schema() == schema
+
+
+@pytest.mark.parametrize("body", [b"{}", b"x", b'{"v":2}', b"[]"])
+def test_file_that_is_no_manifest(body: bytes) -> None:
+    """Nothing is guessed from it."""
+    with pytest.raises(ConfigurationError, match=r"0\.json"):
+        decode_file(body, "0.json")
+
+
+def test_highest_revision_counts() -> None:
+    old, new = manifest(1), manifest(1, revision=1, files=())
+    assert newest([manifest(2), new, old]) == [new, manifest(2)]
+
+
+def test_manifest_of_a_batch() -> None:
+    """Its objects are named below the sink's url, and their rows and bytes are those prepared."""
+    branches = [BranchId(OWNER, 7, 3, "s3", 0, attempt) for attempt in (1, 2)]
+    committables = tuple(
+        Committable(
+            branch,
+            {
+                "files": [{"key": f"lake/day=x/f{branch.attempt}", "rows": 2, "bytes": 10}],
+                "layout": LAYOUT.to_json(),
+            },
+        )
+        for branch in reversed(branches)
+    )
+    batch = CommittedBatch("orders", OWNER, 7, 1, ("o",), committables)
+    assert Manifest.of(batch, "s3", "lake/") == manifest(
+        7,
+        revision=1,
+        offsets=("o",),
+        files=(CommittedFile("day=x/f1", 2, 10), CommittedFile("day=x/f2", 2, 10)),
+    )
+
+
+# -- which batches are read ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "batches"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"batch": 2}, [0, 1, 2]),
+        ({"after": 1}, [2, 3]),
+        ({"after": 1, "batch": 2}, [2]),
+        ({"after": 3}, []),
+        ({"source": "orders"}, [0, 1, 2, 3]),
+        ({"source": f"orders/{OWNER.digest}.s3", "batch": 0}, [0]),
+    ],
+)
+def test_choice_of_batches(choice: dict[str, Any], batches: list[int]) -> None:
+    """Up to a batch, after one, or both; merged or not."""
+    files = Memory(2, 3)
+    files.put(Span(0, 1), [manifest(0), manifest(1)])
+    assert found(files, **choice) == batches
+
+
+def test_batch_that_is_not_committed() -> None:
+    """It is refused rather than read without its rows."""
+    with pytest.raises(ConfigurationError, match="batch 4 is not committed.*: 2"):
+        found(Memory(0, 1, 2, 5), batch=4)
+
+
+def test_batch_without_rows() -> None:
+    """It can be asked for, and its columns are those of the batches before."""
+    files = Memory(0)
+    files.put(Span(1, 1), [manifest(1, layout=None, files=())])
+    assert found(files, batch=1) == [0]
+    assert found(files, after=0, batch=1) == []
+
+
+def test_nothing_is_committed() -> None:
+    with pytest.raises(ConfigurationError, match="there is no manifest"):
+        found(Memory())
+
+
+def test_several_pipelines_in_one_place() -> None:
+    """Together they can be read; their batch numbers are never mixed."""
+    files = Memory(0, 1)
+    other = source_folder("orders-eu", Owner("1" * 16, "q").digest, "s3")
+    files.put(Span(0, 0), [manifest(7)], other)
+    assert sorted(found(files)) == [0, 1, 7]
+    assert found(files, source="orders") == [0, 1]
+    assert found(files, source="orders-eu") == [7]
+    with pytest.raises(ConfigurationError, match=r"'orders-eu/.*', 'orders/.*source="):
+        found(files, batch=0)
+
+
+def test_manifest_left_over_by_a_merge() -> None:
+    """Batches that stand in two files are read once."""
+    files = Memory(0, 1, 2)
+    files.put(Span(0, 1), [manifest(0), manifest(1)])
+    assert found(files) == [0, 1, 2]
+
+
+def test_merged_while_it_is_read() -> None:
+    """A file that is gone by then: the reader begins again, and misses nothing."""
+    files = Memory(0, 1, 2)
+    files.before_read = [lambda: files.merge(0, 1)]
+    assert found(files) == [0, 1, 2]
+
+
+def test_merged_while_it_is_listed() -> None:
+    """A listing that missed both the old and the new file is not believed."""
+    files = Memory(0, 1, 2)
+    complete = Memory.names
+    torn = [name for name in complete(files, FOLDER) if name.endswith("2.json")]
+    listings = [torn]
+
+    def names(folder: str) -> list[str]:
+        return listings.pop() if listings else complete(files, folder)
+
+    files.merge(0, 1)
+    files.names = names  # type: ignore[method-assign]
+    assert found(files) == [0, 1, 2]
+    assert listings == []
+
+
+def test_batches_that_come_while_it_is_listed() -> None:
+    """They do not keep a reader of a busy pipeline from ending."""
+    files = Memory(0)
+    files.before_names = [lambda: None] + [
+        lambda n=n: files.put(Span(n, n), [manifest(n)])  # type: ignore[misc]
+        for n in range(1, 100)
+    ]
+    assert found(files) == [0]
+
+
+def test_manifests_that_never_stand_still() -> None:
+    """The reader says so instead of hanging."""
+    files = Memory(0)
+    numbers = itertools.count()
+    files.names = lambda _: [FOLDER + Span(next(numbers), 10**6).name]  # type: ignore[method-assign]
+    with pytest.raises(SparkOnceError, match="went on changing"):
+        found(files)
+
+
+def test_other_folders_between_the_batches() -> None:
+    files = Memory(0)
+    files.put(Span(1, 1), [manifest(1, layout=Layout.of("parquet", (), SCHEMA))])
+    with pytest.raises(ConfigurationError, match="read them apart"):
+        found(files)
+    assert found(files, batch=0) == [0]
+
+
+def test_column_that_came_later() -> None:
+    """It is null in what is older; another type is refused."""
+    files = Memory(0)
+    wider = SCHEMA.append(pa.field("more", pa.float64()))
+    files.put(Span(1, 1), [manifest(1, layout=Layout.of("parquet", ("day",), wider))])
+    assert find_committed(files, "s3://x").schema == wider
+    changed = pa.schema([("id", pa.string()), ("day", pa.string())])
+    files.put(Span(2, 2), [manifest(2, layout=Layout.of("parquet", ("day",), changed))])
+    with pytest.raises(ConfigurationError, match="changed its type"):
+        find_committed(files, "s3://x")
+
+
+def test_hundred_thousand_batches(tmp_path: Path) -> None:
+    """They are some two hundred manifests, of which a reader of one batch opens one."""
+    last = 100_000 + 99 * FANOUT + 98
+    files = Memory()
+    spans = [
+        *(Span(n, n + FANOUT**2 - 1) for n in range(0, 100_000, FANOUT**2)),
+        *(Span(n, n + FANOUT - 1) for n in range(100_000, 100_000 + 99 * FANOUT, FANOUT)),
+        *(Span(n, n) for n in range(100_000 + 99 * FANOUT, last + 1)),
+    ]
+    for span in spans:
+        files.put(span, [manifest(n) for n in range(span.first, span.last + 1)])
+    assert len(files.files) == 10 + 99 + 99
+    assert len(found(files)) == last + 1
+    assert files.reads == len(files.files)
+    files.reads = 0
+    assert found(files, after=54_320, batch=54_321) == [54_321]
+    assert files.reads == 1
+    print(f"{sum(map(len, files.files.values())) / 2**20:.1f} MiB of manifests")
+
+
+def test_copy_in_a_folder(tmp_path: Path) -> None:
+    """A place that was copied to a disk is read like the original, folders decoded."""
+    rows = pa.table({"id": [1, 2]})
+    for key in ("day=a%2Fb/f0.parquet", "day=__HIVE_DEFAULT_PARTITION__/f1.parquet", "half"):
+        (tmp_path / key).parent.mkdir(exist_ok=True)
+        pq.write_table(rows, tmp_path / key)
+    files = tuple(
+        CommittedFile(key, 2, 1)
+        for key in ("day=a%2Fb/f0.parquet", "day=__HIVE_DEFAULT_PARTITION__/f1.parquet")
+    )
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / Span(0, 0).name).write_bytes(
+        encode_file([manifest(0, files=files)], Span(0, 0))
+    )
+    dataset = sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
+    assert sorted(dataset.to_table().to_pylist(), key=str) == sorted(
+        [{"id": n, "day": day} for n in (1, 2) for day in ("a/b", None)], key=str
+    )

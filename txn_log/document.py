@@ -1,0 +1,369 @@
+"""A log in documents, for places that are no database.
+
+    PLACE/log.json                            the log's id
+         /orders/head                         pipeline "orders": head, unfinished and newest records
+         /orders/archive/QUERY/0-31-….json    complete records that were moved out of it
+
+Each pipeline has one small document that holds all that a write has to look at. A write swaps it
+whole, conditional on the version that was read, so that `decide` and `complete` are one request
+each. Once it has grown, complete records go to an archive document first, whose name tells its
+batches and its content; after a crash between the two, the records stand in both, and are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from sparkonce.errors import LogCorruptError, LogError
+from sparkonce.model import TransactionId
+from sparkonce.txn_log.base import ResultT, Store
+from sparkonce.txn_log.optimistic import OptimisticLog
+from sparkonce.txn_log.record import Head, State, TransactionRecord, seal, unseal
+
+logger = logging.getLogger("sparkonce")
+
+_MOST_IN_HEAD = 32
+_LARGE_HEAD_BYTES = 1 << 19
+
+Version = str | int
+
+
+class Found(NamedTuple):
+    """A document as it was read; without its text when its version is known already."""
+
+    version: Version
+    text: str | None
+
+
+class Place(Protocol):
+    """Where documents are kept; names are paths with /. Every write is durable and whole.
+
+    All methods may raise `LogUnavailableError`, and those that write `DecisionUnknownError`.
+    """
+
+    @property
+    def address(self) -> str: ...
+
+    def close(self) -> None: ...
+
+    def create(self, name: str, text: str) -> bool:
+        """Write a document that does not exist yet; False, and no change, when it does."""
+
+    def read(self, name: str) -> str | None: ...
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Of all documents somewhere below the folder, or everywhere for an empty one."""
+
+    def delete(self, names: Iterable[str]) -> None: ...
+
+    def load(self, name: str, known: Version | None) -> Found | None:
+        """Read a document that is swapped, as it is now."""
+
+    def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
+        """Replace the document if it has the version that was seen, or is new.
+
+        Returns:
+            The new version; None, and no change, when another writer was faster.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipeline:
+    """The pipeline's document.
+
+    Attributes:
+        number: counts the writes, so that no two documents are ever equal.
+        head: of the pipeline.
+        records: those that are not in an archive, by id; the newest of each query among them.
+        floors: by query id, the batch below which complete records are forgotten.
+    """
+
+    number: int = 0
+    head: Head | None = None
+    records: Mapping[TransactionId, TransactionRecord] = field(default_factory=dict)
+    floors: Mapping[str, int] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        return seal(
+            {
+                "number": self.number,
+                "head": None if self.head is None else self.head.to_json(),
+                "records": [record.to_json() for record in self.records.values()],
+                "floors": dict(self.floors),
+            }
+        )
+
+    @classmethod
+    def decode(cls, text: str, where: str) -> _Pipeline:
+        body = unseal(text, where)
+        records = [TransactionRecord.from_json(record) for record in body["records"]]
+        head = None if body["head"] is None else Head.from_json(body["head"])
+        return cls(body["number"], head, {record.id: record for record in records}, body["floors"])
+
+    def archivable(self) -> list[TransactionRecord]:
+        """Complete records with a newer one of their query."""
+        newest: dict[str, int] = {}
+        for tid in self.records:
+            newest[tid.query_id] = max(tid.batch_id, newest.get(tid.query_id, -1))
+        return [
+            record
+            for tid, record in self.records.items()
+            if record.state is State.COMPLETE and tid.batch_id < newest[tid.query_id]
+        ]
+
+
+class _Seen(NamedTuple):
+    version: Version | None
+    pipeline: _Pipeline
+
+
+class DocumentLog(OptimisticLog):
+    """A transaction log in documents.
+
+    Args:
+        place: that keeps them.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.RLock()
+        self._cache: dict[str, _Seen] = {}
+        self._log_id = self._read_or_make_id()
+
+    @property
+    def log_id(self) -> str:
+        return self._log_id
+
+    @property
+    def address(self) -> str:
+        return self._place.address
+
+    def close(self) -> None:
+        with self._lock:
+            self._place.close()
+
+    def __repr__(self) -> str:
+        return f"<DocumentLog {self.address}>"
+
+    def _read_or_make_id(self) -> str:
+        text = self._place.read("log.json")
+        if text is None:
+            self._place.create("log.json", seal({"log_id": secrets.token_hex(8)}))
+            text = self._place.read("log.json") or ""
+        return str(unseal(text, f"log.json in {self.address}")["log_id"])
+
+    def _view(self) -> _DocumentView:
+        return _DocumentView(self, is_fresh=False)
+
+    def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
+        with self._lock:
+            return question(_DocumentView(self, is_fresh=True))
+
+    def _write(self, step: Callable[[Store], ResultT]) -> ResultT:
+        with self._lock:
+            return super()._write(step)
+
+    def _pipelines(self) -> list[str]:
+        return sorted({name.partition("/")[0] for name in self._place.names("") if "/" in name})
+
+    # -- one pipeline's documents, for its view ----------------------------------------------------
+
+    def _load(self, pipeline: str, *, is_fresh: bool) -> _Seen:
+        cached = self._cache.get(pipeline)
+        if cached is not None and not is_fresh:
+            return cached
+        found = self._place.load(f"{pipeline}/head", cached.version if cached else None)
+        if found is None:
+            seen = _Seen(None, _Pipeline())
+        elif found.text is None and cached is not None:
+            seen = cached
+        else:
+            where = f"the head of pipeline {pipeline!r} in {self.address}"
+            state = _Pipeline.decode(found.text or "", where)
+            if state.head is not None and state.head.pipeline != pipeline:
+                raise LogCorruptError(
+                    f"{where} is that of {state.head.pipeline!r}; restore the transaction log "
+                    "from a copy"
+                )
+            seen = _Seen(found.version, state)
+        self._cache[pipeline] = seen
+        return seen
+
+    def _swap(self, pipeline: str, seen: _Seen, new: _Pipeline) -> bool:
+        new, text = self._archived(pipeline, new)
+        self._cache.pop(pipeline, None)  # until the answer has come
+        version = self._place.swap(f"{pipeline}/head", seen.version, text)
+        if version is None:
+            return False
+        self._cache[pipeline] = _Seen(version, new)
+        if new.floors != seen.pipeline.floors:
+            self._drop_archives(pipeline, new.floors)
+        return True
+
+    def _archived(self, pipeline: str, new: _Pipeline) -> tuple[_Pipeline, str]:
+        """The pipeline's document, without old records once it has grown."""
+        text = new.encode()
+        old = new.archivable()
+        if not old or (len(new.records) <= _MOST_IN_HEAD and len(text) < _LARGE_HEAD_BYTES):
+            return new, text
+        by_query: dict[str, list[TransactionRecord]] = {}
+        for record in sorted(old, key=_batch):
+            by_query.setdefault(record.id.query_id, []).append(record)
+        for query_id, records in by_query.items():
+            body = seal({"records": [record.to_json() for record in records]})
+            digest = hashlib.sha256(body.encode()).hexdigest()[:8]
+            name = f"{records[0].id.batch_id:012d}-{records[-1].id.batch_id:012d}-{digest}"
+            self._place.create(f"{pipeline}/archive/{query_id}/{name}.json", body)
+        gone = {record.id for record in old}
+        kept = {tid: record for tid, record in new.records.items() if tid not in gone}
+        lean = replace(new, records=kept)
+        return lean, lean.encode()
+
+    def _drop_archives(self, pipeline: str, floors: Mapping[str, int]) -> None:
+        """What the swap has made invisible; a crash or an error here leaves it to the next time."""
+        try:
+            found = self._archives(pipeline)
+            self._place.delete([a.name for a in found if a.last < floors.get(a.query_id, 0)])
+        except LogError:
+            logger.warning("old records could not be deleted now; tried later", exc_info=True)
+
+    def _archives(self, pipeline: str, query_id: str | None = None) -> list[_Archive]:
+        folder = f"{pipeline}/archive" + ("" if query_id is None else f"/{query_id}")
+        found = [_Archive.of(name) for name in self._place.names(folder)]
+        return sorted(found, key=lambda archive: archive.last, reverse=True)
+
+    def _read_archive(self, archive: _Archive, pipeline: str) -> Iterator[TransactionRecord]:
+        text = self._place.read(archive.name)
+        if text is None:
+            return  # forgotten just now
+        where = f"{archive.name} in {self.address}"
+        for body in unseal(text, where)["records"]:
+            record = TransactionRecord.from_json(body)
+            if (record.id.pipeline, record.id.query_id) != (pipeline, archive.query_id):
+                raise LogCorruptError(
+                    f"{where} holds {record.id}; restore the transaction log from a copy"
+                )
+            yield record
+
+
+class _Archive(NamedTuple):
+    name: str
+    query_id: str
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, name: str) -> _Archive:
+        query_id, _, file = name.rpartition("/")
+        first, last, _ = file.split("-")
+        return cls(name, query_id.rpartition("/")[2], int(first), int(last))
+
+
+class _DocumentView:
+    """The documents of one pipeline; see `sparkonce.txn_log.optimistic.View`."""
+
+    def __init__(self, log: DocumentLog, *, is_fresh: bool) -> None:
+        self._log = log
+        self._is_fresh = is_fresh
+        self._name = ""
+        self._seen = _Seen(None, _Pipeline())
+        self._new: _Pipeline | None = None
+
+    def _load(self, pipeline: str) -> _Pipeline:
+        if not self._name:
+            self._name = pipeline
+            self._seen = self._log._load(pipeline, is_fresh=self._is_fresh)  # noqa: SLF001
+        return self._seen.pipeline
+
+    def pipelines(self) -> Sequence[str]:
+        return self._log._pipelines()  # noqa: SLF001
+
+    def head(self, pipeline: str) -> Head | None:
+        return self._load(pipeline).head
+
+    def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
+        pipeline, query_id, batch_id = _parts(transaction_id)
+        state = self._load(pipeline)
+        newest = self.newest(pipeline, query_id)
+        if transaction_id in state.records:
+            return state.records[transaction_id]
+        if newest is None or not state.floors.get(query_id, 0) <= batch_id < newest.id.batch_id:
+            return None
+        for archive in self._log._archives(pipeline, query_id):  # noqa: SLF001
+            if archive.first <= batch_id <= archive.last:
+                for record in self._log._read_archive(archive, pipeline):  # noqa: SLF001
+                    if record.id == transaction_id:
+                        return record
+        return None
+
+    def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:
+        records = self._load(pipeline).records.values()
+        return max((r for r in records if r.id.query_id == query_id), key=_batch, default=None)
+
+    def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
+        records = self._load(pipeline).records.values()
+        return sorted((record for record in records if record.state.is_unfinished), key=_batch)
+
+    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
+        state = self._load(pipeline)
+        found = dict(state.records)
+        for archive in self._log._archives(pipeline):  # noqa: SLF001
+            lowest = sorted(tid.batch_id for tid in found)[-limit:]
+            if len(lowest) == limit and archive.last < lowest[0]:
+                break
+            for record in self._log._read_archive(archive, pipeline):  # noqa: SLF001
+                if record.id.batch_id >= state.floors.get(record.id.query_id, 0):
+                    found.setdefault(record.id, record)
+        return sorted(found.values(), key=_batch, reverse=True)[:limit]
+
+    def put_head(self, head: Head) -> None:
+        self._change(head.pipeline, head=head)
+
+    def put(self, record: TransactionRecord) -> None:
+        state = self._change(record.id.pipeline)
+        self._change(record.id.pipeline, records={**state.records, record.id: record})
+
+    def forget(self, pipeline: str, query_id: str, below: int) -> None:
+        state = self._change(pipeline)
+        kept = {
+            tid: record
+            for tid, record in state.records.items()
+            if tid.query_id != query_id
+            or tid.batch_id >= below
+            or record.state is not State.COMPLETE
+        }
+        floor = max(below, state.floors.get(query_id, 0))
+        self._change(pipeline, records=kept, floors={**state.floors, query_id: floor})
+
+    def _change(self, pipeline: str, **values: object) -> _Pipeline:
+        seen = self._load(pipeline)
+        state = self._new or replace(seen, number=seen.number + 1)
+        self._new = replace(state, **values)  # type: ignore[arg-type]
+        return self._new
+
+    @property
+    def is_changed(self) -> bool:
+        return self._new is not None
+
+    def is_current(self) -> bool:
+        if not self._name:
+            return True
+        now = self._log._load(self._name, is_fresh=True)  # noqa: SLF001
+        return now.version == self._seen.version
+
+    def swap(self) -> bool:
+        return self._new is None or self._log._swap(self._name, self._seen, self._new)  # noqa: SLF001
+
+
+def _batch(record: TransactionRecord) -> int:
+    return record.id.batch_id
+
+
+def _parts(transaction_id: TransactionId) -> tuple[str, str, int]:
+    return transaction_id.pipeline, transaction_id.query_id, transaction_id.batch_id

@@ -1,0 +1,303 @@
+"""The transaction log's documents in an object store with conditional writes.
+
+What is swapped is one object, put with ``If-Match`` and the entity tag that was read, so a swap is
+one request, and a request that lands late finds another tag and changes nothing. A server that
+ignores such a condition, or lets several racing requests meet it, would let two drivers decide:
+a race at the start finds out.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+)
+from botocore.parsers import ResponseParserError
+
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogCorruptError,
+    LogUnavailableError,
+)
+from sparkonce.failpoints import reach
+from sparkonce.txn_log.document import Found, Version
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+ResultT = TypeVar("ResultT")
+
+_SETTINGS: Final = ("endpoint_url", "region", "path_style")
+_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
+_NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError, NoCredentialsError)
+_NOT_MET = frozenset({404, 409, 412})
+_THROTTLED: Final = 503
+_SERVER_ERROR: Final = 500
+_MISSING: Final = 404
+_NOT_MODIFIED: Final = 304
+_CONFLICT: Final = 409
+_CONNECT_TIMEOUT_S = 5
+_READ_TIMEOUT_S = 20
+_DELETED_AT_ONCE = 1000
+_RACERS = 12
+_RACES = 12
+_RACING_BYTES = 1 << 16
+
+
+class ObjectPlace:
+    """Documents under a prefix of a bucket; see `sparkonce.txn_log.document.Place`.
+
+    Args:
+        url: ``s3://bucket/prefix?endpoint_url=…&region=…&path_style=true``. Credentials come from
+            boto3's own chain: the environment, ``~/.aws``, the machine's role.
+
+    Raises:
+        ConfigurationError: the URL cannot be read, the bucket cannot be used, or the server does
+            not keep the conditions of a write.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        settings = dict(parse_qsl(parts.query))
+        unknown = sorted(settings.keys() - set(_SETTINGS))
+        if unknown or not parts.hostname or "@" in parts.netloc + settings.get("endpoint_url", ""):
+            raise ConfigurationError(
+                f"log=s3://…: expected s3://bucket/prefix with the settings {', '.join(_SETTINGS)}"
+                + (f", not {', '.join(unknown)}" if unknown else "")
+                + "; credentials come from the environment, ~/.aws or the machine's role"
+            )
+        self._bucket = parts.netloc
+        self._prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
+        self._settings = settings
+        self._address = url
+        self._client = self._connect()
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def client(self) -> S3Client:
+        """For tests that count its requests."""
+        return self._client
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _connect(self) -> S3Client:
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self._settings.get("endpoint_url"),
+            region_name=self._settings.get("region"),
+            config=Config(
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                read_timeout=_READ_TIMEOUT_S,
+                # A second try of a conditional write would meet the first one's result.
+                retries={"mode": "standard", "total_max_attempts": 1},
+                max_pool_connections=_RACERS,
+                tcp_keepalive=True,
+                s3={
+                    "addressing_style": "path"
+                    if self._settings.get("path_style", "false").lower() == "true"
+                    else "auto"
+                },
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+    # -- documents ---------------------------------------------------------------------------------
+
+    def create(self, name: str, text: str) -> bool:
+        while True:
+            tag = self._put(name, text, {"IfNoneMatch": "*"})
+            if tag is not None or self.read(name) is not None:
+                return tag is not None
+
+    def read(self, name: str) -> str | None:
+        found = self.load(name, None)
+        return None if found is None else found.text
+
+    def load(self, name: str, known: Version | None) -> Found | None:
+        condition = {} if known is None else {"IfNoneMatch": str(known)}
+
+        def get() -> tuple[str, bytes]:
+            answer = self._client.get_object(
+                Bucket=self._bucket,
+                Key=self._prefix + name,
+                **condition,  # type: ignore[arg-type]
+            )
+            return answer["ETag"], answer["Body"].read()
+
+        reach("log.before", request="get")
+        try:
+            tag, body = get()
+        except _ERRORS as error:
+            status = _status(error)
+            if status == _NOT_MODIFIED and known is not None:
+                return Found(known, None)
+            if status == _MISSING and _code(error) != "NoSuchBucket":
+                return None
+            raise self._unavailable(error) from None
+        try:
+            return Found(tag, body.decode())
+        except UnicodeDecodeError as error:
+            raise LogCorruptError(
+                f"{name} in {self.address} is no text; restore the transaction log from a copy"
+            ) from error
+
+    def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
+        condition = {"IfNoneMatch": "*"} if seen is None else {"IfMatch": str(seen)}
+        return self._put(name, text, condition)
+
+    def names(self, folder: str) -> Sequence[str]:
+        def ask() -> list[str]:
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + (folder and f"{folder}/")
+            )
+            return [
+                found["Key"].removeprefix(self._prefix)
+                for page in pages
+                for found in page.get("Contents", [])
+            ]
+
+        return self._ask("list", ask)
+
+    def delete(self, names: Iterable[str]) -> None:
+        keys = [self._prefix + name for name in names]
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            some = keys[start : start + _DELETED_AT_ONCE]
+            for key in some:
+                self._ask(
+                    "delete",
+                    lambda key=key: self._client.delete_object(Bucket=self._bucket, Key=key),
+                )
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _put(self, name: str, text: str, condition: Mapping[str, str]) -> str | None:
+        """The new entity tag; None when the condition is not met.
+
+        Raises:
+            DecisionUnknownError: it may have been written.
+            LogUnavailableError: it was not.
+        """
+        reach("log.before", request="put")
+        try:
+            answer = self._client.put_object(
+                Bucket=self._bucket,
+                Key=self._prefix + name,
+                Body=text.encode(),
+                ContentType="application/json",
+                **condition,  # type: ignore[arg-type]
+            )
+        except _ERRORS as error:
+            status = _status(error)
+            if status in _NOT_MET and _code(error) != "NoSuchBucket":
+                return None
+            refused = status is not None and (status < _SERVER_ERROR or status == _THROTTLED)
+            if refused or isinstance(error, _NEVER_SENT):
+                raise self._unavailable(error) from None
+            raise DecisionUnknownError(
+                f"{self.address} did not answer to a write ({_said(error)}); read the log again"
+            ) from None
+        reach("log.after", request="put")
+        return answer["ETag"]
+
+    def _ask(self, request: str, action: Callable[[], ResultT]) -> ResultT:
+        reach("log.before", request=request)
+        try:
+            return action()
+        except _ERRORS as error:
+            raise self._unavailable(error) from None
+
+    def _unavailable(self, error: Exception) -> LogUnavailableError:
+        return LogUnavailableError(
+            f"{self.address} cannot be used now ({_said(error)}), nothing was written; check the "
+            "bucket, its endpoint and the rights to get, put, list and delete objects"
+        )
+
+    # -- can the server do it? ---------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Race for some objects: of all who meet one condition at the same time, one may succeed.
+
+        Raises:
+            ConfigurationError: the server ignores conditions, or several of a race meet one.
+        """
+        name = f"probe/{secrets.token_hex(8)}"
+        try:
+            self._check_alone(name)
+            self._check_races(name)
+        finally:
+            self.delete([name])
+
+    def _check_alone(self, name: str) -> None:
+        first = self._put(name, "first", {"IfNoneMatch": "*"})
+        second = self._put(name, "second", {"IfNoneMatch": "*"})
+        third = self._put(name, "third", {"IfMatch": '"00000000000000000000000000000000"'})
+        if first is None or second is not None or third is not None:
+            raise self._refusal("it ignores the condition of a conditional PUT")
+
+    def _check_races(self, name: str) -> None:
+        gate = threading.Barrier(_RACERS)
+
+        def put(racer: int, condition: Mapping[str, str]) -> str | None:
+            # No two are equal, or a swap would not change the tag; and they are large, so that a
+            # server that looks first and writes later shows it.
+            text = f"{secrets.token_hex(8)} {racer}".ljust(_RACING_BYTES)
+            gate.wait()
+            return self._put(name, text, condition)
+
+        with ThreadPoolExecutor(_RACERS) as pool:
+            for number in range(2 * _RACES):
+                if number % 2 == 0:
+                    self.delete([name])
+                    condition = {"IfNoneMatch": "*"}
+                won = [tag for tag in pool.map(put, range(_RACERS), [condition] * _RACERS) if tag]
+                if len(won) > 1:
+                    raise self._refusal(
+                        f"{len(won)} of {_RACERS} conditional PUTs that raced for one object were "
+                        "told that they had met the condition"
+                    )
+                condition = {"IfMatch": won[0]} if won else condition
+
+    def _refusal(self, why: str) -> ConfigurationError:
+        answer: Any = self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
+        server = answer["ResponseMetadata"]["HTTPHeaders"].get("server", "no name given")
+        return ConfigurationError(
+            f"log={self.address}: the server ({self._client.meta.endpoint_url}, {server}) cannot "
+            f"keep a transaction log: {why}. Two drivers could both decide; use "
+            "log=postgresql://… or sqlite:///…"
+        )
+
+
+def _status(error: Exception) -> int | None:
+    if isinstance(error, ClientError):
+        return error.response["ResponseMetadata"].get("HTTPStatusCode")
+    return None
+
+
+def _code(error: Exception) -> str:
+    return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
+
+
+def _said(error: Exception) -> str:
+    """One line for messages; without the request, which is signed."""
+    if isinstance(error, ClientError):
+        said = error.response["Error"]
+        return f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
+    return f"{type(error).__name__}: {error}"

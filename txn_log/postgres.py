@@ -1,0 +1,456 @@
+"""The transaction log in a Postgres schema of its own; it may be a sink's database.
+
+A write is one statement, and so one transaction in one round trip: it changes the pipeline's head
+row only if its version is still the one that was read, and the records only if it changed the head.
+No lock is held between two round trips.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogCorruptError,
+    LogUnavailableError,
+)
+from sparkonce.failpoints import reach
+from sparkonce.model import TransactionId
+from sparkonce.txn_log.base import ResultT, Store
+from sparkonce.txn_log.optimistic import OptimisticLog
+from sparkonce.txn_log.record import Head, TransactionRecord
+
+logger = logging.getLogger("sparkonce")
+
+_Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+
+_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+
+_DEFAULTS: Final = {
+    "connect_timeout": "10",
+    # A server that has gone without a word is noticed after a minute, not after two hours.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+    "application_name": "sparkonce log",
+}
+
+_MIGRATIONS: Final = (
+    """
+    CREATE TABLE {schema}.heads (
+        pipeline text PRIMARY KEY, version bigint NOT NULL, token bigint NOT NULL,
+        body text NOT NULL
+    );
+    CREATE TABLE {schema}.records (
+        pipeline text NOT NULL, query_id text NOT NULL, batch_id bigint NOT NULL,
+        state text NOT NULL, body text NOT NULL,
+        PRIMARY KEY (pipeline, query_id, batch_id)
+    );
+    CREATE INDEX records_unfinished ON {schema}.records (pipeline, batch_id)
+        WHERE state IN ('prepared', 'decided');
+    CREATE INDEX records_newest ON {schema}.records (pipeline, batch_id DESC);
+    """,
+)
+"""Number n, counted from 1, takes the schema from version n-1 to n. Never changed, only added to."""
+
+_SWAP = """
+WITH head AS ({head}),
+put AS (
+    INSERT INTO {schema}.records
+    SELECT new.* FROM head, unnest(
+        %(pipelines)s::text[], %(queries)s::text[], %(batches)s::bigint[], %(states)s::text[],
+        %(bodies)s::text[]
+    ) AS new
+    ON CONFLICT (pipeline, query_id, batch_id)
+    DO UPDATE SET state = excluded.state, body = excluded.body
+),
+gone AS (
+    DELETE FROM {schema}.records AS old
+    USING head, unnest(%(old_queries)s::text[], %(below)s::bigint[]) AS asked (query_id, below)
+    WHERE old.pipeline = %(pipeline)s AND old.query_id = asked.query_id
+        AND old.batch_id < asked.below AND old.state = 'complete'
+)
+SELECT (SELECT count(*) FROM head), set_config('synchronous_commit',
+    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
+    true)
+"""
+"""The setting holds for this transaction: a decision is on the disk before it is answered."""
+
+_FIRST_HEAD = """
+    INSERT INTO {schema}.heads VALUES (%(pipeline)s, 1, %(token)s, %(body)s)
+    ON CONFLICT DO NOTHING RETURNING 1
+"""
+_NEXT_HEAD = """
+    UPDATE {schema}.heads SET version = version + 1, token = %(token)s, body = %(body)s
+    WHERE pipeline = %(pipeline)s AND version = %(version)s RETURNING 1
+"""
+
+
+class PostgresLog(OptimisticLog):
+    """A transaction log in a schema of a Postgres database.
+
+    Args:
+        url: ``postgresql://user@host:port/database?schema=sparkonce``; everything but ``schema``
+            is for libpq, which takes a password from ``~/.pgpass`` or ``PGPASSWORD`` too.
+        statement_timeout_s: how long one statement may take, a wait for a lock among it, in
+            seconds.
+
+    Raises:
+        ConfigurationError: the URL cannot be read, or a right is missing.
+        LogUnavailableError: the server does not answer.
+    """
+
+    def __init__(self, url: str, *, statement_timeout_s: float = 30.0) -> None:
+        parts = urlsplit(url)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        schema = query.pop("schema", "sparkonce")
+        if _LABEL.fullmatch(schema) is None:
+            raise ConfigurationError(
+                f"log=postgresql://…?schema={schema}: a schema's name has 1 to 63 letters, digits "
+                "and _, and does not begin with a digit"
+            )
+        conninfo = urlunsplit(parts._replace(query=urlencode(query, quote_via=quote)))
+        try:
+            known = conninfo_to_dict(conninfo)
+        except psycopg.ProgrammingError:
+            # libpq's message quotes what it could not read, which may be the password.
+            raise ConfigurationError(
+                "log=postgresql://… is no URL that libpq reads (is a special character of the "
+                "password not percent-encoded?)"
+            ) from None
+        settings = {key: value for key, value in _DEFAULTS.items() if key not in known}
+        # In closures, so that no dump of the object shows the password.
+        self._new_connection: Callable[[], _Connection] = lambda: psycopg.connect(
+            conninfo,
+            autocommit=True,
+            prepare_threshold=None,  # poolers forget prepared statements
+            client_encoding="UTF8",
+            **settings,  # type: ignore[arg-type]
+        )
+        hidden = [str(known[key]) for key in ("password", "sslpassword") if known.get(key)]
+        self._hide: Callable[[str], str] = lambda text: _without(text, hidden)
+        self._timeout_ms = round(statement_timeout_s * 1000)
+        self._schema = schema
+        self._open: _Connection | None = None
+        self._lock = threading.RLock()
+        host, port = known.get("host", "localhost"), known.get("port", "5432")
+        self._address = f"postgresql://{host}:{port}/{known.get('dbname', '')}?schema={schema}"
+        try:
+            self._log_id = self._prepare_schema()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def log_id(self) -> str:
+        return self._log_id
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open is not None:
+                self._open.close()
+                self._open = None
+
+    def __repr__(self) -> str:
+        return f"<PostgresLog {self._address}>"
+
+    # -- the schema --------------------------------------------------------------------------------
+
+    def _prepare_schema(self) -> str:
+        """Bring the schema to the newest version; returns the log's id."""
+        with self._named_errors():
+            connection = self._connect()
+            found = self._meta(connection)
+            if found.get("version") != str(len(_MIGRATIONS)):
+                connection.execute("BEGIN")
+                self._migrate(connection)
+                connection.execute("COMMIT")
+                found = self._meta(connection)
+            for (value,) in connection.execute("SELECT current_setting('fsync')"):
+                if value != "on":
+                    logger.warning(
+                        "%s: the server runs with fsync=%s: a power loss can lose decisions, and "
+                        "so lose or repeat rows",
+                        self.address,
+                        value,
+                    )
+            return found["log_id"]
+
+    def _meta(self, connection: _Connection) -> dict[str, str]:
+        name = f'"{self._schema}".meta'
+        if connection.execute("SELECT to_regclass(%s)", (name,)).fetchall() == [(None,)]:
+            return {}
+        found = dict(connection.execute(self._sql("SELECT key, value FROM {schema}.meta")))
+        if int(found.get("version", 0)) > len(_MIGRATIONS):
+            raise ConfigurationError(
+                f"{self.address} has version {found['version']} of the log's tables, this "
+                f"sparkonce knows up to {len(_MIGRATIONS)}: use a newer one"
+            )
+        return found
+
+    def _migrate(self, connection: _Connection) -> None:
+        # Several drivers may start at once; a lock by name, since there is no table yet.
+        connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended('sparkonce.log.' || %s, 0))",
+            (self._schema,),
+        )
+        exists = connection.execute("SELECT to_regnamespace(%s)", (f'"{self._schema}"',))
+        if exists.fetchall() == [(None,)]:
+            connection.execute(self._sql("CREATE SCHEMA {schema}"))
+        connection.execute(
+            self._sql("CREATE TABLE IF NOT EXISTS {schema}.meta (key text PRIMARY KEY, value text)")
+        )
+        done = int(self._meta(connection).get("version", 0))
+        for migration in _MIGRATIONS[done:]:
+            connection.execute(self._sql(migration))
+        connection.execute(
+            self._sql(
+                "INSERT INTO {schema}.meta VALUES ('version', %s), ('log_id', %s)"
+                " ON CONFLICT (key) DO UPDATE SET value = CASE meta.key"
+                " WHEN 'version' THEN excluded.value ELSE meta.value END"
+            ),
+            (str(len(_MIGRATIONS)), secrets.token_hex(8)),
+        )
+
+    # -- connections and statements ----------------------------------------------------------------
+
+    def _sql(self, text: str, **parts: sql.Composable) -> sql.Composed:
+        return sql.SQL(text).format(schema=sql.Identifier(self._schema), **parts)
+
+    def _connect(self) -> _Connection:
+        if self._open is None or self._open.closed:
+            connection = self._new_connection()
+            try:
+                connection.execute(
+                    "SELECT set_config('statement_timeout', %(ms)s, false),"
+                    " set_config('idle_in_transaction_session_timeout', %(ms)s, false)",
+                    {"ms": str(self._timeout_ms)},
+                )
+            except BaseException:
+                connection.close()
+                raise
+            self._open = connection
+        return self._open
+
+    def _view(self) -> _PostgresView:
+        return _PostgresView(self)
+
+    def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
+        with self._lock, self._named_errors():
+            self._ask("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            try:
+                return question(_PostgresView(self))
+            finally:
+                if self._open is not None and not self._open.closed:
+                    self._open.execute("ROLLBACK")
+
+    def _write(self, step: Callable[[Store], ResultT]) -> ResultT:
+        with self._lock, self._named_errors():
+            return super()._write(step)
+
+    def _ask(self, text: str, *values: object) -> list[tuple[Any, ...]]:
+        """Ask once more on a new connection if the kept one has died since its last use."""
+        statement = self._sql(text)
+        reach("log.before", request=text.split(maxsplit=1)[0].lower())
+        had_one = self._open is not None and not self._open.closed
+        try:
+            cursor = self._connect().execute(statement, values or None)
+        except psycopg.OperationalError:
+            if not had_one or self._open is None or not self._open.closed:
+                raise
+            cursor = self._connect().execute(statement, values or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def _swap(self, head: str, values: dict[str, object]) -> bool:
+        """Whether the head had the version that was seen, and everything is written."""
+        statement = self._sql(_SWAP, head=self._sql(head))
+        reach("log.before", request="swap")
+        connection = self._connect()
+        try:
+            ((count, _),) = connection.execute(statement, values).fetchall()
+        except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
+            return False  # the server undid it, since others wrote at the same time
+        except psycopg.Error as error:
+            if not connection.closed:
+                raise  # the server has answered: the statement failed, and is undone
+            raise DecisionUnknownError(
+                f"{self.address} was cut off while it committed ({self._said(error)}); read the "
+                "log again"
+            ) from None
+        reach("log.after", request="swap")
+        return bool(count)
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise ConfigurationError(
+                f"{self.address}: {self._said(error)}. The log needs a schema in which this role "
+                f'may create tables: CREATE SCHEMA "{self._schema}" AUTHORIZATION …'
+            ) from None
+        except psycopg.Error as error:
+            self.close()
+            raise LogUnavailableError(
+                f"{self.address} cannot be used now ({self._said(error)}), nothing was written; "
+                "check that the server runs, takes connections and is no standby"
+            ) from None
+
+    def _said(self, error: psycopg.Error) -> str:
+        """Postgres' first sentence: the details of a message may show rows."""
+        return self._hide(
+            error.diag.message_primary or str(error).partition("\nDETAIL:")[0].strip()
+        )
+
+
+class _PostgresView:
+    """The rows of one pipeline; see `sparkonce.txn_log.optimistic.View`."""
+
+    def __init__(self, log: PostgresLog) -> None:
+        self._log = log
+        self._pipeline: str | None = None
+        self._version: int | None = None
+        self._head: Head | None = None
+        self._new_head: Head | None = None
+        self._puts: list[TransactionRecord] = []
+        self._forgets: list[tuple[str, int]] = []
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def pipelines(self) -> Sequence[str]:
+        rows = self._log._ask(  # noqa: SLF001 - one module
+            "SELECT pipeline FROM {schema}.heads ORDER BY pipeline"
+        )
+        return [str(pipeline) for (pipeline,) in rows]
+
+    def head(self, pipeline: str) -> Head | None:
+        self._load(pipeline)
+        return self._head
+
+    def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
+        found = self._records(
+            transaction_id.pipeline,
+            "AND query_id = %s AND batch_id = %s",
+            transaction_id.query_id,
+            transaction_id.batch_id,
+        )
+        return found[0] if found else None
+
+    def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:
+        found = self._records(
+            pipeline, "AND query_id = %s ORDER BY batch_id DESC LIMIT 1", query_id
+        )
+        return found[0] if found else None
+
+    def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
+        return self._records(pipeline, "AND state IN ('prepared', 'decided') ORDER BY batch_id")
+
+    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
+        return self._records(pipeline, "ORDER BY batch_id DESC LIMIT %s", limit)
+
+    def _load(self, pipeline: str) -> None:
+        if self._pipeline is None:
+            self._pipeline = pipeline
+            self._version, self._head = self._seen(pipeline)
+
+    def _seen(self, pipeline: str) -> tuple[int | None, Head | None]:
+        rows = self._log._ask(  # noqa: SLF001 - one module
+            "SELECT version, token, body FROM {schema}.heads WHERE pipeline = %s", pipeline
+        )
+        for version, token, body in rows:
+            where = f"the head of pipeline {pipeline!r} in {self._log.address}"
+            head = Head.decode(body, where)
+            if head.token != token or head.pipeline != pipeline:
+                raise LogCorruptError(
+                    f"{where} holds token {token} beside {head.token} of {head.pipeline!r}; restore "
+                    "the transaction log from a copy"
+                )
+            return version, head
+        return None, None
+
+    def _records(self, pipeline: str, where: str, *values: object) -> list[TransactionRecord]:
+        self._load(pipeline)
+        rows = self._log._ask(  # noqa: SLF001
+            "SELECT query_id, batch_id, state, body FROM {schema}.records WHERE pipeline = %s "
+            + where,
+            pipeline,
+            *values,
+        )
+        records = []
+        for query_id, batch_id, state, body in rows:
+            tid = TransactionId(pipeline, query_id, batch_id)
+            record = TransactionRecord.decode(body, f"the record of {tid} in {self._log.address}")
+            if (record.id, record.state.value) != (tid, state):
+                raise LogCorruptError(
+                    f"the record of {tid} in {self._log.address} is that of {record.id}, "
+                    f"{record.state.value}; restore the transaction log from a copy"
+                )
+            records.append(record)
+        return records
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def put_head(self, head: Head) -> None:
+        self._load(head.pipeline)
+        self._new_head = head
+
+    def put(self, record: TransactionRecord) -> None:
+        self._load(record.id.pipeline)
+        self._puts.append(record)
+
+    def forget(self, pipeline: str, query_id: str, below: int) -> None:
+        self._load(pipeline)
+        self._forgets.append((query_id, below))
+
+    @property
+    def is_changed(self) -> bool:
+        return bool(self._new_head or self._puts or self._forgets)
+
+    def is_current(self) -> bool:
+        return self._pipeline is None or self._seen(self._pipeline)[0] == self._version
+
+    def swap(self) -> bool:
+        head = self._new_head or self._head
+        if head is None:
+            raise LogCorruptError(
+                f"{self._log.address} has records of pipeline {self._pipeline!r} and no head; "
+                "restore the transaction log from a copy"
+            )
+        values: dict[str, object] = {
+            "pipeline": self._pipeline,
+            "version": self._version,
+            "token": head.token,
+            "body": head.encode(),
+            "pipelines": [record.id.pipeline for record in self._puts],
+            "queries": [record.id.query_id for record in self._puts],
+            "batches": [record.id.batch_id for record in self._puts],
+            "states": [record.state.value for record in self._puts],
+            "bodies": [record.encode() for record in self._puts],
+            "old_queries": [query_id for query_id, _ in self._forgets],
+            "below": [below for _, below in self._forgets],
+        }
+        is_first = self._version is None
+        return self._log._swap(_FIRST_HEAD if is_first else _NEXT_HEAD, values)  # noqa: SLF001
+
+
+def _without(text: str, hidden: Sequence[str]) -> str:
+    for secret in hidden:
+        text = text.replace(secret, "***")
+    return text
