@@ -279,15 +279,15 @@ def test_prepared_batch_is_decided_by_sparks_commit_log(
 
 def objects(services: Services) -> list[str]:
     """Keys in all buckets, and uploads that are open."""
-    found = []
+    found: list[str] = []
     for server in services.s3.values():
         with contextlib.closing(checks.s3_client(server)) as client:
             for bucket in client.list_buckets()["Buckets"]:
                 name = bucket["Name"]
-                for key in client.list_objects_v2(Bucket=name).get("Contents", ()):
-                    found.append(f"{name}/{key['Key']}")
-                for upload in client.list_multipart_uploads(Bucket=name).get("Uploads", ()):
-                    found.append(f"{name}/{upload['Key']} {upload['UploadId']}")
+                keys = client.list_objects_v2(Bucket=name).get("Contents", ())
+                uploads = client.list_multipart_uploads(Bucket=name).get("Uploads", ())
+                found += [f"{name}/{key['Key']}" for key in keys]
+                found += [f"{name}/{one['Key']} {one['UploadId']}" for one in uploads]
     return sorted(found)
 
 

@@ -20,7 +20,6 @@ from sparkonce.model import Committable, JsonValue, Owner, TransactionId
 from sparkonce.txn_log.settlement import Ruling, Settlement
 
 FORMAT_VERSION = 2
-FORMAT_VERSION = 2
 """What is written. Version 1 had no settlements, no `Head.checkpoint` and no moves; it is read."""
 
 _READABLE = range(1, FORMAT_VERSION + 1)
