@@ -20,7 +20,7 @@ import pyarrow.fs as pa_fs
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.sinks.base import quoted
-from sparkonce.sinks.s3.formats import spark_read_options
+from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
 from sparkonce.sinks.s3.manifest import FOLDER, Layout, Manifest, Span, decode_file, newest
 
 if TYPE_CHECKING:
@@ -254,10 +254,11 @@ def committed_dataset(
         partition_base_dir=root.rstrip("/"),  # type: ignore[call-arg]  # a typo of the stubs
         selector_ignore_prefixes=[],
     )
+    data = pa.schema([column for column in schema if column.name not in layout.partition_by])
     factory = ds.FileSystemDatasetFactory(
         filesystem,
         [root + key for key in committed.keys],  # type: ignore[arg-type]  # or paths
-        _arrow_format(layout.format, schema),
+        _arrow_format(layout.format, data),
         options,
     )
     return factory.finish(schema)
@@ -268,10 +269,16 @@ def _arrow_format(name: str, schema: pa.Schema) -> ds.FileFormat:
         return ds.CsvFileFormat(
             parse_options=pa_csv.ParseOptions(newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
-                column_types=schema, strings_can_be_null=True, quoted_strings_can_be_null=False
+                column_types=schema,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
             ),
         )
-    return ds.JsonFileFormat() if name == "json" else ds.ParquetFileFormat()
+    if name == "json":
+        check_arrow_reads_json(schema)
+        return ds.JsonFileFormat()
+    return ds.ParquetFileFormat()
 
 
 # -- Spark -----------------------------------------------------------------------------------------
