@@ -250,7 +250,7 @@ def committed_dataset(
     )
     if any(key.endswith(".zst") for key in committed.keys):
         raise ConfigurationError(
-            f"{url}: pyarrow's datasets read no text in zstd: use read_committed, which asks Spark, "
+            f"{url}: pyarrow's datasets read no zstd text: use read_committed, which asks Spark, "
             "or write with compression='gzip'"
         )
     schema, layout = committed.schema, committed.layout
