@@ -79,6 +79,7 @@ class Target:
         read: every row that a reader gets.
         leaks: names what is left over in the owner's name.
         lose: destroys a prepared branch, as a timeout or an administrator does.
+        unpublished: names what only one of plain readers and readers of whole batches sees.
     """
 
     kind: str
@@ -87,6 +88,7 @@ class Target:
     read: Callable[[], Iterable[SeenRow]]
     leaks: Callable[[Owner], list[str]]
     lose: Callable[[Committable], None]
+    unpublished: Callable[[], list[str]] = list
 
     @property
     def name(self) -> str:
@@ -332,6 +334,7 @@ class Scenario:
             assert rows == wanted, f"{target.name}: lost {wanted - rows}, too much {rows - wanted}"
         self.check_agreement()
         assert self.leaks() == []
+        assert [told for target in self.targets for told in target.unpublished()] == []
         with self.log() as log:
             assert log.unfinished(PIPELINE) == []
             records = log.history(PIPELINE)
