@@ -277,7 +277,8 @@ class ExactlyOnce:
             self._commit,
             ", ".join(map(repr, self.sinks)),
             self.log.address,
-            ", deleted with the checkpoint: it cannot notice a fresh one" * self._is_log_in_checkpoint,
+            ", deleted with the checkpoint: it cannot notice a fresh one"
+            * self._is_log_in_checkpoint,
         )
         head = self.log.head(self.name)
         for gone in sorted(set() if head is None else head.sinks.keys() - claim.sinks.keys()):

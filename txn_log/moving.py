@@ -22,7 +22,9 @@ from sparkonce.txn_log.record import Head, TransactionRecord
 _ALL = 10**9
 
 
-def copy(source: TransactionLog, target: TransactionLog, pipeline: str) -> Sequence[TransactionRecord]:
+def copy(
+    source: TransactionLog, target: TransactionLog, pipeline: str
+) -> Sequence[TransactionRecord]:
     """Move a pipeline, with what is unfinished, and fence its driver.
 
     Idempotent: after any error, call it again.
