@@ -76,7 +76,7 @@ class Loads(World):
 
 
 @pytest.fixture(scope="module")
-def open_server(postgres: PostgresServer) -> Iterator[PostgresServer]:  # noqa: ARG001 - or a skip
+def open_server(postgres: PostgresServer) -> Iterator[PostgresServer]:
     config = {"max_prepared_transactions": "0"}
     with start_services(["postgres"], postgres_config=config) as services:
         yield services.postgres

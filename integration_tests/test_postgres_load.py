@@ -6,7 +6,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +15,6 @@ from integration_tests.test_postgres_sink import (
     OWNER,
     ROWS,
     World,
-    deliver,
     eventually,
     heard,
     kill,
