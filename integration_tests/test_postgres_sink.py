@@ -854,6 +854,7 @@ UTC_TIMES = st.datetimes(
     timezones=st.just(dt.UTC),
 )
 DECIMALS = st.integers(-(10**10) + 1, 10**10 - 1).map(lambda n: Decimal(n).scaleb(-2))
+INTERVALS = st.timedeltas(dt.timedelta(days=-999_999), dt.timedelta(days=999_999))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -873,11 +874,14 @@ KINDS: Mapping[str, tuple[pa.DataType, str, st.SearchStrategy[Any]]] = {
     "t": (pa.string(), "text", TEXT),
     "lt": (pa.large_string(), "text", TEXT),
     "v": (pa.string(), "varchar(20)", TEXT),
+    "c": (pa.string(), "char(20)", TEXT),
     "bo": (pa.bool_(), "boolean", st.booleans()),
     "by": (pa.binary(), "bytea", st.binary(max_size=20)),
     "d": (pa.date32(), "date", st.dates()),
     "ts": (pa.timestamp("us"), "timestamp", TIMES),
     "tz": (pa.timestamp("us", "Europe/Paris"), "timestamptz", UTC_TIMES),
+    "iv": (pa.duration("us"), "interval", INTERVALS),
+    "ti": (pa.time64("us"), "time", st.times()),
     "u": (pa.string(), "uuid", st.uuids().map(str)),
     "ub": (pa.binary(), "uuid", st.uuids().map(lambda u: u.bytes)),
     "j": (pa.string(), "json", JSON.map(json.dumps)),
@@ -886,10 +890,10 @@ KINDS: Mapping[str, tuple[pa.DataType, str, st.SearchStrategy[Any]]] = {
 
 NO_NUL_IN_JSONB = JSON.map(json.dumps).filter(lambda text: "\\u0000" not in text)
 KINDS = {**KINDS, "jb": (pa.large_string(), "jsonb", NO_NUL_IN_JSONB)}
-PLAIN = ("i2", "i4", "i8", "n", "f4", "f8", "t", "bo", "by", "d", "ts")
+PLAIN = ("i2", "i4", "i8", "n", "f4", "f8", "t", "bo", "by", "d", "ts", "iv", "ti")
 """Those whose arrays go as binary too."""
 
-ARRAYS_AS_TEXT = ("v", "tz", "u", "j", "jb")
+ARRAYS_AS_TEXT = ("v", "c", "tz", "u", "j", "jb")
 
 
 def shown(value: Any) -> Any:
@@ -911,6 +915,8 @@ def read_back(name: str, value: Any) -> Any:
         return None
     if name in {"j", "jb"}:
         return json.loads(value)
+    if name == "c":
+        return value.ljust(20)
     if name == "u":
         return uuid.UUID(value).bytes
     return shown(value)
@@ -983,6 +989,11 @@ def test_types_that_only_their_own_input_function_reads(prepared: World) -> None
         ("real", pa.scalar(2**24 + 1)),
         ("varchar(3)", pa.scalar("abcd")),
         ("varchar(3)[]", pa.scalar(["abcd"])),
+        ("varchar(3)", pa.scalar("abc ")),
+        ("varchar(3)[]", pa.scalar(["abc "])),
+        ("char(3)", pa.scalar("abc ")),
+        ("interval(3)", pa.scalar(dt.timedelta(microseconds=1))),
+        ("time(3)", pa.scalar(dt.time(microsecond=1))),
         ("text", pa.scalar("a\0b")),
         ("uuid", pa.scalar("nonsense")),
         ("json", pa.scalar("{")),

@@ -114,6 +114,8 @@ class StagingWriter:
                     convert(array, column)
                     for array, column in zip(part.columns, self._target.columns, strict=True)
                 ]
+                if not self._target.is_binary:
+                    values = list(map(python_values, arrays, self._target.columns))
             except ValueDoesNotFitError as error:
                 self._reject(str(error), None)
             with self._errors():
@@ -122,7 +124,6 @@ class StagingWriter:
                     encoded = pa.RecordBatch.from_arrays(arrays, schema=schema)
                     self._copy.write(self._encoder.write_batch(encoded))
                 else:
-                    values = map(python_values, arrays, self._target.columns)
                     for row in zip(*values, strict=True):
                         self._copy.write_row(row)
         self.rows += batch.num_rows

@@ -10,7 +10,7 @@ the exact type of its column's plan before it is encoded.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ from sparkonce.sinks.postgres.types import (
     is_binary,
     value_type,
 )
+
+_FIRST_DAY = -2_440_588  # the first date of Postgres, counted from 1970
+_DAY_US = 86_400 * 10**MICROSECOND_DIGITS
 
 _CANONICAL_UUID = r"^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
 
@@ -57,11 +60,15 @@ def convert(array: Any, column: ColumnPlan) -> Any:
             pa.array(offsets), values, type=column.field.type, mask=_pc.is_null(lists)
         )
     except pa.ArrowInvalid:
-        # Arrow's text shows the value, which may be nobody's business.
-        raise ValueDoesNotFitError(
-            f"column {column.name!r}: a value of Arrow type {array.type} does not fit into "
-            f"Postgres type {column.type.ddl} as it is"
-        ) from None
+        raise _does_not_fit(array, column) from None
+
+
+def _does_not_fit(array: Any, column: ColumnPlan) -> ValueDoesNotFitError:
+    """Without Arrow's text: it shows the value, which may be nobody's business."""
+    return ValueDoesNotFitError(
+        f"column {column.name!r}: a value of Arrow type {array.type} does not fit into "
+        f"Postgres type {column.type.ddl} as it is"
+    )
 
 
 def _convert(array: Any, column: ColumnPlan) -> Any:
@@ -69,11 +76,13 @@ def _convert(array: Any, column: ColumnPlan) -> Any:
         return _pa.nulls(len(array), column.arrow)
     if column.kind == "decimal":
         return _to_decimal(array, column)
-    if column.kind == "timestamp":
-        return _to_timestamp(array, column)
     if column.kind == "uuid":
         return _to_uuid(array)
-    return array.cast(column.arrow)
+    array = array.cast(column.arrow)
+    check = _CHECKS.get(column.kind)
+    if check is not None:
+        check(array, column)
+    return array
 
 
 def _to_decimal(array: Any, column: ColumnPlan) -> Any:
@@ -85,14 +94,37 @@ def _to_decimal(array: Any, column: ColumnPlan) -> Any:
     return array.cast(column.arrow)
 
 
-def _to_timestamp(array: Any, column: ColumnPlan) -> Any:
-    array = array.cast(column.arrow)
+def _check_string(array: Any, column: ColumnPlan) -> None:
+    """The server cuts what is too long where all of it is blanks."""
+    most = column.type.characters
+    if most is not None and (_pc.max(_pc.utf8_length(array)).as_py() or 0) > most:
+        raise pa.ArrowInvalid("too long")
+
+
+def _check_date(array: Any, _column: ColumnPlan) -> None:
+    if (_pc.min(array.cast(pa.int32())).as_py() or 0) < _FIRST_DAY:
+        raise pa.ArrowInvalid("before all dates of Postgres")
+
+
+def _check_time(array: Any, column: ColumnPlan) -> None:
+    microseconds = array.cast(pa.int64())
+    if pa.types.is_timestamp(array.type):
+        # pgpq counts from 2000 and wraps around: such a time would come out 584,000 years later.
+        first = _pc.min(microseconds).as_py()
+        if first is not None and first < _FIRST_DAY * _DAY_US:
+            raise pa.ArrowInvalid("before all times of Postgres")
     step = 10 ** (MICROSECOND_DIGITS - column.type.second_digits)
     if step > 1:
-        microseconds = _pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-        if (microseconds % step).any():
+        values = _pc.fill_null(microseconds, 0).to_numpy(zero_copy_only=False)
+        if (values % step).any():
             raise pa.ArrowInvalid("more digits than the column keeps")
-    return array
+
+
+_CHECKS: Mapping[str, Callable[[Any, ColumnPlan], None]] = {
+    "string": _check_string,
+    "date": _check_date,
+    "time": _check_time,
+}
 
 
 def _to_uuid(array: Any) -> Any:
@@ -118,11 +150,37 @@ def _read_uuid(text: str | None) -> bytes | None:
 
 
 def python_values(array: Any, column: ColumnPlan) -> list[Any]:
-    """The converted array as values that psycopg writes as the text that Postgres reads."""
-    values: list[Any] = array.to_pylist()
+    """The converted array as values that psycopg writes as the text that Postgres reads.
+
+    Raises:
+        ValueDoesNotFitError: Python has no such date or time.
+    """
+    if pa.types.is_duration(column.arrow):
+        return [_shown_duration(value) for value in _as_integers(array).to_pylist()]
+    try:
+        values: list[Any] = array.to_pylist()
+    except (ValueError, OverflowError):  # Python's dates have the years 1 to 9999
+        raise _does_not_fit(array, column) from None
     if column.kind != "uuid":
         return values
     return [_shown_uuid(value) for value in values]
+
+
+def _as_integers(durations: Any) -> Any:
+    is_list = pa.types.is_list(durations.type)
+    return durations.cast(pa.list_(pa.int64()) if is_list else pa.int64())
+
+
+def _shown_duration(value: int | list[int | None] | None) -> object:
+    """As hours, which have no days in them: '1 day' is 23 hours long once a year."""
+    if isinstance(value, list):
+        return [_shown_duration(item) for item in value]
+    if value is None:
+        return None
+    seconds, microseconds = divmod(abs(value), 10**MICROSECOND_DIGITS)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{'-' if value < 0 else ''}{hours}:{minutes:02}:{seconds:02}.{microseconds:06}"
 
 
 def _shown_uuid(value: bytes | list[bytes | None] | None) -> object:
