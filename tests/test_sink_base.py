@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +20,12 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     ProtocolError,
 )
+from sparkonce.failpoints import POINTS
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import IdempotentSink, Payload, RowSink
 from sparkonce.sinks.base import check_committable
 from sparkonce.spark_hooks.batch import check_pickles
+from sparkonce.testing.kills import CommitPolicy, Kill, crash_points, sample
 from sparkonce.testing.sink_world import stored
 
 BRANCH = BranchId(Owner("0" * 16, "5b1d"), 7, 4, "list", 0, 11)
@@ -44,7 +48,7 @@ class ListSink(RowSink[list[Any]]):
     def abort(self, branch: BranchId | Committable) -> None: ...
 
 
-# -- rows -------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def test_rows_come_in_order_and_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +63,7 @@ def test_rows_come_in_order_and_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-# -- payloads ---------------------------------------------------------------------------------------
+# -- payloads --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def test_payload_that_a_record_cannot_keep() -> None:
         Everything("", b"", (), {"a": {1}}).committable(BRANCH)
 
 
-# -- misuse -----------------------------------------------------------------------------------------
+# -- misuse ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_sink_that_does_not_pickle() -> None:
         check_pickles(sink)
 
 
-# -- idempotent stores ------------------------------------------------------------------------------
+# -- idempotent stores -----------------------------------------------------------------------------
 
 
 class StoreSink(IdempotentSink):
@@ -252,3 +256,43 @@ def test_stage_that_does_not_exist(tmp_path: Path) -> None:
     """It is named before any data moves."""
     with pytest.raises(ConfigurationError, match=r"stage='.*nowhere' is no folder"):
         StoreSink(tmp_path / "nowhere").validate(pa.schema([]))
+
+
+# -- the kit -------------------------------------------------------------------------------------
+
+
+def test_contract_is_imported_without_spark() -> None:
+    """A sink's author needs pytest and pyarrow to run most of it."""
+    program = (
+        "import sys; from sparkonce.testing import SinkContract, SinkWorld;"
+        "sys.exit(bool({'pyspark', 'boto3', 'psycopg', 'confluent_kafka'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_sample_of_kills_is_the_seeds() -> None:
+    """The same seed takes the same batches, each with the kills of its recovery."""
+    chain = crash_points(["left", "right"])
+    chosen = sample(chain, 4, seed=1)
+    assert chosen == sample(chain, 4, seed=1) != sample(chain, 4, seed=2)
+    assert sum(not kill.again for kill in chosen) == 4
+    decided = chain.index(Kill("decide.after", "none"))
+    every = sample(chain, 99, seed=3)
+    place = every.index(chain[decided])
+    assert every[place : place + 7] == chain[decided : decided + 7]
+
+
+@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+def test_chain_of_kills_reaches_every_point(policy: CommitPolicy) -> None:
+    """All points but those after a loss; the checkpoint policy has four more."""
+    points = {kill.point for kill in crash_points(["left", "right"], policy)}
+    after_a_loss = {"redo.before", "amend.before", "amend.after"}
+    of_checkpoint = {"prepared.before", "prepared.after", "abandon.before", "abandon.after"}
+    wanted = set(POINTS) - after_a_loss
+    assert points == (wanted if policy == "checkpoint" else wanted - of_checkpoint)
+
+
+def test_kill_at_which_too_much_is_visible() -> None:
+    """The error tells the point and what each sink showed."""
+    with pytest.raises(AssertionError, match=r"killed at decide.before.*'left': 'all'"):
+        Kill("decide.before", "none").check({"left": "all", "right": "none"})

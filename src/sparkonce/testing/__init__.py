@@ -11,6 +11,7 @@ sparkonce.testing.checks      what an outsider sees in Kafka, Postgres and S3
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -34,4 +35,9 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "SinkContract" and "pytest" in sys.modules:
+        # Before the import: a failing assert then shows its values, as in a test file.
+        sys.modules["pytest"].register_assert_rewrite(
+            "sparkonce.testing.sink_verbs", "sparkonce.testing.sink_contract"
+        )
     return getattr(import_module(f"sparkonce.testing.{_MODULES[name]}"), name)
