@@ -25,18 +25,16 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 
-from integration_tests.crash.job import FILES_PER_BATCH
 from sparkonce.model import Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm, DriverProcess, Failpoints
-from sparkonce.testing.services.java import QUICK_START
+from sparkonce.testing.exactly_once import JVM_OPTIONS
+from sparkonce.testing.job import FILES_PER_BATCH
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import State, TransactionRecord
 
 ROOT = Path(__file__).parent.parent.parent
 PIPELINE = "crash"
-JVM_OPTIONS = f"-XX:+UseSerialGC -Xshare:auto {QUICK_START}"
-"""A driver here lives for seconds, most of which a JVM would spend on compiling well."""
 ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 PLANNING_S = 120.0
