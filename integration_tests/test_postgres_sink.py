@@ -787,18 +787,35 @@ def test_full_table_of_prepared_transactions_is_named(
 def test_deadlock_with_another_writer_is_tried_again(world: World) -> None:
     """Postgres ends one of the two; when it is ours, the same statement succeeds afterwards."""
     world.table("id bigint PRIMARY KEY, name text")
-    world.run(f"INSERT INTO {world.schema}.orders VALUES (1, 'x'), (2, 'x')")
+    world.run(f"INSERT INTO {world.schema}.orders VALUES (1, 'x'), (2, 'x'), (3, 'x')")
     world.run("ALTER ROLE CURRENT_USER IN DATABASE postgres SET deadlock_timeout = '50ms'")
+
+    def update(connection: psycopg.Connection[Any], row: int) -> None:
+        query = f"UPDATE {world.schema}.orders SET name = 'r' WHERE id = {row}"
+        connection.execute(query.encode())
+
+    def waiting(count: int) -> bool:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        return int(world.run(query)[0][0]) >= count
+
     try:
         sink = world.ready(key=["id"])
         staged = stage(sink)
-        with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
-            rival.execute("SET deadlock_timeout = '1h'")  # the other one looks for the deadlock
-            rival.execute(f"UPDATE {world.schema}.orders SET name = 'r' WHERE id = 2".encode())
+        with (
+            psycopg.connect(world.dsn) as rival,
+            psycopg.connect(world.dsn) as gate,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            # A session looks for a deadlock once, a while after it began to wait: let it be ours.
+            rival.execute("SET deadlock_timeout = '1h'")
+            update(rival, 3)
+            update(gate, 2)
             voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            eventually(lambda: world.run(waiting)[0][0] > 0, "the merge waits for row 2")
-            rival.execute(f"UPDATE {world.schema}.orders SET name = 'r' WHERE id = 1".encode())
+            eventually(lambda: waiting(1), "the merge has row 1 and waits for row 2")
+            blocked = pool.submit(update, rival, 1)
+            eventually(lambda: waiting(2), "the rival waits for row 1")
+            gate.rollback()  # the merge goes on to row 3
+            blocked.result(DEADLINE_S)
             rival.commit()
             (merged,) = voting.result(DEADLINE_S)
         sink.commit(merged)
