@@ -47,10 +47,17 @@ def branch(**changes: Any) -> BranchId:
     return BranchId(owner=OWNER, **{**values, **changes})
 
 
-@given(BRANCHES, st.integers(0, 10**6), st.sampled_from(["", "lake/orders/"]))
-def test_key_tells_its_branch(branch_id: BranchId, number: int, prefix: str) -> None:
+@given(
+    BRANCHES,
+    st.integers(0, 10**6),
+    st.sampled_from(["", "lake/orders/"]),
+    st.sampled_from(["parquet", "json", "json.gz", "csv.zst"]),
+)
+def test_key_tells_its_branch(
+    branch_id: BranchId, number: int, prefix: str, extension: str
+) -> None:
     """What is written into a file's key is read back from it."""
-    key = file_key(Place("lake", prefix), "day=2026-01-01/", branch_id, number)
+    key = file_key(Place("lake", prefix), "day=2026-01-01/", branch_id, number, extension)
     assert branch_of(key, OWNER) == branch_id
 
 
@@ -273,6 +280,8 @@ def test_json_is_made_by_spark() -> None:
     line, folder = sink.columns(pa.schema([TEXT, pa.field("day", pa.date32())]), "row")
     assert line.startswith("to_json(struct(row.`text` AS `text`), map(")
     assert folder == "row.`day` AS `day`"
+    copy = pickle.loads(pickle.dumps(sink))  # noqa: S301
+    assert copy._schema.names == ["text", "day"]  # the executors get the lines alone
     with pytest.raises(ConfigurationError, match="partition_by names"):
         sink.columns(pa.schema([TEXT]), "row")
 

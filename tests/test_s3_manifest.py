@@ -180,7 +180,7 @@ def test_choice_of_batches(choice: dict[str, Any], batches: list[int]) -> None:
 
 def test_batch_that_is_not_committed() -> None:
     """It is refused rather than read without its rows."""
-    with pytest.raises(ConfigurationError, match="batch 4 is not committed.*: 2"):
+    with pytest.raises(ConfigurationError, match="batch 4 is not committed here.*: 5"):
         found(Memory(0, 1, 2, 5), batch=4)
 
 

@@ -133,9 +133,9 @@ def _read_once(
         found.setdefault(name.rpartition("/")[0], []).extend(decode_file(body, f"{url}/{name}"))
     manifests = [manifest for some in found.values() for manifest in newest(some)]
     if batch is not None and all(manifest.batch_id != batch for manifest in manifests):
-        known = max((manifest.batch_id for manifest in manifests), default=None)
+        newest_one = max(span.last for _, span in listed)
         raise ConfigurationError(
-            f"{url}: batch {batch} is not committed; the newest before it that is: {known}"
+            f"{url}: batch {batch} is not committed here; the newest that is: {newest_one}"
         )
     return [m for m in manifests if m.batch_id >= first and (batch is None or m.batch_id <= batch)]
 
