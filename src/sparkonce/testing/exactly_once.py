@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -99,6 +100,8 @@ def assert_exactly_once(
             seen = run.meet(kill, batch)
             progress(f"{run.history[-1]}; visible then: {seen}")
         run.finish(standing or {})
+    if folder is None:
+        shutil.rmtree(place)
     progress(f"{len(chain)} kills; every row once in {', '.join(readers)}")
 
 

@@ -17,6 +17,7 @@ import datetime as dt
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -76,7 +77,13 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
 
 
 class SinkContract(SinkVerbs):
-    """Subclass it in a test file and give the fixture `make_world`."""
+    """Subclass it in a test file and give the fixture `make_world`.
+
+    Attributes:
+        large_rows: in the largest branch.
+        parallel: how many branches are written at once.
+        most_kills: at how many lines of `commit` a process is killed.
+    """
 
     # -- attempts, passes and tokens ---------------------------------------------------------------
 
@@ -338,14 +345,13 @@ class SinkContract(SinkVerbs):
                 "value": pa.array([*values, None], kind),
             }
         )
-        stage = Stage(make_world(rows.schema), rows.schema)
-        try:
-            sink = stage.sink()
-        except ConfigurationError as refusal:
-            pytest.skip(f"validate refuses it: {refusal}")
-        stage.commit(sink, stage.prepare(sink, BRANCH, rows))
-        stage.sees(rows)
-        stage.close()
+        with closing(Stage(make_world(rows.schema), rows.schema)) as stage:
+            try:
+                sink = stage.sink()
+            except ConfigurationError as refusal:
+                pytest.skip(f"validate refuses it: {refusal}")
+            stage.commit(sink, stage.prepare(sink, BRANCH, rows))
+            stage.sees(rows)
 
     # -- helpers -----------------------------------------------------------------------------------
 

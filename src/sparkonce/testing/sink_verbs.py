@@ -35,13 +35,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 
 
 class SinkVerbs:
-    """What `SinkContract` inherits.
-
-    Attributes:
-        large_rows: in the largest branch.
-        parallel: how many branches are written at once.
-        most_kills: at how many lines of `commit` a process is killed.
-    """
+    """What `SinkContract` inherits; see there."""
 
     large_rows: ClassVar[int] = 50_000
     parallel: ClassVar[int] = 4

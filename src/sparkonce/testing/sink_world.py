@@ -285,8 +285,10 @@ def in_other_process(
         cwd=Path.cwd(),
         check=False,
     )
-    ended = -signal.SIGKILL if is_killed or killed_at_line else 0
-    assert done.returncode == ended, (
+    ends = {-signal.SIGKILL} if is_killed else {0}
+    if killed_at_line:  # there, its commit may take fewer lines than here
+        ends |= {-signal.SIGKILL}
+    assert done.returncode in ends, (
         f"{verb} failed in another process (exit code {done.returncode}): a sink needs nothing but "
         f"what it is pickled with. It said:\n{done.stderr.decode(errors='replace')[-2000:]}"
     )
