@@ -4,6 +4,7 @@
               /offsets/N       written before batch N runs; N is replayed while commits/N is absent
               /commits/N       written after foreachBatch has returned
               /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
+              /sparkonce-log   ours: that log itself, with log="checkpoint"
 
 All files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.txn_log import TransactionLog, checkpoint_log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +84,8 @@ class RunningQuery:
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
         self._io_utils: Any = jvm.org.apache.commons.io.IOUtils
         self._root = self._path_class(self.checkpoint)
-        self._fs = self._root.getFileSystem(query.sparkSession().sessionState().newHadoopConf())
+        self._conf = query.sparkSession().sessionState().newHadoopConf()
+        self._fs = self._root.getFileSystem(self._conf)
 
     @classmethod
     def find(cls, session: SparkSession, run: RunId) -> Self:
@@ -183,6 +186,10 @@ class RunningQuery:
                 f"{self.checkpoint}/{_BINDING} is damaged: restore it from a copy of the "
                 "checkpoint, or delete it if you are sure which transaction log belongs to it"
             ) from error
+
+    def open_log(self) -> TransactionLog:
+        """Open the transaction log that is inside this checkpoint."""
+        return checkpoint_log(self.checkpoint, self._conf)
 
     def bind(self, log_id: str, pipeline: str) -> None:
         """Write into the checkpoint which log and pipeline it belongs to, whole or not at all."""

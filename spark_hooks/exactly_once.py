@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self, get_args
 from weakref import WeakValueDictionary
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
@@ -30,7 +30,7 @@ from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
-from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import TransactionRecord
 
@@ -58,7 +58,9 @@ class ExactlyOnce:
         name: the pipeline's lasting name: 1 to 32 of A-Z a-z 0-9 _ and -. It is bound to the
             query's checkpoint at the first batch.
         sinks: where the rows go; their names differ.
-        log: address of the transaction log (see `sparkonce.txn_log.open_log`), or an open log.
+        log: address of the transaction log (see `sparkonce.txn_log.open_log`), or an open log;
+            default: "checkpoint", inside the query's own checkpoint. Such a log is deleted with
+            the checkpoint, and so cannot notice that rows are delivered again from a fresh one.
         commit: when a batch becomes visible. "prepared": as soon as every sink has prepared it;
             Spark can still replay it, so even a branch that a server has lost is written again.
             "checkpoint": once Spark's checkpoint has it too, so that output and state agree also
@@ -83,7 +85,7 @@ class ExactlyOnce:
         name: str,
         *,
         sinks: Sequence[AnySink],
-        log: str | TransactionLog,
+        log: str | TransactionLog = IN_CHECKPOINT,
         commit: CommitPolicy = "prepared",
         removed: Sequence[AnySink] = (),
         replaces: str | None = None,
@@ -104,7 +106,9 @@ class ExactlyOnce:
             )
         self.name = name
         self.sinks = tuple(sinks)
-        self.log = open_log(log)
+        # That in the checkpoint is opened as soon as a query tells where its checkpoint is.
+        self._log: TransactionLog | None = None if log == IN_CHECKPOINT else open_log(log)
+        self._is_log_in_checkpoint = self._log is None
         self._removed = tuple(removed)
         self._commit: CommitPolicy = commit
         self._replaces = replaces
@@ -118,7 +122,7 @@ class ExactlyOnce:
         self._failure: Exception | None = None
         self._listener: StartListener | None = None
         if commit == "checkpoint":
-            _newest[self.log.log_id, name] = self
+            _newest[self._log_key, name] = self
             self._listener = StartListener.add(self._on_start)
             call_at_exit(self._settle_at_exit)
 
@@ -154,6 +158,20 @@ class ExactlyOnce:
                 raise
             if self._coordinator.pending is not None:
                 threading.Thread(target=self._settle_soon, daemon=True).start()
+
+    @property
+    def log(self) -> TransactionLog:
+        """The transaction log.
+
+        Raises:
+            ProtocolError: it is in the checkpoint, and no query has started yet.
+        """
+        if self._log is None:
+            raise ProtocolError(
+                f"the transaction log of {self.name!r} is in its query's checkpoint: start the "
+                'query first, or open it with open_log("checkpoint:<location>")'
+            )
+        return self._log
 
     def awaitTermination(self, query: StreamingQuery, timeout: float | None = None) -> bool:  # noqa: N802 - as Spark's own
         """Wait for the query's end, and then for the commit of its last batch.
@@ -191,7 +209,8 @@ class ExactlyOnce:
         finally:
             for sink in self.all_sinks:
                 sink.close()
-            self.log.close()
+            if self._log is not None:
+                self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +219,18 @@ class ExactlyOnce:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {self.log.address}>"
+        log = IN_CHECKPOINT if self._log is None else self._log.address
+        return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {log}>"
+
+    def open_log_in(self, checkpoint: str) -> None:
+        """Open a log that is inside the checkpoint, at this location, without a query."""
+        if self._is_log_in_checkpoint:
+            self._log = checkpoint_log(checkpoint)
+
+    @property
+    def is_log_in_checkpoint(self) -> bool:
+        """Whether the log is opened only when it is known where the checkpoint is."""
+        return self._is_log_in_checkpoint
 
     @property
     def all_sinks(self) -> tuple[AnySink, ...]:
@@ -227,7 +257,13 @@ class ExactlyOnce:
 
     # -- a new incarnation -------------------------------------------------------------------------
 
+    @property
+    def _log_key(self) -> str:
+        return IN_CHECKPOINT if self._is_log_in_checkpoint else self.log.log_id
+
     def _turn_to(self, query: RunningQuery) -> RunningQuery:
+        if self._is_log_in_checkpoint:
+            self._log = query.open_log()  # again: the folder may be a new one of the same name
         self._query, self._coordinator = query, None
         self._failure, self._is_validated = None, False
         return query
@@ -255,15 +291,17 @@ class ExactlyOnce:
             adopt=self._adopt,
         )
         coordinator = self.coordinator(claim, query)
-        query.bind(self.log.log_id, self.name)
+        query.bind(coordinator.incarnation.owner.log_id, self.name)
         logger.info(
-            "pipeline %r, query %s, token %d, commit=%r: %s; log %s",
+            "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s",
             self.name,
             query.run.query_id,
             coordinator.incarnation.token,
             self._commit,
             ", ".join(map(repr, self.sinks)),
             self.log.address,
+            ", deleted with the checkpoint: it cannot notice a fresh one"
+            * self._is_log_in_checkpoint,
         )
         head = self.log.head(self.name)
         for gone in sorted(set() if head is None else head.sinks.keys() - claim.sinks.keys()):
@@ -276,7 +314,7 @@ class ExactlyOnce:
         return coordinator
 
     def _on_start(self, session: SparkSession, run: RunId) -> None:
-        if _newest.get((self.log.log_id, self.name)) is not self:
+        if _newest.get((self._log_key, self.name)) is not self:
             return  # an object of an earlier start, in this process: it must not fence the new one
         try:
             self._recover_at_start(RunningQuery.find(session, run))
@@ -289,10 +327,13 @@ class ExactlyOnce:
         with self._lock:
             if self._query is not None and self._query.run == query.run:
                 return
-            if query.binding() != (self.log.log_id, self.name):
+            log_id, pipeline = query.binding()
+            if pipeline != self.name:
                 return
-            self._turn_to(query)
+            if not self._is_log_in_checkpoint and self.log.id_of(self.name) != log_id:
+                return
             try:
+                self._turn_to(query)
                 self._coordinator = self._begin(query, query.committed() + 1)
             except BaseException:
                 self._query = None  # whoever comes next tries again

@@ -10,9 +10,13 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import Folder, FolderPlace, LocalFolder, check_create
+from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.sqlite import SqliteLog
 
-__all__ = ["TransactionLog", "open_log"]
+__all__ = ["IN_CHECKPOINT", "TransactionLog", "checkpoint_log", "copy", "open_log"]
+
+IN_CHECKPOINT = "checkpoint"
+"""What `ExactlyOnce` takes as ``log=`` for the log inside its query's checkpoint."""
 
 _CHECKPOINT = "checkpoint:"
 _FOLDER = "sparkonce-log"
@@ -26,8 +30,10 @@ def open_log(url: str | TransactionLog) -> TransactionLog:
 
     Args:
         url: ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``;
-            ``postgresql://user@host/database?schema=sparkonce``; a log that is open already is
-            returned as it is.
+            ``postgresql://user@host/database?schema=sparkonce``;
+            ``s3://bucket/prefix?endpoint_url=…&region=…&path_style=true``;
+            ``checkpoint:/path/of/the/checkpoint`` or ``checkpoint:hdfs://…``. A log that is open
+            already is returned as it is.
 
     Raises:
         ConfigurationError: the address is of no known kind, or cannot be used.
@@ -35,6 +41,11 @@ def open_log(url: str | TransactionLog) -> TransactionLog:
     """
     if isinstance(url, TransactionLog):
         return url
+    if url == IN_CHECKPOINT:
+        raise ConfigurationError(
+            'log="checkpoint" is opened by the query that has the checkpoint; give its location: '
+            "checkpoint:/path/of/the/checkpoint"
+        )
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return SqliteLog(url.removeprefix(_SQLITE))
     if url.startswith(_POSTGRES):
@@ -51,7 +62,8 @@ def open_log(url: str | TransactionLog) -> TransactionLog:
         return checkpoint_log(url.removeprefix(_CHECKPOINT))
     raise ConfigurationError(
         f"log={_without_secrets(url)!r}: expected sqlite:///relative/path.db, "
-        "sqlite:////absolute/path.db or postgresql://host/database"
+        "sqlite:////absolute/path.db, postgresql://host/database, s3://bucket/prefix, or "
+        "checkpoint:/path/of/the/checkpoint"
     )
 
 

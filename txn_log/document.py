@@ -86,7 +86,7 @@ class _Pipeline:
 
     number: int = 0
     head: Head | None = None
-    records: Mapping[TransactionId, TransactionRecord] = field(default_factory=dict)
+    records: dict[TransactionId, TransactionRecord] = field(default_factory=dict)
     floors: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self) -> str:
@@ -326,8 +326,7 @@ class _DocumentView:
         self._change(head.pipeline, head=head)
 
     def put(self, record: TransactionRecord) -> None:
-        state = self._change(record.id.pipeline)
-        self._change(record.id.pipeline, records={**state.records, record.id: record})
+        self._change(record.id.pipeline).records[record.id] = record
 
     def forget(self, pipeline: str, query_id: str, below: int) -> None:
         state = self._change(pipeline)
@@ -343,7 +342,7 @@ class _DocumentView:
 
     def _change(self, pipeline: str, **values: object) -> _Pipeline:
         seen = self._load(pipeline)
-        state = self._new or replace(seen, number=seen.number + 1)
+        state = self._new or replace(seen, number=seen.number + 1, records=dict(seen.records))
         self._new = replace(state, **values)  # type: ignore[arg-type]
         return self._new
 

@@ -1,0 +1,195 @@
+"""The transaction log inside a checkpoint: through Hadoop, and under a real query."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark import SparkContext
+
+from sparkonce import ExactlyOnce
+from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.sinks import FileSink
+from sparkonce.testing.log_contract import LogContract, claim, deliver
+from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log.document import DocumentLog
+from sparkonce.txn_log.folder import FolderPlace, check_create
+from sparkonce.txn_log.hadoop import HadoopFolder
+from sparkonce.txn_log.record import State
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+def hadoop_folder(root: str) -> HadoopFolder:
+    context = SparkContext._active_spark_context
+    return HadoopFolder(root, context._gateway, context._jsc.hadoopConfiguration())
+
+
+class TestHadoopLog(LogContract):
+    """By rename without overwriting, as on HDFS; on a local disk, for want of one here."""
+
+    # These need a JVM in each process, or are of the place and not of Hadoop: test_log_folder.py.
+    test_tokens_of_racing_processes_differ = None  # type: ignore[assignment]
+    test_racing_processes_never_both_decide = None  # type: ignore[assignment]
+    test_process_is_killed_at_every_round_trip = None  # type: ignore[assignment]
+    test_answer_is_lost = None  # type: ignore[assignment]
+    test_token_whose_answer_is_lost = None  # type: ignore[assignment]
+    test_long_history_is_bounded = None  # type: ignore[assignment]
+
+    @pytest.fixture
+    def address(self, spark: SparkSession, tmp_path: Path) -> str:
+        return f"file:{tmp_path}/sparkonce-log"
+
+    @staticmethod
+    def open_log(address: str) -> TransactionLog:
+        return DocumentLog(FolderPlace(hadoop_folder(address)))
+
+    def files(self, address: str) -> Iterator[Path]:
+        return Path(address.removeprefix("file:")).rglob("*.json")
+
+    def damage(self, address: str, old: str, new: str) -> None:
+        for path in self.files(address):
+            path.with_name(f".{path.name}.crc").unlink()
+            if path.name != "log.json":
+                path.write_text(path.read_text().replace(old, new))
+
+    @contextmanager
+    def out_of_reach(self, address: str) -> Iterator[None]:
+        folder = Path(address.removeprefix("file:"))
+        aside = folder.with_name("aside")
+        folder.rename(aside)
+        folder.write_text("")
+        yield
+        folder.unlink()
+        aside.rename(folder)
+
+    def stored_bytes(self, address: str) -> int:
+        return sum(path.stat().st_size for path in self.files(address))
+
+    def test_nothing_is_left_aside(self, log: TransactionLog, address: str) -> None:
+        """Neither temporary files nor checksums of files that are gone."""
+        incarnation = log.begin(claim())
+        for batch_id in range(10):
+            deliver(log, incarnation, batch_id)
+        folder = Path(address.removeprefix("file:")) / "orders" / "head"
+        names = {path.name for path in folder.iterdir()}
+        assert names == {n for name in names if name[0] != "." for n in (name, f".{name}.crc")}
+
+
+def test_file_system_that_is_not_known(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="nofs://x/ck"):
+        open_log("checkpoint:nofs://x/ck")
+
+
+class Leaky:
+    """Of several who create a file at the same time, all are told that they have."""
+
+    address = "checkpoint:leaky"
+
+    def create(self, name: str, text: str) -> bool:
+        return True
+
+    def delete(self, name: str) -> None:
+        pass
+
+
+def test_file_system_that_lets_several_create_a_file_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="leaky: of 8 who created.*up to 8.*postgresql"):
+        check_create(Leaky())  # type: ignore[arg-type]
+
+
+class Query:
+    """Rows of a folder into another, with the log in the checkpoint."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+        for name in ("in", "out"):
+            (folder / name).mkdir()
+
+    def add(self, row: str) -> None:
+        hidden = self.folder / "hidden"
+        hidden.write_text(row)
+        hidden.rename(self.folder / "in" / f"{row}.txt")
+
+    def pipeline(self, commit: str = "prepared") -> ExactlyOnce:
+        return ExactlyOnce("orders", sinks=[FileSink(self.folder / "out")], commit=commit)  # type: ignore[arg-type]
+
+    def run(self, pipeline: ExactlyOnce) -> StreamingQuery:
+        stream = self.spark.readStream.option("maxFilesPerTrigger", 1).text(f"{self.folder}/in")
+        query = (
+            stream.writeStream.foreachBatch(pipeline)
+            .option("checkpointLocation", f"{self.folder}/ckpt")
+            .trigger(availableNow=True)
+            .start()
+        )
+        pipeline.awaitTermination(query)
+        return query
+
+    def rows(self) -> list[str]:
+        files = (self.folder / "out").rglob("*.parquet")
+        return sorted(row for path in files for row in pq.read_table(path)["value"].to_pylist())
+
+
+@pytest.fixture
+def query(spark: SparkSession, tmp_path: Path) -> Query:
+    return Query(spark, tmp_path)
+
+
+@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+def test_query_without_a_log_of_its_own(
+    query: Query, commit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log is in its checkpoint, a replay is known, and the start says what it cannot notice."""
+    query.add("a")
+    query.add("b")
+    pipeline = query.pipeline(commit)
+    with pytest.raises(ProtocolError, match="start the query first"):
+        _ = pipeline.log
+    with caplog.at_level(logging.INFO, logger="sparkonce"):
+        query.run(pipeline)
+    assert f"log checkpoint:{query.folder}/ckpt, deleted with the checkpoint" in caplog.text
+    pipeline.close()
+    (query.folder / "ckpt" / "commits" / "1").unlink()
+    (query.folder / "ckpt" / "commits" / ".1.crc").unlink()
+    query.add("c")
+    again = query.pipeline(commit)
+    query.run(again)
+    again.close()
+    assert query.rows() == ["a", "b", "c"]
+    outside = open_log(f"checkpoint:{query.folder}/ckpt")
+    assert [r.id.batch_id for r in outside.history("orders")] == [2, 1, 0]
+    assert {r.state for r in outside.history("orders")} == {State.COMPLETE}
+
+
+def test_checkpoint_that_is_deleted_under_a_living_object(query: Query) -> None:
+    """The next start makes a new log in it, which another process finds again."""
+    query.add("a")
+    pipeline = query.pipeline()
+    query.run(pipeline)
+    before = pipeline.log.log_id
+    shutil.rmtree(query.folder / "ckpt")
+    query.run(pipeline)
+    assert pipeline.log.log_id != before
+    assert open_log(f"checkpoint:{query.folder}/ckpt").log_id == pipeline.log.log_id
+
+
+def test_another_log_for_a_checkpoint_that_has_its_own(query: Query) -> None:
+    """Is refused, as any other log would be."""
+    query.add("a")
+    query.run(query.pipeline())
+    query.add("b")
+    other = ExactlyOnce(
+        "orders",
+        sinks=[FileSink(query.folder / "out")],
+        log=f"sqlite:///{query.folder}/txn.db",
+    )
+    with pytest.raises(Exception, match="belongs to the transaction log with id"):
+        query.run(other)
