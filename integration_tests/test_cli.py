@@ -21,6 +21,8 @@ import pytest
 
 from integration_tests.crash.scenario import PIPELINE, ROOT, Scenario, shown
 from integration_tests.crash.targets import real_targets
+from sparkonce.errors import ConfigurationError
+from sparkonce.spark_hooks import checkpoint_files
 from sparkonce.testing import checks
 from sparkonce.testing.services import Services
 from sparkonce.txn_log.record import State
@@ -321,6 +323,20 @@ def test_doctor_asks_every_server(
         (scenario.folder / "config.json").write_text(json.dumps(config))
         broken = sparkonce("doctor", JOB, "--json").value
         assert {one["about"] for one in broken if one["level"] == "error"} == {"postgres", "kafka"}
+
+
+def test_checkpoint_is_read_by_a_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on HDFS: through Hadoop's file systems, without a Spark session."""
+    (tmp_path / "metadata").write_text('{"id": "q"}')
+    (tmp_path / "commits").mkdir()
+    for name in ("9", "10", ".11.crc"):
+        (tmp_path / "commits" / name).touch()
+    monkeypatch.setattr(checkpoint_files, "local_path", lambda location: None)
+    with pytest.raises(ConfigurationError, match="read by a JVM"):
+        checkpoint_files.CheckpointFiles(f"file:{tmp_path}", "q")
+    found = checkpoint_files.CheckpointFiles(f"file:{tmp_path}", "q", start_jvm=True)
+    assert found.committed() == 10
+    assert found.read("nothing") is None
 
 
 def test_tail_follows_a_driver(scenario: Scenario, sparkonce: Operator) -> None:

@@ -545,7 +545,10 @@ class Coordinator:
                 batch_id=record.id.batch_id,
                 revision=record.revision,
                 offsets=record.offsets,
-                committables=share.committables,
+                # What an operator has settled was not committed: readers must not look for it.
+                committables=tuple(
+                    c for c in share.committables if record.ruling(c) in {None, Ruling.REDO}
+                ),
             )
             self._patiently(
                 lambda: sink.publishBatch(batch),

@@ -30,7 +30,7 @@ from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
-from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, open_log
+from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import TransactionRecord
 
@@ -221,6 +221,16 @@ class ExactlyOnce:
     def __repr__(self) -> str:
         log = IN_CHECKPOINT if self._log is None else self._log.address
         return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {log}>"
+
+    def open_log_in(self, checkpoint: str) -> None:
+        """Open a log that is inside the checkpoint, at this location, without a query."""
+        if self._is_log_in_checkpoint:
+            self._log = checkpoint_log(checkpoint)
+
+    @property
+    def is_log_in_checkpoint(self) -> bool:
+        """Whether the log is opened only when it is known where the checkpoint is."""
+        return self._is_log_in_checkpoint
 
     @property
     def all_sinks(self) -> tuple[AnySink, ...]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
 from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, UnknownCheckpoint
 from sparkonce.spark_hooks.drivers import is_running, this_driver
-from sparkonce.spark_hooks.local_checkpoint import LocalCheckpoint, UnknownCheckpoint
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, next_batch
@@ -68,25 +68,25 @@ def claim_again(log: TransactionLog, head: Head, sinks: Mapping[str, str]) -> Cl
     )
 
 
-def find_checkpoint(head: Head, location: str | None = None) -> LocalCheckpoint | UnknownCheckpoint:
+def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles | UnknownCheckpoint:
     """The query's checkpoint, where it can be read without Spark.
 
     Args:
-        head: tells where the last run had it.
-        location: where it is now.
+        head: tells where the last run had it; it is looked for on local disks only.
+        location: where it is now; a JVM is started for what is on no local disk.
 
     Raises:
         ConfigurationError: it is not at `location`.
     """
     if location is not None:
-        return LocalCheckpoint(location, head.query_id)
+        return CheckpointFiles(location, head.query_id, start_jvm=True)
     try:
-        return LocalCheckpoint(head.checkpoint, head.query_id)
+        return CheckpointFiles(head.checkpoint, head.query_id)
     except ConfigurationError:
         return UnknownCheckpoint(head.checkpoint or "(the log does not say where)")
 
 
-def take_over(job: ExactlyOnce, checkpoint: LocalCheckpoint | UnknownCheckpoint) -> Coordinator:
+def take_over(job: ExactlyOnce, checkpoint: CheckpointFiles | UnknownCheckpoint) -> Coordinator:
     """A coordinator that holds a token of its own; whoever held the one before is fenced."""
     head = head_of(job.log, job.name)
     sinks = {sink.name: sink.target for sink in job.all_sinks}
@@ -101,7 +101,8 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
         failures: gets, by sink name, why a sink could not be asked.
     """
     head = head_of(job.log, job.name)
-    owners = [Owner(job.log.log_id, query) for query in (head.query_id, *head.retired)]
+    log_id = job.log.id_of(job.name)
+    owners = [Owner(log_id, query) for query in (head.query_id, *head.retired)]
     others = {sink.name for sink in job.all_sinks}
     found: list[tuple[AnySink, Committable]] = []
     for sink in job.all_sinks:

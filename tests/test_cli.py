@@ -17,9 +17,10 @@ import pytest
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Committable
+from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.spark_hooks.drivers import is_running, this_driver
-from sparkonce.spark_hooks.local_checkpoint import LocalCheckpoint
 from sparkonce.spark_hooks.recovery import find_checkpoint
+from sparkonce.txn_log import checkpoint_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -244,6 +245,48 @@ def test_process_of_another_machine_is_not_judged(driver: str) -> None:
     assert is_running(driver, time.time()) is None
 
 
+# -- logs elsewhere --------------------------------------------------------------------------------
+
+
+def test_pipeline_is_moved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The new log has it, and the old one says where it went."""
+    log = SqliteLog(folder / "log.db")
+    log.begin(Claim("orders", QUERY, "run", this_driver(), {}, 0))
+    log.close()
+    old, new = "sqlite:///log.db", "sqlite:///new.db"
+    assert run(["log", "copy", "sqlite:///typo.db", new]) == ERROR
+    assert not (folder / "new.db").exists()
+    assert run(["log", "copy", old, new]) == 0
+    capsys.readouterr()
+    assert run(["status", "--log", new, "--json"]) == 0
+    (there,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert (there["name"], there["state"]) == ("orders", "fine")
+    assert run(["status", "--log", old]) == 0
+    assert re.search(r"movedtosqlite:///.*/new\.db", "".join(capsys.readouterr().out.split()))
+
+
+def test_log_in_the_checkpoint(
+    folder: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody knows where it is without the query; --checkpoint says it."""
+    (folder / "jobs.py").write_text(JOB.replace(', log="sqlite:///log.db"', ""))
+    log = checkpoint_log(str(checkpoint))
+    log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 0))
+    log.close()
+    assert run(["status", "jobs:make"]) == ERROR
+    assert "--checkpoint" in capsys.readouterr().err
+    assert run(["status", "jobs:make", "--checkpoint", "nowhere"]) == ERROR
+    assert not (folder / "nowhere").exists()
+    capsys.readouterr()
+    by_job = ["jobs:make", "--checkpoint", str(checkpoint)]
+    for target in (by_job, ["--log", f"checkpoint:{checkpoint}"]):
+        assert run(["status", *target, "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+        assert found["query_id"] == QUERY
+    assert run(["recover", *by_job]) == 0
+    assert "nothing to recover" in capsys.readouterr().out
+
+
 # -- the checkpoint --------------------------------------------------------------------------------
 
 
@@ -258,7 +301,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("as_shown", [str, Path.as_uri, lambda p: f"file:{p}".replace(" ", "%20")])
 def test_local_checkpoint(checkpoint: Path, as_shown: Callable[[Path], str]) -> None:
     """The highest number counts; hidden files and those of checksums do not."""
-    found = LocalCheckpoint(as_shown(checkpoint), QUERY)
+    found = CheckpointFiles(as_shown(checkpoint), QUERY)
     assert found.committed() == -1
     for name in ("8", "9", "10", ".11.crc", "11.tmp"):
         (checkpoint / "commits" / name).touch()
@@ -269,7 +312,7 @@ def test_local_checkpoint(checkpoint: Path, as_shown: Callable[[Path], str]) -> 
 def test_checkpoint_that_cannot_be_read_here(location: str) -> None:
     """Nothing is known of it, and nothing that depends on it is decided."""
     with pytest.raises(ConfigurationError):
-        LocalCheckpoint(location, QUERY)
+        CheckpointFiles(location, QUERY)
     head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=location)
     assert find_checkpoint(head).committed() is None
 
@@ -278,7 +321,7 @@ def test_checkpoint_of_another_query_is_never_asked(checkpoint: Path) -> None:
     """Its commit log would decide or abandon batches of ours."""
     other = QUERY.replace("1", "2")
     with pytest.raises(ConfigurationError, match=f"is of query {QUERY}"):
-        LocalCheckpoint(str(checkpoint), other)
+        CheckpointFiles(str(checkpoint), other)
     head = Head("orders", other, 1, "run", "host:1", 0.0)
     with pytest.raises(ConfigurationError, match="is of query"):
         find_checkpoint(head, str(checkpoint))

@@ -14,7 +14,7 @@ from sparkonce.errors import (
     PreparedBranchLostError,
 )
 from sparkonce.model import Committable
-from sparkonce.spark_hooks.local_checkpoint import UnknownCheckpoint
+from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
 from sparkonce.spark_hooks.recovery import claim_again
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement

@@ -20,7 +20,7 @@ from sparkonce.cli import facts
 from sparkonce.cli.facts import Facts
 from sparkonce.cli.looking import FOUND, find_record, json_option
 from sparkonce.cli.screen import Screen, holder_line, show_orphans, show_pipeline
-from sparkonce.cli.targets import Target, log_options, open_job, open_target
+from sparkonce.cli.targets import Target, checkpoint_option, log_options, open_job, open_target
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -56,7 +56,7 @@ _MEANING = {
 
 @click.command()
 @click.argument("job")
-@click.option("--checkpoint", metavar="PATH", help="Where the checkpoint is now, if elsewhere.")
+@checkpoint_option
 @yes_option
 @json_option
 def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
@@ -66,7 +66,7 @@ def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
     the driver is known to be gone. Ends with 3 when something is left.
     """
     screen = Screen(as_json=as_json)
-    with open_job(job) as pipeline:
+    with open_job(job, checkpoint) as pipeline:
         head = head_of(pipeline.log, pipeline.name)
         place = find_checkpoint(head, checkpoint)
         before = _standing(pipeline)
@@ -83,8 +83,8 @@ def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
         if prepared and place.committed() is None:
             click.echo(
                 f"What is prepared is left to the query's next start: only Spark's checkpoint says "
-                f"whether it commits, and {place.location} cannot be read from here. If it is on a "
-                "disk of this machine, say where with --checkpoint.",
+                f"whether it commits, and {place.location} cannot be read from here. Say "
+                "where it is with --checkpoint.",
                 err=True,
             )
         return _report(screen, pipeline, before, left, error)
@@ -92,22 +92,23 @@ def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
 
 @click.command()
 @click.argument("job")
+@checkpoint_option
 @click.option("--abort", is_flag=True, help="Abort them; default: only show them.")
 @yes_option
 @json_option
-def orphans(job: str, abort: bool, yes: bool, as_json: bool) -> int:
+def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: bool) -> int:
     """What stands outside in our name and no decision names.
 
     With --abort it takes a fencing token first: what it then aborts nobody is writing. Ends with 3
     when something was found, or is left.
     """
     screen = Screen(as_json=as_json)
-    with open_job(job) as pipeline:
+    with open_job(job, checkpoint) as pipeline:
         head = head_of(pipeline.log, pipeline.name)
         found = _standing(pipeline)
         if abort and (found["orphans"] or found["not_listed"]):
             _may_fence(pipeline.log, head, yes=yes)
-            take_over(pipeline, find_checkpoint(head)).sweep()
+            take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
             found = _standing(pipeline) | {"aborted": len(found["orphans"])}
         if as_json:
             screen.json({key: found[key] for key in found if key != "unfinished"})
@@ -134,6 +135,7 @@ def settle(
     arguments: Sequence[str],
     url: str | None,
     pipeline: str | None,
+    checkpoint: str | None,
     branches: Sequence[str],
     ruling: str,
     reason: str | None,
@@ -150,7 +152,7 @@ def settle(
     if len(before) > 1 or not batch.isdigit():
         raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
     screen = Screen(as_json=as_json)
-    with open_target(before[0] if before else None, url, pipeline) as target:
+    with open_target(before[0] if before else None, url, pipeline, checkpoint) as target:
         head = target.one()
         record = find_record(target, head, int(batch))
         chosen = _chosen(record, branches)

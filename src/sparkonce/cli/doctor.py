@@ -7,18 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 
 from sparkonce.cli.facts import Facts
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
-from sparkonce.cli.targets import open_job
+from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.finding import Finding, Level
-from sparkonce.spark_hooks.local_checkpoint import LocalCheckpoint
+from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, local_path
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
@@ -28,6 +27,7 @@ _BINDING = "sparkonce.json"
 
 @click.command()
 @click.argument("job")
+@checkpoint_option
 @click.option(
     "--conf",
     "conf_file",
@@ -35,14 +35,14 @@ _BINDING = "sparkonce.json"
     help="Spark's settings: a spark-defaults.conf.",
 )
 @json_option
-def doctor(job: str, conf_file: Path | None, as_json: bool) -> int:
+def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bool) -> int:
     """Ask every server what would bite, and how to fix it.
 
     Ends with 3 when there is a warning or an error. In a bucket it writes one small object and
     removes it.
     """
     screen = Screen(as_json=as_json)
-    with open_job(job) as pipeline:
+    with open_job(job, checkpoint) as pipeline:
         with ThreadPoolExecutor(len(pipeline.all_sinks)) as pool:
             asked = list(pool.map(_ask, pipeline.all_sinks))
         found = [
@@ -102,11 +102,11 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
     if not head.checkpoint:
         yield Finding(Level.OK, "its location is noted from the query's next start on")
         return
-    if urlsplit(head.checkpoint).scheme not in {"", "file"}:
-        yield Finding(Level.OK, f"{head.checkpoint}: can be read by Spark only")
+    if local_path(head.checkpoint) is None:
+        yield Finding(Level.OK, f"{head.checkpoint} is on no local disk")
         return
     try:
-        checkpoint = LocalCheckpoint(head.checkpoint, head.query_id)
+        checkpoint = CheckpointFiles(head.checkpoint, head.query_id)
     except ConfigurationError as error:
         yield Finding(
             Level.WARNING,
@@ -121,13 +121,13 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
         "last that Spark has committed",
         "keep it where a driver on another machine finds it (HDFS, S3, …)",
     )
-    binding = Path(checkpoint.location) / _BINDING
-    bound = json.loads(binding.read_text()) if binding.exists() else {}
-    if bound and bound.get("log_id") != pipeline.log.log_id:
+    bound = json.loads(checkpoint.read(_BINDING) or "{}")
+    log_id = pipeline.log.id_of(pipeline.name)
+    if bound and bound.get("log_id") != log_id:
         yield Finding(
             Level.ERROR,
             f"{checkpoint.location} belongs to the log with id {bound.get('log_id')}, and log= has "
-            f"{pipeline.log.log_id}",
+            f"{log_id}",
             "point log= to the log that the query was started with",
         )
 

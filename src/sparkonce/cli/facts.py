@@ -31,12 +31,25 @@ def status(log: TransactionLog, names: Iterable[str]) -> Facts:
 def pipeline(log: TransactionLog, name: str) -> Facts:
     head = log.head(name)
     if head is None:
-        return {"name": name, "state": "unknown", "holder": None, "unfinished": []}
+        return {
+            "name": name,
+            "state": "unknown",
+            "holder": None,
+            "moved_to": None,
+            "unfinished": [],
+        }
     unfinished = log.unfinished(name)
     states = {record.state for record in unfinished}
     return {
         "name": name,
-        "state": "in doubt" if State.PREPARED in states else "unfinished" if states else "fine",
+        "moved_to": head.moved_to,
+        "state": "moved"
+        if head.moved_to is not None
+        else "in doubt"
+        if State.PREPARED in states
+        else "unfinished"
+        if states
+        else "fine",
         "query_id": head.query_id,
         "checkpoint": head.checkpoint or None,
         "holder": holder(log, head),

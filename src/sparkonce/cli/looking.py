@@ -1,4 +1,4 @@
-"""`status` and `log`: they change nothing and fence nobody."""
+"""`status` and `log`: but for `log copy` they change nothing and fence nobody."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import click
 
 from sparkonce.cli import facts
 from sparkonce.cli.screen import Screen, show_event, show_list, show_pipeline, show_record
-from sparkonce.cli.targets import Target, log_options, open_target
+from sparkonce.cli.targets import Target, log_options, open_target, open_there
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import TransactionId
+from sparkonce.txn_log import copy as copy_log
+from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import Head, TransactionRecord
 
 FOUND = 3
@@ -26,13 +28,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 @click.argument("job", required=False)
 @log_options
 @json_option
-def status(job: str | None, url: str | None, pipeline: str | None, as_json: bool) -> int:
+def status(
+    *, job: str | None, url: str | None, pipeline: str | None, checkpoint: str | None, as_json: bool
+) -> int:
     """Who holds each pipeline, what is complete, what is not.
 
     Ends with 3 when something is in doubt (PREPARED) or unfinished (DECIDED).
     """
     screen = Screen(as_json=as_json)
-    with open_target(job, url, pipeline) as target:
+    with open_target(job, url, pipeline, checkpoint) as target:
         found = facts.status(target.log, target.names)
     if as_json:
         screen.json(found)
@@ -59,10 +63,18 @@ def log() -> None:
 @log_options
 @click.option("--limit", default=20, show_default=True, help="How many of the newest batches.")
 @json_option
-def list_(job: str | None, url: str | None, pipeline: str | None, limit: int, as_json: bool) -> int:
+def list_(
+    *,
+    job: str | None,
+    url: str | None,
+    pipeline: str | None,
+    checkpoint: str | None,
+    limit: int,
+    as_json: bool,
+) -> int:
     """The newest batches, newest first."""
     screen = Screen(as_json=as_json)
-    with open_target(job, url, pipeline) as target:
+    with open_target(job, url, pipeline, checkpoint) as target:
         head = target.one()
         found = [facts.record(record) for record in target.log.history(head.pipeline, limit)]
     if as_json:
@@ -76,13 +88,20 @@ def list_(job: str | None, url: str | None, pipeline: str | None, limit: int, as
 @click.argument("arguments", metavar="[JOB] BATCH", nargs=-1, required=True)
 @log_options
 @json_option
-def show(arguments: Sequence[str], url: str | None, pipeline: str | None, as_json: bool) -> int:
+def show(
+    *,
+    arguments: Sequence[str],
+    url: str | None,
+    pipeline: str | None,
+    checkpoint: str | None,
+    as_json: bool,
+) -> int:
     """One batch: source offsets, rows, branches, what they are outside, times."""
     *before, batch = arguments
     if len(before) > 1 or not batch.isdigit():
         raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
     screen = Screen(as_json=as_json)
-    with open_target(before[0] if before else None, url, pipeline) as target:
+    with open_target(before[0] if before else None, url, pipeline, checkpoint) as target:
         found = facts.record(find_record(target, target.one(), int(batch)))
     if as_json:
         screen.json(found)
@@ -102,6 +121,7 @@ def tail(
     job: str | None,
     url: str | None,
     pipeline: str | None,
+    checkpoint: str | None,
     follow: bool,
     limit: int,
     as_json: bool,
@@ -109,7 +129,7 @@ def tail(
     """A line for each state that a batch reaches."""
     screen = Screen(as_json=as_json)
     seen: set[tuple[int, str, str]] = set()
-    with open_target(job, url, pipeline) as target:
+    with open_target(job, url, pipeline, checkpoint) as target:
         name = target.one().pipeline
         records = target.log.history(name, limit)
         first = min((record.id.batch_id for record in records), default=0)
@@ -131,6 +151,32 @@ def _new_events(
             if record.id.batch_id >= first and key not in seen:
                 seen.add(key)
                 yield event
+
+
+@log.command()
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--pipeline", metavar="NAME", help="Which pipeline of the log.")
+@json_option
+def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
+    """Move a pipeline to another log; the old one refuses it from then on.
+
+    Its driver is fenced: stop it first, and start it again with log=TO. After an error, type it
+    again.
+    """
+    screen = Screen(as_json=as_json)
+    old, new = open_there(source), open_log(target)
+    try:
+        name = Target(old, old.pipelines() if pipeline is None else [pipeline]).one().pipeline
+        records = copy_log(old, new, name)
+    finally:
+        old.close()
+        new.close()
+    if as_json:
+        screen.json({"pipeline": name, "to": new.address, "batches": len(records)})
+    else:
+        screen.say(f"{name} is in {new.address} now, with {len(records)} batches: give it as log=")
+    return 0
 
 
 def _events(record: TransactionRecord) -> Iterator[dict[str, Any]]:

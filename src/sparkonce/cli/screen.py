@@ -25,6 +25,7 @@ _STYLES = {
     "unfinished": "bold yellow",
     "decided": "bold yellow",
     "unknown": "bold red",
+    "moved": "yellow",
     "error": "bold red",
     "warning": "yellow",
     "ok": "green",
@@ -102,6 +103,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
     last = found["last_complete"]
     screen.pairs(
         [
+            *([("moved to", found["moved_to"])] if found["moved_to"] else []),
             ("query", found["query_id"]),
             ("checkpoint", found["checkpoint"] or "(noted from the next start on)"),
             ("token", holder_line(found["holder"])),

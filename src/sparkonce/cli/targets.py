@@ -12,6 +12,7 @@ import click
 
 from sparkonce.cli.jobs import load_job
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark_hooks.checkpoint_files import local_path
 from sparkonce.spark_hooks.recovery import head_of
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import Head
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 _SQLITE = "sqlite:///"
+_CHECKPOINT = "checkpoint:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,17 @@ class Target:
         )
 
 
+checkpoint_option = click.option(
+    "--checkpoint",
+    metavar="LOCATION",
+    help="Of the query, if it has moved, is on no local disk, or has the log in it.",
+)
+
+
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options in place of a JOB."""
+    """Which log: that of the JOB, or one in the place of a JOB."""
     for option in (
+        checkpoint_option,
         click.option("--pipeline", metavar="NAME", help="Which pipeline of the log."),
         click.option("--log", "url", metavar="URL", help="The transaction log, in place of a JOB."),
     ):
@@ -61,17 +71,31 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def open_job(text: str) -> Iterator[ExactlyOnce]:
-    """The pipeline, closed at the end."""
+def open_job(text: str, checkpoint: str | None = None) -> Iterator[ExactlyOnce]:
+    """The pipeline, closed at the end.
+
+    Raises:
+        ConfigurationError: its log is in a checkpoint of which nobody knows where it is.
+    """
     job = load_job(text)
     try:
+        if job.is_log_in_checkpoint:
+            if checkpoint is None:
+                raise ConfigurationError(
+                    f"the transaction log of {job.name!r} is in its query's checkpoint: say where "
+                    "that is, with --checkpoint"
+                )
+            _check_there(checkpoint)
+            job.open_log_in(checkpoint)
         yield job
     finally:
         job.close()
 
 
 @contextlib.contextmanager
-def open_target(job: str | None, url: str | None, pipeline: str | None) -> Iterator[Target]:
+def open_target(
+    job: str | None, url: str | None, pipeline: str | None, checkpoint: str | None = None
+) -> Iterator[Target]:
     """The log of a JOB, or of `--log`.
 
     Raises:
@@ -82,16 +106,33 @@ def open_target(job: str | None, url: str | None, pipeline: str | None) -> Itera
     if job is not None:
         if pipeline is not None:
             raise click.UsageError("a JOB is one pipeline: --pipeline goes with --log")
-        with open_job(job) as found:
+        with open_job(job, checkpoint) as found:
             yield Target(found.log, [found.name], found)
         return
     assert url is not None  # noqa: S101 - for mypy
-    if url.startswith(_SQLITE):
-        path = Path(url.removeprefix(_SQLITE)).expanduser()
-        if not path.exists():  # opening it would make it
-            raise ConfigurationError(f"--log {url}: there is no file {path.absolute()}")
-    log = open_log(url)
+    log = open_there(url)
     try:
         yield Target(log, log.pipelines() if pipeline is None else [pipeline])
     finally:
         log.close()
+
+
+def open_there(url: str) -> TransactionLog:
+    """Open a log that has to be there: opening makes it, and a typing error would make another.
+
+    Raises:
+        ConfigurationError: it is on a local disk, and is not there.
+    """
+    if url.startswith(_SQLITE):
+        path = Path(url.removeprefix(_SQLITE)).expanduser()
+        if not path.exists():
+            raise ConfigurationError(f"{url}: there is no file {path.absolute()}")
+    if url.startswith(_CHECKPOINT):
+        _check_there(url.removeprefix(_CHECKPOINT))
+    return open_log(url)
+
+
+def _check_there(checkpoint: str) -> None:
+    path = local_path(checkpoint)
+    if path is not None and not path.is_dir():
+        raise ConfigurationError(f"{checkpoint}: there is no folder {path.absolute()}")

@@ -1,0 +1,109 @@
+"""A query's checkpoint, read without Spark: from a local disk, or by a JVM of Hadoop's alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from sparkonce.errors import ConfigurationError
+
+
+class _Files(Protocol):
+    """The files of a checkpoint; names are paths with /."""
+
+    def read(self, name: str) -> str | None: ...
+
+    def names(self, folder: str) -> Sequence[str]: ...
+
+
+class CheckpointFiles:
+    """What Spark has written for one query.
+
+    Args:
+        location: a path, or a URL, as Spark shows it.
+        query_id: of the query whose checkpoint it must be.
+        start_jvm: whether a JVM may be started for what is not on a local disk.
+
+    Raises:
+        ConfigurationError: it cannot be read, is not there, or is another query's.
+    """
+
+    def __init__(self, location: str, query_id: str, *, start_jvm: bool = False) -> None:
+        self.location = location
+        self._files = _open(location, start_jvm=start_jvm)
+        metadata = self._files.read("metadata")
+        if metadata is None:
+            raise ConfigurationError(f"there is no checkpoint in {location}, as seen from here")
+        try:
+            found = json.loads(metadata)["id"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{location}/metadata is not what Spark writes") from error
+        if found != query_id:
+            raise ConfigurationError(
+                f"the checkpoint in {location} is of query {found}, not of {query_id}"
+            )
+
+    def committed(self) -> int:
+        """The highest batch of Spark's commit log; -1 when it is empty."""
+        names = (name.rpartition("/")[2] for name in self._files.names("commits"))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def read(self, name: str) -> str | None:
+        """A file of the checkpoint; None when it is not there."""
+        return self._files.read(name)
+
+
+class UnknownCheckpoint:
+    """A checkpoint that cannot be read from here: nothing that depends on it is decided."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+
+    def committed(self) -> None:
+        return None
+
+
+def local_path(location: str) -> Path | None:
+    """The path of a location on a local disk; None for one that is elsewhere."""
+    url = urlsplit(location)
+    if url.scheme not in {"", "file"} or url.netloc not in {"", "localhost"}:
+        return None
+    return Path(unquote(url.path) if url.scheme else location)
+
+
+def _open(location: str, *, start_jvm: bool) -> _Files:
+    path = local_path(location)
+    if path is not None:
+        return _Disk(path)
+    if not start_jvm:
+        raise ConfigurationError(
+            f"the checkpoint {location} is on no local disk: pass --checkpoint {location} to have "
+            "it read by a JVM"
+        )
+    from sparkonce.txn_log import jvm  # noqa: PLC0415 - needs PySpark
+
+    return jvm.hadoop_folder(location)
+
+
+class _Disk:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, name: str) -> str | None:
+        try:
+            return (self._root / name).read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{self._root / name} cannot be read: {error}") from error
+
+    def names(self, folder: str) -> Sequence[str]:
+        try:
+            return [path.name for path in (self._root / folder).iterdir()]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ConfigurationError(f"{self._root / folder} cannot be read: {error}") from error
