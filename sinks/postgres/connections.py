@@ -143,9 +143,7 @@ class Pool:
         self.give(connection)
         return result
 
-    def lend(
-        self, action: Callable[[PgConnection], ResultT]
-    ) -> tuple[PgConnection, ResultT]:
+    def lend(self, action: Callable[[PgConnection], ResultT]) -> tuple[PgConnection, ResultT]:
         """As `run`, and the caller gets the connection too, for as long as it likes."""
         while True:
             connection, is_new = self.take()
