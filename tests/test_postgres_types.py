@@ -18,6 +18,7 @@ from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.postgres.merge import Merge, statements
 from sparkonce.sinks.postgres.sql import branch_of_session, staging_name
+from sparkonce.sinks.postgres.staging import SLICE_BYTES, slices
 from sparkonce.sinks.postgres.types import PostgresType, UnmappableError, plan, spark_name
 from sparkonce.sinks.postgres.values import (
     ValueDoesNotFitError,
@@ -188,10 +189,24 @@ def test_interval_is_written_in_hours() -> None:
     ]
 
 
-def test_date_that_python_lacks_is_refused_on_the_way_as_text() -> None:
-    column = plan("x", pa.date32(), kind("date"))
-    with pytest.raises(ValueDoesNotFitError, match="'x'"):
-        python_values(pa.array([-1_000_000], pa.int32()).cast(pa.date32()), column)
+@pytest.mark.parametrize(
+    ("day", "text"),
+    [
+        (-2_440_588, "4714-11-24 BC"),
+        (-719_163, "0001-12-31 BC"),
+        (-719_162, "0001-01-01"),
+        (2_932_897, "10000-01-01"),
+    ],
+)
+def test_times_that_python_lacks_are_written_all_the_same(day: int, text: str) -> None:
+    dates = pa.array([day, None], pa.int32()).cast(pa.date32())
+    column = plan("x", dates.type, kind("date"))
+    assert python_values(convert(dates, column), column) == [text, None]
+    times = pa.array([[day * 86_400 * 10**6 + 1, None], None], pa.list_(pa.int64()))
+    times = times.cast(pa.list_(pa.timestamp("us", "UTC")))
+    column = plan("x", times.type, list_of("timestamptz"))
+    shown = text.replace(" BC", "") + "T00:00:00.000001+00" + (" BC" if "BC" in text else "")
+    assert python_values(convert(times, column), column) == [[shown, None], None]
 
 
 @untimed
@@ -321,6 +336,19 @@ def test_encoder_takes_the_planned_types() -> None:
 )
 def test_types_are_called_what_spark_calls_them(arrow: pa.DataType, name: str) -> None:
     assert spark_name(arrow) == name
+
+
+@pytest.mark.parametrize("heavy", ["the first rows", "all rows", "one row"])
+def test_rows_are_encoded_in_parts_of_bounded_size(heavy: str) -> None:
+    """Wherever the large values are; a part is larger only where a single row is."""
+    sizes = {"the first rows": [2**20] * 100 + [1] * 900, "all rows": [2**18] * 400}
+    values = ["x" * size for size in sizes.get(heavy, [SLICE_BYTES + 1, *[1] * 99])]
+    batch = pa.RecordBatch.from_pydict({"id": list(range(len(values))), "value": values})
+    parts = list(slices(batch.slice(1) if heavy == "all rows" else batch))
+    assert all(part.nbytes <= SLICE_BYTES or part.num_rows == 1 for part in parts)
+    assert len(parts) < 20
+    ids = [n for part in parts for n in part.column("id").to_pylist()]
+    assert ids == list(range(len(values)))[heavy == "all rows" :]
 
 
 # -- names -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ the exact type of its column's plan before it is encoded.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,15 +61,11 @@ def convert(array: Any, column: ColumnPlan) -> Any:
             pa.array(offsets), values, type=column.field.type, mask=_pc.is_null(lists)
         )
     except pa.ArrowInvalid:
-        raise _does_not_fit(array, column) from None
-
-
-def _does_not_fit(array: Any, column: ColumnPlan) -> ValueDoesNotFitError:
-    """Without Arrow's text: it shows the value, which may be nobody's business."""
-    return ValueDoesNotFitError(
-        f"column {column.name!r}: a value of Arrow type {array.type} does not fit into "
-        f"Postgres type {column.type.ddl} as it is"
-    )
+        # Arrow's text shows the value, which may be nobody's business.
+        raise ValueDoesNotFitError(
+            f"column {column.name!r}: a value of Arrow type {array.type} does not fit into "
+            f"Postgres type {column.type.ddl} as it is"
+        ) from None
 
 
 def _convert(array: Any, column: ColumnPlan) -> Any:
@@ -150,43 +147,63 @@ def _read_uuid(text: str | None) -> bytes | None:
 
 
 def python_values(array: Any, column: ColumnPlan) -> list[Any]:
-    """The converted array as values that psycopg writes as the text that Postgres reads.
-
-    Raises:
-        ValueDoesNotFitError: Python has no such date or time.
-    """
-    if pa.types.is_duration(column.arrow):
-        return [_shown_duration(value) for value in _as_integers(array).to_pylist()]
-    try:
-        values: list[Any] = array.to_pylist()
-    except (ValueError, OverflowError):  # Python's dates have the years 1 to 9999
-        raise _does_not_fit(array, column) from None
-    if column.kind != "uuid":
-        return values
-    return [_shown_uuid(value) for value in values]
+    """The converted array as values that psycopg writes as the text that Postgres reads."""
+    if column.type.is_array:
+        values = _python_values(array.flatten(), column)
+        lengths = _pc.list_value_length(array).to_pylist()
+        parts = iter(values)
+        return [None if n is None else list(itertools.islice(parts, n)) for n in lengths]
+    return _python_values(array, column)
 
 
-def _as_integers(durations: Any) -> Any:
-    is_list = pa.types.is_list(durations.type)
-    return durations.cast(pa.list_(pa.int64()) if is_list else pa.int64())
+def _python_values(array: Any, column: ColumnPlan) -> list[Any]:
+    types = pa.types
+    if types.is_date(column.arrow) or types.is_timestamp(column.arrow):
+        return _shown_times(array)
+    show: Callable[[Any], object] | None = None
+    if types.is_duration(column.arrow):
+        array, show = array.cast(pa.int64()), _shown_duration
+    elif column.kind == "uuid":
+        show = _shown_uuid
+    values: list[Any] = array.to_pylist()
+    return values if show is None else [None if v is None else show(v) for v in values]
 
 
-def _shown_duration(value: int | list[int | None] | None) -> object:
+def _shown_uuid(value: bytes) -> uuid.UUID:
+    return uuid.UUID(bytes=value)
+
+
+def _shown_duration(microseconds: int) -> str:
     """As hours, which have no days in them: '1 day' is 23 hours long once a year."""
-    if isinstance(value, list):
-        return [_shown_duration(item) for item in value]
-    if value is None:
-        return None
-    seconds, microseconds = divmod(abs(value), 10**MICROSECOND_DIGITS)
+    seconds, fraction = divmod(abs(microseconds), 10**MICROSECOND_DIGITS)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{'-' if value < 0 else ''}{hours}:{minutes:02}:{seconds:02}.{microseconds:06}"
+    sign = "-" if microseconds < 0 else ""
+    return f"{sign}{hours}:{minutes:02}:{seconds:02}.{fraction:06}"
 
 
-def _shown_uuid(value: bytes | list[bytes | None] | None) -> object:
-    if isinstance(value, list):
-        return [_shown_uuid(item) for item in value]
-    return None if value is None else uuid.UUID(bytes=value)
+def _shown_times(array: Any) -> list[str | None]:
+    """Dates and timestamps; Python's own have the years 1 to 9999 only."""
+    is_date = pa.types.is_date(array.type)
+    numbers = array.cast(pa.int32() if is_date else pa.int64())
+    days = numbers.fill_null(0).to_numpy().astype("datetime64[D]" if is_date else "datetime64[us]")
+    zone = "+00" if not is_date and array.type.tz else ""
+    return [
+        text if is_valid else None
+        for text, is_valid in zip(
+            (_with_era(text, zone) for text in np.datetime_as_string(days).tolist()),
+            array.is_valid().to_pylist(),
+            strict=True,
+        )
+    ]
+
+
+def _with_era(text: str, zone: str) -> str:
+    """ISO 8601 has a year 0 and years before it, Postgres has BC."""
+    year = text[: text.index("-", 1)]
+    if int(year) > 0:
+        return text + zone
+    return f"{1 - int(year):04}-{text[len(year) + 1 :]}{zone} BC"
 
 
 def binary_encoder(columns: Sequence[ColumnPlan]) -> ArrowToPostgresBinaryEncoder:
