@@ -20,6 +20,7 @@ from integration_tests.test_postgres_sink import (
     OWNER,
     ROWS,
     World,
+    deliver,
     eventually,
     heard,
     kill,
