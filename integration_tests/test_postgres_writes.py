@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -40,6 +41,8 @@ from sparkonce.testing.services import PostgresServer, start_services, unavailab
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pc: Any = pyarrow.compute  # its stubs do not know `equal`
 
 STATES = "id bigint PRIMARY KEY, status text, note text"
 CHANGES = pa.schema(
@@ -334,14 +337,16 @@ MODES: Mapping[str, tuple[Mapping[str, Any], list[tuple[int, str | None, str | N
 """Settings, and the table after the batch of the next tests."""
 
 
-def mode_of_world(world: World, mode: str) -> tuple[PostgresSink, pa.Table, list[Any]]:
+def mode_of_world(
+    world: World, mode: str, /, **more: Any
+) -> tuple[PostgresSink, pa.Table, list[Any]]:
     options, after = MODES[mode]
     world.table(STATES)
     world.run(f"INSERT INTO {world.schema}.orders VALUES (1, 'old', 'n'), (2, 'old', 'n')")
     rows = changes(("U", 1, 1, "a"), ("U", 2, 1, "new"), ("D", 1, 2, "z"), ("I", 1, 3, "c"))
     if "delete" not in options:
         rows = rows.drop_columns(["op"])
-    return world.ready(rows.schema, **options), rows, after
+    return world.ready(rows.schema, **options, **more), rows, after
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -357,6 +362,26 @@ def test_batch_of_each_mode_is_merged_again(world: World, mode: str) -> None:
     world.sink().commit(committable)
     assert world.rows() == after
     assert world.state()[1:] == (1, 0, 0)
+
+
+@pytest.mark.parametrize("mode", ["upsert", "ignore", "merge"])
+def test_tasks_prepare_each_mode_by_themselves(prepared: World, mode: str) -> None:
+    """With mode="prepared" nothing is left to the driver but the commit."""
+    sink, rows, after = mode_of_world(prepared, mode, mode="prepared")
+    before = prepared.rows()
+    # As Spark deals rows out: those of a key are in one task.
+    parts = [rows.filter(pc.equal(pc.equal(rows["id"], 1), is_one)) for is_one in (True, False)]
+    branches = sink.prepareBatch(merge_of(), in_tasks(sink, *parts))
+    assert (prepared.rows(), len(prepared.gids())) == (before, 2)
+    prepared.server.kill()
+    prepared.server.start()
+    for branch in (*branches, *branches):
+        commit_until_known(sink, branch)
+    assert prepared.rows() == after
+    assert (prepared.staging(), prepared.gids()) == ([], [])
+    tie = pa.concat_tables([rows.slice(0, 1), rows.slice(0, 1)])
+    with pytest.raises(PrepareRejectedError, match=r"order_by=\['ts'\], .* id = 1"):
+        stage(sink, tie, task(batch=1))
 
 
 @pytest.mark.parametrize("mode", MODES)
