@@ -136,7 +136,7 @@ def test_timestamp_keeps_every_digit_or_is_refused(value: dt.datetime, digits: i
 @untimed
 @given(value=st.integers(-(2**63), 2**63 - 1))
 def test_time_before_the_first_of_postgres_is_refused(name: str, value: int) -> None:
-    """pgpq would count it from 2000 and wrap around, to a time that the server takes."""
+    """Counted from 2000, as Postgres does, one of them is -infinity."""
     zone = "UTC" if name == "timestamptz" else None
     array = pa.array([None, value], pa.int64()).cast(pa.timestamp("us", zone))
     first = -2_440_588 * 86_400 * 10**6

@@ -106,7 +106,7 @@ def _check_date(array: Any, _column: ColumnPlan) -> None:
 def _check_time(array: Any, column: ColumnPlan) -> None:
     microseconds = array.cast(pa.int64())
     if pa.types.is_timestamp(array.type):
-        # pgpq counts from 2000 and wraps around: such a time would come out 584,000 years later.
+        # Counted from 2000, one of them is what Postgres calls -infinity.
         first = _pc.min(microseconds).as_py()
         if first is not None and first < _FIRST_DAY * _DAY_US:
             raise pa.ArrowInvalid("before all times of Postgres")
