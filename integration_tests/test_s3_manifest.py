@@ -406,10 +406,8 @@ def test_query_is_read_back_by_spark(
     seen = sparkonce.read_committed(spark_s3, url)
     assert seen.schema.simpleString() == schema.simpleString()
     assert Counter(seen.collect()) == Counter(frame.collect())
-    counts = [sparkonce.read_committed(spark_s3, url, batch=n).count() for n in range(3)]
-    assert counts == [10, 20, 30]
-    assert sparkonce.read_committed(spark_s3, url, after=1, batch=2).count() == 10
-    assert sparkonce.read_committed(spark_s3, url, after=2).count() == 0
+    assert sparkonce.read_committed(spark_s3, url, batch=1).count() == 20
+    assert sparkonce.read_committed(spark_s3, url, after=0, batch=1).count() == 10
     arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table()
     assert sorted(arrow["code"].to_pylist()) == ["000"] * 15 + ["001"] * 15
     assert sorted(arrow["id"].to_pylist()) == list(range(30))
