@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import SparkContext
 
+from integration_tests.test_log_s3 import client_of
 from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.sinks import FileSink
 from sparkonce.testing.log_cases import claim, deliver
 from sparkonce.testing.log_contract import LogContract
+from sparkonce.testing.services import ServiceKind, Services, s3a_jars
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, check_create
@@ -105,6 +111,69 @@ class Leaky:
 def test_file_system_that_lets_several_create_a_file_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="leaky: of 8 who created.*up to 8.*postgresql"):
         check_create(Leaky())  # type: ignore[arg-type]
+
+
+S3A = """
+import json, sys
+from pyspark.sql import SparkSession
+from sparkonce.errors import ConfigurationError, FencedError
+from sparkonce.testing.log_cases import claim, deliver, record
+from sparkonce.txn_log import open_log
+
+jars, *settings = sys.argv[1:]
+builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
+for setting in settings:
+    builder = builder.config(*setting.split("=", 1))
+builder.config("spark.ui.enabled", "false").getOrCreate()
+told = {}
+try:
+    open_log("checkpoint:s3a://s3mock/orders")
+except ConfigurationError as error:
+    told["s3mock"] = str(error)
+log, other = (open_log("checkpoint:s3a://versitygw/orders") for _ in range(2))
+old = log.begin(claim())
+for batch_id in range(3):
+    deliver(log, old, batch_id)
+newer = other.begin(claim(3))
+try:
+    log.decide(record(old, 3))
+except FencedError as error:
+    told["versitygw"] = str(error)
+told["batches"] = [r.id.batch_id for r in other.history("orders")]
+print(json.dumps(told))
+"""
+
+
+def test_checkpoint_on_s3a(
+    start_kind: Callable[[ServiceKind], Services],
+) -> None:
+    """S3A creates a file on a condition: as good as the server that is asked to keep it."""
+    settings = []
+    kinds: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
+    for kind in kinds:
+        server = start_kind(kind).s3[kind]
+        client = client_of(server)
+        client.create_bucket(Bucket=kind)
+        client.close()
+        of_bucket = f"spark.hadoop.fs.s3a.bucket.{kind}"
+        settings += [
+            f"{of_bucket}.endpoint={server.endpoint_url}",
+            f"{of_bucket}.endpoint.region={server.region}",
+            f"{of_bucket}.access.key={server.access_key}",
+            f"{of_bucket}.secret.key={server.secret_key}",
+            f"{of_bucket}.path.style.access=true",
+        ]
+    done = subprocess.run(
+        [sys.executable, "-c", S3A, ",".join(map(str, s3a_jars())), *settings],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert "s3a://s3mock/orders: of 8 who created one file" in told["s3mock"]
+    assert "host:1 took token 2" in told["versitygw"]
+    assert told["batches"] == [2, 1, 0]
 
 
 class Query:

@@ -328,9 +328,7 @@ class ExactlyOnce:
             if self._query is not None and self._query.run == query.run:
                 return
             log_id, pipeline = query.binding()
-            if pipeline != self.name:
-                return
-            if not self._is_log_in_checkpoint and self.log.id_of(self.name) != log_id:
+            if pipeline != self.name or not (self._is_log_in_checkpoint or self._has_id(log_id)):
                 return
             try:
                 self._turn_to(query)
@@ -338,6 +336,10 @@ class ExactlyOnce:
             except BaseException:
                 self._query = None  # whoever comes next tries again
                 raise
+
+    def _has_id(self, log_id: str | None) -> bool:
+        """Whether a checkpoint with this log id is one of ours, perhaps from before a move."""
+        return log_id == self.log.log_id or log_id == self.log.id_of(self.name)
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 

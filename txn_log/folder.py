@@ -131,7 +131,7 @@ def check_create(folder: Folder) -> None:
     Raises:
         ConfigurationError: the file system cannot do it; it names the way out.
     """
-    race = f"probe/{secrets.token_hex(8)}"
+    race = f"probe-{secrets.token_hex(8)}"
     gate = threading.Barrier(_RACERS)
 
     def create(racer: int, name: str) -> bool:
@@ -141,7 +141,7 @@ def check_create(folder: Folder) -> None:
     winners = []
     with ThreadPoolExecutor(_RACERS) as pool:
         for number in range(_RACES):
-            name = f"{race}/{number}.json"
+            name = f"{race}-{number}.json"
             winners.append(sum(pool.map(create, range(_RACERS), [name] * _RACERS)))
             folder.delete(name)
     if winners != [1] * _RACES:

@@ -233,7 +233,7 @@ class ObjectPlace:
         Raises:
             ConfigurationError: the server ignores conditions, or several of a race meet one.
         """
-        name = f"probe/{secrets.token_hex(8)}"
+        name = f"probe-{secrets.token_hex(8)}"
         try:
             self._check_alone(name)
             self._check_races(name)

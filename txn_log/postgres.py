@@ -289,8 +289,10 @@ class PostgresLog(OptimisticLog):
         except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
             return False  # the server undid it, since others wrote at the same time
         except psycopg.Error as error:
-            if not connection.closed:
-                raise  # the server has answered: the statement failed, and is undone
+            # FATAL may come after the commit too, as when a wait for a standby is ended.
+            if not connection.closed and error.diag.severity_nonlocalized == "ERROR":
+                raise  # the statement failed, and is undone
+            self.close()
             raise DecisionUnknownError(
                 f"{self.address} was cut off while it committed ({self._said(error)}); read the "
                 "log again"

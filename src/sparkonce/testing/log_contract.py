@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -56,7 +57,7 @@ from sparkonce.testing.log_cases import (
     part,
     record,
 )
-from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log import TransactionLog, copy, open_log
 from sparkonce.txn_log.record import Share, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 
@@ -578,6 +579,28 @@ class LogContract:
         assert log.address
         for secret in self.secrets:
             assert secret not in log.address + repr(log) + str(vars(log))
+
+    def test_pipeline_moves_here_and_away(
+        self, log: TransactionLog, other: TransactionLog, tmp_path: Path
+    ) -> None:
+        """With its whole history, tokens and names; who stays behind is told where it went."""
+        first, last = (open_log(f"sqlite:///{tmp_path}/{name}.db") for name in ("from", "to"))
+        old = first.begin(claim())
+        for batch_id in range(40):
+            deliver(first, old, batch_id)
+        copy(first, log, "orders")
+        assert other.history("orders") == first.history("orders")
+        newer = log.begin(claim(40, checkpoint_log_id=first.log_id))
+        assert newer.owner == old.owner
+        undone = log.decide(record(newer, 40))
+        assert copy(log, last, "orders") == last.history("orders")
+        assert list(last.unfinished("orders")) == [undone]
+        with pytest.raises(FencedError, match="was moved to the transaction log sqlite:"):
+            log.complete(undone, newer.token)
+        with pytest.raises(ConfigurationError, match="was moved to the transaction log sqlite:"):
+            other.begin(claim(40, checkpoint_log_id=first.log_id))
+        for each in (first, last):
+            each.close()
 
     # -- size --------------------------------------------------------------------------------------
 
