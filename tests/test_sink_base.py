@@ -261,10 +261,10 @@ def test_stage_that_does_not_exist(tmp_path: Path) -> None:
 # -- the kit -------------------------------------------------------------------------------------
 
 
-def test_contract_is_imported_without_spark() -> None:
-    """A sink's author needs pytest and pyarrow to run most of it."""
+def test_contract_and_plugin_are_imported_without_spark_and_clients() -> None:
+    """Neither slows a test run that does not ask for a server."""
     program = (
-        "import sys; from sparkonce.testing import SinkContract, SinkWorld;"
+        "import sys; from sparkonce.testing import SinkContract, SinkWorld, plugin;"
         "sys.exit(bool({'pyspark', 'boto3', 'psycopg', 'confluent_kafka'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
