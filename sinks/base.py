@@ -11,7 +11,7 @@
 | `preCommit` | the same task, at its last row | yes: the same. Last chance | no |
 | `discard` | the same task, after a failure | must not raise | no |
 | `prepareBatch` | driver, when every task has prepared | yes: the same | no |
-| `commit` | any driver, also days later | only as unresolved: it is repeated | yes: idempotent |
+| `commit` | any driver, also days later | unresolved: repeated; lost: proven | yes: idempotent |
 | `abort` | any driver, also days later | yes: it is repeated by a sweep | yes: idempotent |
 | `find_branches` | driver, after each start and batch | yes: it is repeated | yes |
 | `close` | driver, at the end | yes | yes |
@@ -29,7 +29,8 @@ What a sink promises:
 * every name in the external system is made from the branch id, so that it is unique for ever and
   `find_branches` sees it again.
 
-A class with the five abstract methods keeps them; all others have safe defaults.
+Five abstract methods make a sink; all others have safe defaults, and only without `find_branches`
+does something stay behind: what dead processes left, until somebody removes it by hand.
 docs/writing_a_sink.md is the guide, and `sparkonce.testing.SinkContract` proves a sink.
 
 The four verbs keep the names that they have in Apache Flink's `TwoPhaseCommitSinkFunction`, where

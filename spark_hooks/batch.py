@@ -133,8 +133,8 @@ def check_pickles(sink: AnySink) -> None:
     try:
         cloudpickle.dumps(sink)
     except Exception as error:
-        named = "it"
-        for name, value in vars(sink).items():
+        named, state = "it", sink.__getstate__()
+        for name, value in state.items() if isinstance(state, dict) else ():
             try:
                 cloudpickle.dumps(value)
             except Exception:  # noqa: BLE001 - it is raised below
