@@ -16,7 +16,8 @@ from pyspark import SparkContext
 from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.sinks import FileSink
-from sparkonce.testing.log_contract import LogContract, claim, deliver
+from sparkonce.testing.log_cases import claim, deliver
+from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, check_create

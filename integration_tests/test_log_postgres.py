@@ -12,7 +12,8 @@ from psycopg import sql
 
 from integration_tests.proxy import Proxy, holds
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.testing.log_contract import LogContract, claim, deliver, record
+from sparkonce.testing.log_cases import claim, deliver, record
+from sparkonce.testing.log_contract import LogContract
 from sparkonce.testing.services import PostgresServer
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.postgres import PostgresLog
@@ -134,7 +135,7 @@ class TestPostgresLog(LogContract):
         deliver(log, incarnation, 0)
 
     def test_statement_that_waits_too_long(self, log: TransactionLog, address: str) -> None:
-        """A lock that somebody holds: `LogUnavailableError`, nothing written, and later it works."""
+        """Somebody holds a lock: `LogUnavailableError`, nothing written, and later it works."""
         incarnation = log.begin(claim())
         with psycopg.connect(self.server.dsn) as holder:
             holder.execute(

@@ -13,7 +13,8 @@ from botocore.config import Config
 
 from integration_tests.proxy import Proxy
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.testing.log_contract import LogContract, claim, deliver, record
+from sparkonce.testing.log_cases import claim, deliver, record
+from sparkonce.testing.log_contract import LogContract
 from sparkonce.testing.services import S3Server, ServiceKind, Services
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.document import DocumentLog

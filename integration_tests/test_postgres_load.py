@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from psycopg.pq import Trace
 
 from integration_tests.test_postgres_sink import (
@@ -24,11 +28,16 @@ from integration_tests.test_postgres_sink import (
     task,
     world_on,
 )
+from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, PrepareRejectedError
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
 from sparkonce.sinks.postgres.sql import staging_name
+from sparkonce.sinks.postgres.staging import StagingWriter
 from sparkonce.testing.services import PostgresServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -53,6 +62,12 @@ def end(world: World, pid: int) -> None:
     eventually(lambda: pid not in dict(sessions(world)), "the session ended")
 
 
+def write_all(sink: PostgresSink, handle: StagingWriter, rows: pa.Table) -> None:
+    for batch in rows.to_batches():
+        sink.write(handle, batch)
+    sink.preCommit(handle)
+
+
 @pytest.fixture
 def worker(world: World) -> Pool:
     """The pool of this process as a Python worker, without what other tests left in it."""
@@ -61,9 +76,7 @@ def worker(world: World) -> Pool:
     return pool
 
 
-def test_tasks_of_a_worker_share_a_connection_one_after_another(
-    world: World, worker: Pool
-) -> None:
+def test_tasks_of_a_worker_share_a_connection_one_after_another(world: World, worker: Pool) -> None:
     """Its session is named after the branch while there is one, and after none in between."""
     world.table()
     sink = world.ready()
@@ -82,9 +95,7 @@ def test_tasks_of_a_worker_share_a_connection_one_after_another(
     eventually(lambda: sessions(world) == [], "the connection closed")
 
 
-def test_connection_that_died_while_nobody_used_it_is_replaced(
-    world: World, worker: Pool
-) -> None:
+def test_connection_that_died_while_nobody_used_it_is_replaced(world: World, worker: Pool) -> None:
     world.table()
     sink = world.ready()
     sink.close()
@@ -113,9 +124,7 @@ def test_connection_that_an_error_has_touched_is_not_used_again(
             end(world, pid)
         rows = ROWS.set_column(1, "name", [["a", "too long", None]])
         with pytest.raises(PrepareRejectedError):
-            for batch in rows.to_batches():
-                sink.write(handle, batch)
-            sink.preCommit(handle)
+            write_all(sink, handle, rows)
         sink.discard(handle)
     eventually(lambda: sessions(world) == [], "the connection closed")
     stage(sink, branch_id=task(8))
@@ -207,3 +216,173 @@ def test_orphans_of_many_tasks_go_in_few_round_trips(world: World) -> None:
     sent = statements(world, sink, lambda: sink.abortBatch(orphans))
     assert world.staging() == []
     assert len([line for line in sent if "DROP TABLE" in line]) == len(sent) == 2
+
+
+# -- types, beside those in test_postgres_sink.py --------------------------------------------------
+
+EDGES = st.sampled_from([-(2**63), -210866803200000000, 0, 946684800000000, 2**63 - 2])
+
+
+@pytest.mark.parametrize("target", ["timestamp", "timestamptz", "interval"])
+def test_microseconds_of_any_size_arrive_or_are_refused(world: World, target: str) -> None:
+    """Also where pgpq would wrap around, and near those that mean infinity."""
+    arrow: Any = pa.duration("us")
+    if target != "interval":
+        arrow = pa.timestamp("us", "UTC" if target == "timestamptz" else None)
+    rows_of = pa.schema([("v", arrow)])
+    world.table(f"v {target}")
+    sink = world.ready(rows_of)
+    attempts = iter(range(1, 10_000))
+    read = "SELECT (extract(epoch FROM v) * 1000000)::bigint FROM {}.{}"
+    near = st.builds(lambda edge, off: edge + off, EDGES, st.integers(-1000, 1000))
+    values = (near | st.integers(-(2**63), 2**63 - 1)).filter(lambda n: -(2**63) <= n < 2**63 - 1)
+
+    @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+    @given(values)
+    def arrives(value: int) -> None:
+        rows = pa.table({"v": pa.array([value], pa.int64()).cast(arrow)})
+        branch_id = task(next(attempts))
+        try:
+            stage(sink, rows, branch_id)
+        except PrepareRejectedError:
+            assert target != "interval"
+            assert value < -210866803200000000
+            return
+        assert world.run(read.format(world.schema, staging_name(branch_id))) == [(value,)]
+        sink.abort(branch_id)
+
+    arrives()
+
+
+def test_days_of_an_interval_are_hours_on_both_ways(world: World) -> None:
+    """A day of Spark has 24 hours, also over a change of the clocks."""
+    world.table("v interval, net inet")
+    interval = pa.array([dt.timedelta(days=2, microseconds=1)], pa.duration("us"))
+    deliver(world.ready(pa.schema([("v", interval.type)])), pa.table({"v": interval}))
+    rows = pa.table({"v": interval, "net": ["::1"]})
+    deliver(world.ready(rows.schema), rows, batch=1)
+    assert world.run(f"SELECT v::text FROM {world.schema}.orders") == 2 * [("48:00:00.000001",)]
+
+
+TIMES = (
+    "0001-01-01 00:00:00",
+    "1582-10-10 12:00:00",  # in no calendar of the time
+    "1883-11-18 12:03:57",  # the day on which New York got its time zone
+    "1969-12-31 23:59:59.999999",
+    "2024-03-10 02:30:00",  # skipped by the clocks of New York
+    "2024-11-03 01:30:00",  # came twice
+    "9999-12-31 23:59:59.999999",
+)
+
+
+def nth(values: Iterable[str]) -> str:
+    """SQL: the value at the row's id, and null in the row after the last."""
+    return f"get(array({', '.join(values)}), cast(id AS int))"
+
+
+PERIOD = nth(["INTERVAL '-1-2' YEAR TO MONTH"])
+INSTANTS = [f"TIMESTAMP'{text}'" for text in TIMES]
+
+SPARK_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "i1": (nth(f"{n}Y" for n in (-128, 127)), "smallint"),
+    "i2": (nth(f"{n}S" for n in (-32768, 32767)), "smallint"),
+    "i4": (nth(("-2147483647 - 1", "2147483647")), "integer"),
+    "i8": (nth(("-9223372036854775807L - 1L", "9223372036854775807L")), "bigint"),
+    "i8 in numeric": (nth(("-9223372036854775807L - 1L", "9223372036854775807L")), "numeric"),
+    "n": (nth(("-99999999999999999999.999999999999999999BD", "1E-18BD")), "numeric(38,18)"),
+    "f4": (nth(("float('NaN')", "1.17549435E-38F", "-0.0F")), "real"),
+    "f8": (nth(("double('-Infinity')", "4.9E-324D", "0.1D")), "double precision"),
+    "bo": (nth(("true", "false")), "boolean"),
+    "t": (nth(("''", "'ü€😀'", r"'a\\tb\n\"'")), "text"),
+    "v": (nth(("'12345'", "'ü€😀  '")), "varchar(5)"),
+    "c": (nth(("'12345'", "'12'")), "char(5)"),
+    "enum": (nth(("'ok'", "'not so'")), "{schema}.mood"),
+    "domain": (nth(("1L", "2L")), "{schema}.small"),
+    "by": (nth(("X''", "X'00FF5C'")), "bytea"),
+    "d": (nth(f"DATE'{text[:10]}'" for text in TIMES), "date"),
+    "ts": (nth(f"TIMESTAMP_NTZ'{text}'" for text in TIMES), "timestamp"),
+    "tz": (nth(INSTANTS), "timestamptz"),
+    "iv": (nth(("INTERVAL '-3 04:05:06.000007' DAY TO SECOND", "INTERVAL '0' SECOND")), "interval"),
+    "u": (nth(("'01234567-89ab-cdef-0123-456789abcdef'",)), "uuid"),
+    "j": (nth(("""'{"b" :1, "a":[null]}'""",)), "json"),
+    "jb": (nth(("to_json(struct(id))",)), "jsonb"),
+    "void": ("null", "integer"),
+    "Mixed Case": ("id", "bigint"),
+    "i8s": (nth(("array(1L, null)", "array()")), "bigint[]"),
+    "ns": (nth(("array(1.5BD, null)",)), "numeric(5,2)[]"),
+}
+"""Expression in Spark and type in Postgres, by column."""
+
+ONLY_AS_TEXT: Mapping[str, tuple[str, str]] = {
+    "ym": (
+        f"concat(extract(YEAR FROM {PERIOD}) * 12 + extract(MONTH FROM {PERIOD}), ' months')",
+        "interval",
+    ),
+    "tzs": (f"array({', '.join(INSTANTS)}, null)", "timestamptz[]"),
+    "vs": (nth(("array('a', null, '\\\"{,}')",)), "varchar(9)[]"),
+    "net": (nth(("'::1/128'", "'10.0.0.0/8'")), "inet"),
+}
+
+SHOWN: Mapping[str, tuple[str, str]] = {
+    "i8 in numeric": ("{}", "{}::bigint"),
+    "f4": ("double({})", "{}::double precision"),
+    "c": ("rpad({}, 5, ' ')", "{}"),
+    "tz": ("unix_micros({})", "(extract(epoch FROM {}) * 1000000)::bigint"),
+    "ym": ("{}", "(extract(year FROM {0}) * 12 + extract(month FROM {0}))::int || ' months'"),
+    "u": ("{}", "{}::text"),
+    "j": ("{}", "{}::text"),
+    "jb": ("get_json_object({}, '$.id')", "{} ->> 'id'"),
+    "tzs": (
+        "transform({}, t -> unix_micros(t))",
+        "(SELECT array_agg((extract(epoch FROM t) * 1000000)::bigint) FROM unnest({}) AS t)",
+    ),
+    "net": ("{}", "{}::text"),
+}
+"""Where Python's values of the two do not compare: the same in Spark's SQL and in Postgres'."""
+
+
+@pytest.mark.parametrize("way", ["binary", "text"])
+def test_every_type_of_spark_arrives(
+    spark: SparkSession, world: World, tmp_path: Path, way: str
+) -> None:
+    """Under a time zone with skipped and repeated hours, and with nulls in every column."""
+    columns = {**SPARK_COLUMNS, **(ONLY_AS_TEXT if way == "text" else {})}
+    select = [f"{expression} AS `{name}`" for name, (expression, _) in columns.items()]
+    world.run(
+        f"CREATE TYPE {world.schema}.mood AS ENUM ('ok', 'not so'); "
+        f"CREATE DOMAIN {world.schema}.small AS bigint CHECK (value < 3)"
+    )
+    types = {name: ddl.replace("{schema}", world.schema) for name, (_, ddl) in columns.items()}
+    world.table(", ".join(["nr bigint", *(f'"{name}" {ddl}' for name, ddl in types.items())]))
+    sink = world.sink(select=["id AS nr", *select])
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        rows = spark.range(len(TIMES) + 1).repartition(2)
+        rows.write.parquet(str(tmp_path / "in"))
+        shown = [SHOWN.get(name, ("{}",))[0].format(f"`{name}`") for name in columns]
+        sent = rows.selectExpr("id AS nr", *select).selectExpr("nr", *shown).collect()
+        pipeline = ExactlyOnce("orders", sinks=[sink], log=f"sqlite:///{tmp_path}/txn.db")
+        stream = spark.readStream.schema("id long").parquet(str(tmp_path / "in"))
+        query = stream.writeStream.foreachBatch(pipeline)
+        query = query.option("checkpointLocation", str(tmp_path / "ckpt"))
+        query.trigger(availableNow=True).start().awaitTermination()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    assert sink._target is not None
+    assert sink._target.is_binary == (way == "binary")
+    read = [SHOWN.get(name, ("", "{}"))[1].format(f'"{name}"') for name in columns]
+    stored = world.run(f"SELECT nr, {', '.join(read)} FROM {world.schema}.orders ORDER BY nr")
+    expected = sorted((tuple(row) for row in sent), key=lambda row: row[0])
+    assert len(stored) == len(expected)
+    for at, name in enumerate(["nr", *columns]):
+        both = [
+            (comparable(s[at]), comparable(e[at])) for s, e in zip(stored, expected, strict=True)
+        ]
+        assert [one for one, _ in both] == [other for _, other in both], name
+        assert name == "nr" or name in {"Mixed Case", "tzs"} or "None" in both[-1]
+
+
+def comparable(value: Any) -> str:
+    """Floats by all their digits, so that NaN and -0.0 equal themselves."""
+    return repr(bytes(value) if isinstance(value, bytearray) else value)

@@ -787,18 +787,35 @@ def test_full_table_of_prepared_transactions_is_named(
 def test_deadlock_with_another_writer_is_tried_again(world: World) -> None:
     """Postgres ends one of the two; when it is ours, the same statement succeeds afterwards."""
     world.table("id bigint PRIMARY KEY, name text")
-    world.run(f"INSERT INTO {world.schema}.orders VALUES (1, 'x'), (2, 'x')")
+    world.run(f"INSERT INTO {world.schema}.orders VALUES (1, 'x'), (2, 'x'), (3, 'x')")
     world.run("ALTER ROLE CURRENT_USER IN DATABASE postgres SET deadlock_timeout = '50ms'")
+
+    def update(connection: psycopg.Connection[Any], row: int) -> None:
+        query = f"UPDATE {world.schema}.orders SET name = 'r' WHERE id = {row}"
+        connection.execute(query.encode())
+
+    def waiting(count: int) -> bool:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        return int(world.run(query)[0][0]) >= count
+
     try:
         sink = world.ready(key=["id"])
         staged = stage(sink)
-        with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
-            rival.execute("SET deadlock_timeout = '1h'")  # the other one looks for the deadlock
-            rival.execute(f"UPDATE {world.schema}.orders SET name = 'r' WHERE id = 2".encode())
+        with (
+            psycopg.connect(world.dsn) as rival,
+            psycopg.connect(world.dsn) as gate,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            # A session looks for a deadlock once, a while after it began to wait: let it be ours.
+            rival.execute("SET deadlock_timeout = '1h'")
+            update(rival, 3)
+            update(gate, 2)
             voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            eventually(lambda: world.run(waiting)[0][0] > 0, "the merge waits for row 2")
-            rival.execute(f"UPDATE {world.schema}.orders SET name = 'r' WHERE id = 1".encode())
+            eventually(lambda: waiting(1), "the merge has row 1 and waits for row 2")
+            blocked = pool.submit(update, rival, 1)
+            eventually(lambda: waiting(2), "the rival waits for row 1")
+            gate.rollback()  # the merge goes on to row 3
+            blocked.result(DEADLINE_S)
             rival.commit()
             (merged,) = voting.result(DEADLINE_S)
         sink.commit(merged)
@@ -854,6 +871,7 @@ UTC_TIMES = st.datetimes(
     timezones=st.just(dt.UTC),
 )
 DECIMALS = st.integers(-(10**10) + 1, 10**10 - 1).map(lambda n: Decimal(n).scaleb(-2))
+INTERVALS = st.timedeltas(dt.timedelta(days=-999_999), dt.timedelta(days=999_999))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -873,11 +891,14 @@ KINDS: Mapping[str, tuple[pa.DataType, str, st.SearchStrategy[Any]]] = {
     "t": (pa.string(), "text", TEXT),
     "lt": (pa.large_string(), "text", TEXT),
     "v": (pa.string(), "varchar(20)", TEXT),
+    "c": (pa.string(), "char(20)", TEXT),
     "bo": (pa.bool_(), "boolean", st.booleans()),
     "by": (pa.binary(), "bytea", st.binary(max_size=20)),
     "d": (pa.date32(), "date", st.dates()),
     "ts": (pa.timestamp("us"), "timestamp", TIMES),
     "tz": (pa.timestamp("us", "Europe/Paris"), "timestamptz", UTC_TIMES),
+    "iv": (pa.duration("us"), "interval", INTERVALS),
+    "ti": (pa.time64("us"), "time", st.times()),
     "u": (pa.string(), "uuid", st.uuids().map(str)),
     "ub": (pa.binary(), "uuid", st.uuids().map(lambda u: u.bytes)),
     "j": (pa.string(), "json", JSON.map(json.dumps)),
@@ -886,10 +907,10 @@ KINDS: Mapping[str, tuple[pa.DataType, str, st.SearchStrategy[Any]]] = {
 
 NO_NUL_IN_JSONB = JSON.map(json.dumps).filter(lambda text: "\\u0000" not in text)
 KINDS = {**KINDS, "jb": (pa.large_string(), "jsonb", NO_NUL_IN_JSONB)}
-PLAIN = ("i2", "i4", "i8", "n", "f4", "f8", "t", "bo", "by", "d", "ts")
+PLAIN = ("i2", "i4", "i8", "n", "f4", "f8", "t", "bo", "by", "d", "ts", "iv", "ti")
 """Those whose arrays go as binary too."""
 
-ARRAYS_AS_TEXT = ("v", "tz", "u", "j", "jb")
+ARRAYS_AS_TEXT = ("v", "c", "tz", "u", "j", "jb")
 
 
 def shown(value: Any) -> Any:
@@ -911,6 +932,8 @@ def read_back(name: str, value: Any) -> Any:
         return None
     if name in {"j", "jb"}:
         return json.loads(value)
+    if name == "c":
+        return value.ljust(20)
     if name == "u":
         return uuid.UUID(value).bytes
     return shown(value)
@@ -983,6 +1006,11 @@ def test_types_that_only_their_own_input_function_reads(prepared: World) -> None
         ("real", pa.scalar(2**24 + 1)),
         ("varchar(3)", pa.scalar("abcd")),
         ("varchar(3)[]", pa.scalar(["abcd"])),
+        ("varchar(3)", pa.scalar("abc ")),
+        ("varchar(3)[]", pa.scalar(["abc "])),
+        ("char(3)", pa.scalar("abc ")),
+        ("interval(3)", pa.scalar(dt.timedelta(microseconds=1))),
+        ("time(3)", pa.scalar(dt.time(microsecond=1))),
         ("text", pa.scalar("a\0b")),
         ("uuid", pa.scalar("nonsense")),
         ("json", pa.scalar("{")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import io
 import json
 import logging
@@ -919,6 +920,26 @@ def test_memory_of_a_big_branch(
     assert world.uploads() == {}
     listed = world.client.list_objects_v2(Bucket=world.bucket)["Contents"]
     assert sum(e["Size"] for e in listed if ".b2." in e["Key"]) == size
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("name", ["csv", "json"])
+def test_text(make_sink: Callable[..., S3Sink], world: World, name: Any, compression: Any) -> None:
+    """Lines are whole, in files of their folder, also when a file has many parts."""
+    sink = make_sink(format=name, compression=compression, partition_by=["day"], part_size=5 * MIB)
+    digits = [f"{n:0>200}" for n in range(40_000)]
+    column = "sparkonce_line" if name == "json" else "text"
+    rows = pa.RecordBatch.from_pydict({column: digits, "day": ["mon", "tue"] * 20_000})
+    committable = prepare(sink, branch(), rows, rows)
+    sink.commit(committable)
+    assert max(len(file["parts"]) for file in files_of(committable)) > (compression == "none")
+    bodies = {key.split("/")[2]: world.body(key) for key in world.objects()}
+    if compression == "gzip":
+        bodies = {day: gzip.decompress(body) for day, body in bodies.items()}
+    head = [] if name == "json" else ['"text"']
+    for day, own in (("day=mon", digits[::2]), ("day=tue", digits[1::2])):
+        wanted = own if name == "json" else [f'"{line}"' for line in own]
+        assert bodies[day].decode().splitlines() == [*head, *wanted, *wanted]
 
 
 def test_target_file_size(make_sink: Callable[..., S3Sink], world: World) -> None:

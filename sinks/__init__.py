@@ -1,4 +1,4 @@
-"""The sinks, and the base class for your own.
+"""The sinks, and the base classes for your own.
 
 Each is imported at its first use, so that a pipeline needs the client libraries of its own sinks
 only.
@@ -9,18 +9,30 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.base import RowSink, TwoPhaseCommitSink
+from sparkonce.sinks.payload import Payload
 
 if TYPE_CHECKING:
     from sparkonce.sinks.file import FileSink
+    from sparkonce.sinks.idempotent import IdempotentSink
     from sparkonce.sinks.kafka import KafkaSink
     from sparkonce.sinks.postgres import PostgresSink
     from sparkonce.sinks.s3 import S3Sink
 
-__all__ = ["FileSink", "KafkaSink", "PostgresSink", "S3Sink", "TwoPhaseCommitSink"]
+__all__ = [
+    "FileSink",
+    "IdempotentSink",
+    "KafkaSink",
+    "Payload",
+    "PostgresSink",
+    "RowSink",
+    "S3Sink",
+    "TwoPhaseCommitSink",
+]
 
 _MODULE_AND_EXTRA = {
     "FileSink": ("file", None),
+    "IdempotentSink": ("idempotent", None),
     "KafkaSink": ("kafka", "kafka"),
     "PostgresSink": ("postgres", "postgres"),
     "S3Sink": ("s3", "s3"),

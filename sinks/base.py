@@ -3,10 +3,23 @@
     executor   beginTransaction ─► write* ─► preCommit ─► Committable ─┐   (else: discard)
     driver     validate                prepareBatch ◄──────────────────┘ ─► commit | abort
 
-`beginTransaction`, `write`, `preCommit` and `discard` run in one Spark task and share a handle,
-which never leaves that process. `commit` and `abort` take lasting values only, so that normal
-running and recovery share one path: they may run in another process, days later, twice, or at the
-same time for different branches (so they must be safe to call from several threads).
+| verb | called by, in which process | may fail | called twice |
+|---|---|---|---|
+| `validate` | driver, before any data moves, once a run | yes: the query fails | yes |
+| `beginTransaction` | a Spark task, at its first row | yes: the batch is aborted | no |
+| `write` | the same task, any number of times | yes: the same | no |
+| `preCommit` | the same task, at its last row | yes: the same. Last chance | no |
+| `discard` | the same task, after a failure | must not raise | no |
+| `prepareBatch` | driver, when every task has prepared | yes: the same | no |
+| `commit` | any driver, also days later | only as unresolved: it is repeated | yes: idempotent |
+| `abort` | any driver, also days later | yes: it is repeated by a sweep | yes: idempotent |
+| `find_branches` | driver, after each start and batch | yes: it is repeated | yes |
+| `close` | driver, at the end | yes | yes |
+
+The verbs of one task share a handle, which never leaves that process and never has to pickle.
+`commit` and `abort` take lasting values only, so that normal running and recovery share one path:
+they may run in another process, days later, twice, or at the same time for different branches (so
+they must be safe to call from several threads).
 
 What a sink promises:
 
@@ -16,19 +29,37 @@ What a sink promises:
 * every name in the external system is made from the branch id, so that it is unique for ever and
   `find_branches` sees it again.
 
+A class with the five abstract methods keeps them; all others have safe defaults.
+docs/writing_a_sink.md is the guide, and `sparkonce.testing.SinkContract` proves a sink.
+
 The four verbs keep the names that they have in Apache Flink's `TwoPhaseCommitSinkFunction`, where
 this protocol comes from.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from sparkonce.errors import CommitUnresolvedError, ConfigurationError, SparkOnceError
-from sparkonce.model import BranchId, Committable, CommittedBatch, Owner, is_label
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    ConfigurationError,
+    ProtocolError,
+    SparkOnceError,
+)
+from sparkonce.model import (
+    DRIVER_ATTEMPT,
+    BranchId,
+    Committable,
+    CommittedBatch,
+    Owner,
+    is_label,
+)
 from sparkonce.sinks.finding import Finding
 
 if TYPE_CHECKING:
@@ -78,13 +109,20 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             of its own.
 
     Raises:
-        ConfigurationError: the name has other characters than A-Z a-z 0-9 _ and -, or is longer
-            than 32; `select` is empty; or `writers` is not 1, nor a number with `dealt_by`.
+        ConfigurationError: there is no name, or it has other characters than A-Z a-z 0-9 _ and -,
+            or is longer than 32; `select` is empty; or `writers` is not 1, nor a number with
+            `dealt_by`.
     """
 
-    kind: ClassVar[str] = "sink"
+    kind: ClassVar[str] = ""
     columns: Columns | None = None
     dealt_by: tuple[str, ...] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "commit" in cls.__dict__:
+            # A handle that is committed is the one mistake that no sink could tell from a loss.
+            cls.commit = _takes_committables(cls.commit)  # type: ignore[method-assign,assignment]
 
     def __init__(
         self,
@@ -95,6 +133,11 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         writers: int | None = None,
     ) -> None:
         self.name = self.kind if name is None else name
+        if not self.name:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no lasting name, and every name in its target is made "
+                f'from it: give the class a kind, such as kind = "redis", or pass name='
+            )
         if not is_label(self.name):
             raise ConfigurationError(
                 f"name={name!r}: a sink's name has 1 to 32 of the characters A-Z a-z 0-9 _ and -"
@@ -296,3 +339,89 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
 
 AnySink: TypeAlias = "TwoPhaseCommitSink[Any]"
+
+
+class RowSink(TwoPhaseCommitSink[HandleT]):
+    """A sink for stores that take rows one by one: `write_rows` instead of `write`."""
+
+    rows_at_once: ClassVar[int] = 1000
+    """How many rows `write_rows` gets at most."""
+
+    @abstractmethod
+    def write_rows(self, handle: HandleT, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows into the open branch, each a mapping from column to Python value.
+
+        Raises:
+            PrepareRejectedError: the target does not take these rows; the batch is aborted.
+        """
+
+    def write(self, handle: HandleT, batch: pa.RecordBatch) -> None:
+        for start in range(0, batch.num_rows, self.rows_at_once):
+            self.write_rows(handle, batch.slice(start, self.rows_at_once).to_pylist())
+
+
+# -- what a sink hands over ----------------------------------------------------------------------
+
+
+def check_committable(sink: AnySink, committable: object, branch_id: BranchId) -> Committable:
+    """What `preCommit` or `prepareBatch` returned, if a decision can hold it.
+
+    Args:
+        sink: whose it is.
+        committable: as it came back.
+        branch_id: of the task, or of the driver where `prepareBatch` returned it.
+
+    Raises:
+        ProtocolError: it is none, or of another branch, or its payload is no JSON.
+    """
+    where = f"{type(sink).__name__} {sink.name!r}"
+    if not isinstance(committable, Committable):
+        raise ProtocolError(
+            f"{where} returned {_told(committable)} where a Committable is due: end preCommit with "
+            "return Committable(handle.branch_id, {…})"
+        )
+    found = committable.branch_id
+    by_driver = branch_id.attempt == DRIVER_ATTEMPT  # it passes the tasks' on, or makes its own
+    wanted = branch_id if not by_driver else replace(branch_id, attempt=found.attempt)
+    if found != wanted:
+        raise ProtocolError(
+            f"{where} returned a committable of another branch, {found}, for {branch_id}: "
+            "keep the branch id of beginTransaction in the handle, and put that one in"
+        )
+    try:
+        json.dumps(dict(committable.payload), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"{where}: the payload of {found} is not JSON ({_not_json(committable.payload)}"
+            f"{error}): put text, numbers, lists and dictionaries in, or make it a Payload "
+            "(sparkonce.sinks), which also holds bytes"
+        ) from error
+    return committable
+
+
+def _not_json(payload: Mapping[str, Any]) -> str:
+    for key, value in payload.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            return f"{key!r} holds {_told(value)}; "
+    return ""
+
+
+def _told(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _takes_committables(
+    commit: Callable[[Any, Committable], None],
+) -> Callable[[Any, Committable], None]:
+    @functools.wraps(commit)
+    def checked(self: Any, committable: Committable) -> None:
+        if not isinstance(committable, Committable):
+            raise ProtocolError(
+                f"commit of {type(self).__name__} got {_told(committable)}: call preCommit(handle) "
+                "first, and commit what it returns"
+            )
+        commit(self, committable)
+
+    return checked

@@ -100,7 +100,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         handle.file.flush()
         os.fsync(handle.file.fileno())
         handle.file.close()
-        _fsync_folder(self._hidden)
+        fsync_folder(self._hidden)
         return Committable(handle.branch_id)
 
     def discard(self, handle: FileHandle) -> None:
@@ -126,7 +126,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
                     f"and {visible} was never written: somebody deleted it. Restore it from a copy",
                     branch_id,
                 ) from None
-        _fsync_folder(self._folder)
+        fsync_folder(self._folder)
 
     def abort(self, branch: BranchId | Committable) -> None:
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
@@ -145,7 +145,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         return self._folder / f"{branch_id}{_SUFFIX}"
 
 
-def _fsync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make renames in `folder` lasting."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

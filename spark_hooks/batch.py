@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
@@ -70,6 +71,8 @@ class SparkBatch:
 
         with ThreadPoolExecutor(len(self._sinks)) as pool:
             list(pool.map(check, self._sinks, schemas))
+        for sink in self._sinks:  # what `validate` found out travels with it
+            check_pickles(sink)
 
     def _schema(self, sink: AnySink) -> pa.Schema:
         df = self._df if sink.transform is None else sink.transform(self._df)
@@ -119,6 +122,28 @@ class SparkBatch:
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
         return shares_of(sinks, summaries)
+
+
+def check_pickles(sink: AnySink) -> None:
+    """Let a sink be pickled as Spark will.
+
+    Raises:
+        ConfigurationError: it cannot; naming the attribute.
+    """
+    try:
+        cloudpickle.dumps(sink)
+    except Exception as error:
+        named = "it"
+        for name, value in vars(sink).items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception:  # noqa: BLE001 - it is raised below
+                named = f"its attribute {name!r}, a {type(value).__name__},"
+                break
+        raise ConfigurationError(
+            f"{sink!r} cannot be sent to the executors: {named} does not pickle ({error}). Open it "
+            "in beginTransaction or on first use, and leave it out in __getstate__"
+        ) from error
 
 
 def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, list[int] | None]:

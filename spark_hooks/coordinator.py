@@ -58,7 +58,7 @@ from sparkonce.model import (
     CommittedBatch,
     TransactionId,
 )
-from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.base import AnySink, check_committable
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.txn_log.base import TransactionLog
@@ -320,7 +320,11 @@ class Coordinator:
                 attempt=DRIVER_ATTEMPT,
             )
             reach("prepare_batch.before", batch=batch.batch_id, sink=name)
-            prepared = self._sinks[name].prepareBatch(branch_id, share.committables)
+            sink = self._sinks[name]
+            prepared = [
+                check_committable(sink, committable, branch_id)
+                for committable in sink.prepareBatch(branch_id, share.committables)
+            ]
             reach("prepare_batch.after", batch=batch.batch_id, sink=name)
             voted[name] = replace(share, committables=tuple(prepared))
         names = [c.branch_id.name for share in voted.values() for c in share.committables]

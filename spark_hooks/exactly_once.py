@@ -396,6 +396,11 @@ def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
     for sink in (*sinks, *removed):
         if not isinstance(sink, TwoPhaseCommitSink):
             raise ConfigurationError(f"sinks= holds {sink!r}, which is no TwoPhaseCommitSink")
+        if not hasattr(sink, "name"):
+            raise ConfigurationError(
+                f"{type(sink).__name__} has no name: call super().__init__(name=name) in its "
+                "__init__"
+            )
     names = [sink.name for sink in (*sinks, *removed)]
     for name in names:
         if names.count(name) > 1:

@@ -32,7 +32,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
-from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.base import AnySink, check_committable
 from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
@@ -243,8 +243,9 @@ class _Branch:
     def prepare(self) -> None:
         where = {"batch": self.branch_id.batch_id, "sink": self.sink.name}
         reach("precommit.before", **where)
-        self.committable = self._named(lambda: self.sink.preCommit(self._handle))
+        prepared = self._named(lambda: self.sink.preCommit(self._handle))
         self._open = False
+        self.committable = check_committable(self.sink, prepared, self.branch_id)
         reach("precommit.after", **where)
 
     def part(self, partition: int) -> Part:

@@ -15,7 +15,8 @@ from sparkonce.errors import (
     LogCorruptError,
 )
 from sparkonce.model import Owner
-from sparkonce.testing.log_contract import QUERY, LogContract, claim, part, record
+from sparkonce.testing.log_cases import QUERY, claim, part, record
+from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import (
     FORMAT_VERSION,
@@ -125,6 +126,24 @@ class TestSqliteLog(LogContract):
         (tmp_path / "txn.db").write_bytes(b"not a database, but long enough to look like one" * 9)
         with pytest.raises(LogCorruptError, match="SQLite"):
             open_log(address)
+
+    @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
+    def test_network_file_system_is_refused(self, tmp_path: Path, kind: str) -> None:
+        """SQLite's locks do not hold there; a list of mounts stands in for a real one."""
+        spaced = tmp_path / "a b"
+        (spaced / "local").mkdir(parents=True)
+        mounts = tmp_path / "mounts"
+        point = str(spaced).replace(" ", r"\040")
+        mounts.write_text(
+            f"/dev/vda / ext4 rw 0 0\nserver:/export {point} {kind} rw 0 0\n"
+            f"/dev/vdb {point}/local ext4 rw 0 0\n"
+        )
+        with pytest.raises(ConfigurationError, match=f"network file system .{kind}.*locks"):
+            SqliteLog(spaced / "txn.db", mounts=mounts)
+        assert not (spaced / "txn.db").exists()
+        for local in (spaced / "local", tmp_path):
+            SqliteLog(local / "txn.db", mounts=mounts).close()
+        SqliteLog(spaced / "txn.db", mounts=tmp_path / "no such list").close()
 
     def test_missing_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="nowhere does not exist"):

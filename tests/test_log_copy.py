@@ -12,7 +12,7 @@ from sparkonce.errors import (
     FencedError,
     LogUnavailableError,
 )
-from sparkonce.testing.log_contract import OTHER_QUERY, QUERY, claim, deliver, record
+from sparkonce.testing.log_cases import OTHER_QUERY, QUERY, claim, deliver, record
 from sparkonce.txn_log import TransactionLog, copy, open_log
 from sparkonce.txn_log.record import State
 from tests.test_log import FailingCommit

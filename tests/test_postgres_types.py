@@ -18,6 +18,7 @@ from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.postgres.merge import Merge, statements
 from sparkonce.sinks.postgres.sql import branch_of_session, staging_name
+from sparkonce.sinks.postgres.staging import SLICE_BYTES, slices
 from sparkonce.sinks.postgres.types import PostgresType, UnmappableError, plan, spark_name
 from sparkonce.sinks.postgres.values import (
     ValueDoesNotFitError,
@@ -131,6 +132,83 @@ def test_timestamp_keeps_every_digit_or_is_refused(value: dt.datetime, digits: i
         assert not fits
 
 
+@pytest.mark.parametrize("name", ["timestamp", "timestamptz"])
+@untimed
+@given(value=st.integers(-(2**63), 2**63 - 1))
+def test_time_before_the_first_of_postgres_is_refused(name: str, value: int) -> None:
+    """pgpq would count it from 2000 and wrap around, to a time that the server takes."""
+    zone = "UTC" if name == "timestamptz" else None
+    array = pa.array([None, value], pa.int64()).cast(pa.timestamp("us", zone))
+    first = -2_440_588 * 86_400 * 10**6
+    if value >= first:
+        assert sent(array, kind(name)).cast(pa.int64()).to_pylist() == [None, value]
+    else:
+        with pytest.raises(ValueDoesNotFitError):
+            sent(array, kind(name))
+
+
+def test_date_before_the_first_of_postgres_is_refused() -> None:
+    days = pa.array([-2_440_588, None], pa.int32())
+    assert sent(days.cast(pa.date32()), kind("date")).cast(pa.int32()).equals(days)
+    with pytest.raises(ValueDoesNotFitError):
+        sent(pa.array([-2_440_589], pa.int32()).cast(pa.date32()), kind("date"))
+
+
+@untimed
+@given(st.text(), st.integers(1, 20))
+def test_text_is_never_cut(value: str, length: int) -> None:
+    """The server cuts what is too long where all of it is blanks."""
+    target = PostgresType(f"varchar({length})", "varchar", length + 4)
+    array = pa.array([None, value.encode(errors="replace").decode()])
+    try:
+        assert sent(array, target).equals(array)
+        assert len(value) <= length
+    except ValueDoesNotFitError:
+        assert len(value) > length
+
+
+@untimed
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 6))
+def test_interval_keeps_every_digit_or_is_refused(value: int, digits: int) -> None:
+    target = PostgresType("interval", "interval", 0x7FFF << 16 | digits)
+    array = pa.array([value, None], pa.int64()).cast(pa.duration("us"))
+    fits = value % 10 ** (6 - digits) == 0
+    try:
+        assert sent(array, target).equals(array)
+        assert fits
+    except ValueDoesNotFitError:
+        assert not fits
+
+
+def test_interval_is_written_in_hours() -> None:
+    """A day of Spark has 24 hours; one of Postgres has as many as the calendar says."""
+    column = plan("x", pa.duration("us"), kind("interval"))
+    values = pa.array([2 * 86_400 * 10**6 + 1, -3_600 * 10**6, None, -(2**63)], pa.int64())
+    assert python_values(convert(values.cast(pa.duration("us")), column), column) == [
+        *("48:00:00.000001", "-1:00:00.000000", None, "-2562047788:00:54.775808"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("day", "text"),
+    [
+        (-2_440_588, "4714-11-24 BC"),
+        (-719_163, "0001-12-31 BC"),
+        (-719_162, "0001-01-01"),
+        (2_932_897, "10000-01-01"),
+    ],
+)
+def test_times_that_python_lacks_are_written_all_the_same(day: int, text: str) -> None:
+    dates = pa.array([day, None], pa.int32()).cast(pa.date32())
+    column = plan("x", dates.type, kind("date"))
+    assert python_values(convert(dates, column), column) == [text, None]
+    times = pa.array([[day * 86_400 * 10**6 + 1, None], None], pa.list_(pa.int64()))
+    times = times.cast(pa.list_(pa.timestamp("us", "UTC")))
+    column = plan("x", times.type, list_of("timestamptz"))
+    shown = text.replace(" BC", "") + "T00:00:00.000001+00" + (" BC" if "BC" in text else "")
+    assert python_values(convert(times, column), column) == [[shown, None], None]
+
+
 @untimed
 @given(
     st.lists(st.none() | st.uuids(), max_size=5), st.sampled_from(["{}", "{{{}}}", "urn:uuid:{}"])
@@ -189,6 +267,11 @@ def test_list_of_uuids_is_read_into_values_that_psycopg_writes() -> None:
         (pa.map_(pa.string(), pa.int64()), "jsonb", "to_json"),
         (pa.list_(pa.int64()), "jsonb", "to_json"),
         (pa.binary(), "text", "cast it"),
+        (pa.string(), "name", "cast it"),
+        (pa.string(), "char", "cast it"),
+        (pa.string(), "money", "cast it"),
+        (pa.duration("us"), "int8", "cast it"),
+        (pa.time64("ns"), "timetz", "cast it"),
     ],
     ids=str,
 )
@@ -197,6 +280,19 @@ def test_types_that_lose_something_are_refused_with_the_fix(
 ) -> None:
     with pytest.raises(UnmappableError, match=hint):
         plan("x", arrow, kind(name))
+
+
+@pytest.mark.parametrize(
+    ("arrow", "modifier"),
+    [
+        (pa.duration("us"), 4 << 16 | 0xFFFF),  # interval year
+        (pa.string(), 0x7FFF << 16),  # interval(0)
+    ],
+    ids=str,
+)
+def test_interval_that_keeps_only_a_part_is_refused(arrow: pa.DataType, modifier: int) -> None:
+    with pytest.raises(UnmappableError):
+        plan("x", arrow, PostgresType("interval", "interval", modifier))
 
 
 def test_arrays_are_refused_where_they_do_not_match() -> None:
@@ -232,11 +328,27 @@ def test_encoder_takes_the_planned_types() -> None:
         (pa.timestamp("us", "UTC"), "timestamp"),
         (pa.list_(pa.int32()), "array<int>"),
         (pa.null(), "void"),
+        (pa.duration("us"), "interval day to second"),
+        (pa.map_(pa.string(), pa.int64()), "map<string,bigint>"),
+        (pa.struct([("a", pa.time64("ns"))]), "struct<a:time>"),
     ],
     ids=str,
 )
 def test_types_are_called_what_spark_calls_them(arrow: pa.DataType, name: str) -> None:
     assert spark_name(arrow) == name
+
+
+@pytest.mark.parametrize("heavy", ["the first rows", "all rows", "one row"])
+def test_rows_are_encoded_in_parts_of_bounded_size(heavy: str) -> None:
+    """Wherever the large values are; a part is larger only where a single row is."""
+    sizes = {"the first rows": [2**20] * 100 + [1] * 900, "all rows": [2**18] * 400}
+    values = ["x" * size for size in sizes.get(heavy, [SLICE_BYTES + 1, *[1] * 99])]
+    batch = pa.RecordBatch.from_pydict({"id": list(range(len(values))), "value": values})
+    parts = list(slices(batch.slice(1) if heavy == "all rows" else batch))
+    assert all(part.nbytes <= SLICE_BYTES or part.num_rows == 1 for part in parts)
+    assert len(parts) < 20
+    ids = [n for part in parts for n in part.column("id").to_pylist()]
+    assert ids == list(range(len(values)))[heavy == "all rows" :]
 
 
 # -- names -----------------------------------------------------------------------------------------

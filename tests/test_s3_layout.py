@@ -47,10 +47,17 @@ def branch(**changes: Any) -> BranchId:
     return BranchId(owner=OWNER, **{**values, **changes})
 
 
-@given(BRANCHES, st.integers(0, 10**6), st.sampled_from(["", "lake/orders/"]))
-def test_key_tells_its_branch(branch_id: BranchId, number: int, prefix: str) -> None:
+@given(
+    BRANCHES,
+    st.integers(0, 10**6),
+    st.sampled_from(["", "lake/orders/"]),
+    st.sampled_from(["parquet", "json", "json.gz", "csv.zst"]),
+)
+def test_key_tells_its_branch(
+    branch_id: BranchId, number: int, prefix: str, extension: str
+) -> None:
     """What is written into a file's key is read back from it."""
-    key = file_key(Place("lake", prefix), "day=2026-01-01/", branch_id, number)
+    key = file_key(Place("lake", prefix), "day=2026-01-01/", branch_id, number, extension)
     assert branch_of(key, OWNER) == branch_id
 
 
@@ -241,6 +248,42 @@ def test_schema_that_cannot_work(
         check_schema(
             pa.schema(fields), FileFormat("parquet", tuple(partition_by), "zstd", 8 << 20, 32)
         )
+
+
+TEXT = pa.field("text", pa.string())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("csv", [TEXT, pa.field("tags", pa.list_(pa.string()))], "'tags'.*CSV holds no nested"),
+        ("csv", [TEXT, pa.field("s", pa.struct([TEXT]))], "'s'.*CSV holds no nested"),
+        ("csv", [TEXT, pa.field("b", pa.binary())], "'b'.*CSV holds no bytes"),
+        ("csv", [TEXT, pa.field("span", pa.duration("us"))], "'span'.*CSV has no intervals"),
+        ("csv", [TEXT], "one column 'text' cannot hold nulls"),
+        ("json", [pa.field("m", pa.map_(pa.int32(), pa.string()))], "'m'.*keys of JSON's"),
+        ("json", [pa.field("l", pa.list_(pa.duration("us")))], "'l'.*JSON has no intervals"),
+    ],
+)
+def test_column_that_the_format_cannot_give_back(
+    name: Any, fields: list[pa.Field[Any]], message: str
+) -> None:
+    """It is refused before any data moves, wherever it is nested."""
+    with pytest.raises(ConfigurationError, match=message):
+        check_schema(pa.schema(fields), FileFormat(name, (), "gzip", 8 << 20, 32))
+
+
+def test_json_is_made_by_spark() -> None:
+    """The columns are checked, and asked of Spark as one line beside those of the folders."""
+    sink = S3Sink("s3://lake/orders", format="json", partition_by=["day"])
+    assert sink.columns is not None
+    line, folder = sink.columns(pa.schema([TEXT, pa.field("day", pa.date32())]), "row")
+    assert line.startswith("to_json(struct(row.`text` AS `text`), map(")
+    assert folder == "row.`day` AS `day`"
+    copy = pickle.loads(pickle.dumps(sink))  # noqa: S301
+    assert copy._schema.names == ["text", "day"]  # the executors get the lines alone
+    with pytest.raises(ConfigurationError, match="partition_by names"):
+        sink.columns(pa.schema([TEXT]), "row")
 
 
 def test_schema_that_works() -> None:

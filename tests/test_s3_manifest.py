@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pytest
@@ -29,6 +32,7 @@ from sparkonce.sinks.s3.manifest import (
     newest,
     source_folder,
 )
+from sparkonce.sinks.s3.writer import split
 
 OWNER = Owner("0" * 16, "query")
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
@@ -176,7 +180,7 @@ def test_choice_of_batches(choice: dict[str, Any], batches: list[int]) -> None:
 
 def test_batch_that_is_not_committed() -> None:
     """It is refused rather than read without its rows."""
-    with pytest.raises(ConfigurationError, match="batch 4 is not committed.*: 2"):
+    with pytest.raises(ConfigurationError, match="batch 4 is not committed here.*: 5"):
         found(Memory(0, 1, 2, 5), batch=4)
 
 
@@ -294,21 +298,51 @@ def test_hundred_thousand_batches(tmp_path: Path) -> None:
     print(f"{sum(map(len, files.files.values())) / 2**20:.1f} MiB of manifests")
 
 
-def test_copy_in_a_folder(tmp_path: Path) -> None:
-    """A place that was copied to a disk is read like the original, folders decoded."""
-    rows = pa.table({"id": [1, 2]})
-    for key in ("day=a%2Fb/f0.parquet", "day=__HIVE_DEFAULT_PARTITION__/f1.parquet", "half"):
-        (tmp_path / key).parent.mkdir(exist_ok=True)
-        pq.write_table(rows, tmp_path / key)
-    files = tuple(
-        CommittedFile(key, 2, 1)
-        for key in ("day=a%2Fb/f0.parquet", "day=__HIVE_DEFAULT_PARTITION__/f1.parquet")
-    )
+def test_text_in_zstd(tmp_path: Path) -> None:
+    """pyarrow would parse the compressed bytes: it is refused, and what can read them is named."""
     (tmp_path / FOLDER).mkdir(parents=True)
+    files = (CommittedFile("f.csv.zst", 1, 1),)
     (tmp_path / FOLDER / Span(0, 0).name).write_bytes(
         encode_file([manifest(0, files=files)], Span(0, 0))
     )
-    dataset = sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
-    assert sorted(dataset.to_table().to_pylist(), key=str) == sorted(
-        [{"id": n, "day": day} for n in (1, 2) for day in ("a/b", None)], key=str
+    with pytest.raises(ConfigurationError, match="use read_committed"):
+        sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
+
+
+NOON = dt.datetime(2026, 7, 1, 12, 30, 0, 500000, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.string(), ["a/b ä%", "007", "x=y", "true"]),
+        (pa.int8(), [1, -2]),
+        (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-0.07")]),
+        (pa.bool_(), [True, False]),
+        (pa.date32(), [NOON.date()]),
+        (pa.timestamp("us"), [NOON.replace(tzinfo=None)]),
+        (pa.timestamp("us", "Europe/Berlin"), [NOON, NOON.replace(month=1, microsecond=0)]),
+    ],
+    ids=str,
+)
+def test_folders_give_back_their_values(
+    tmp_path: Path, kind: pa.DataType, values: list[Any]
+) -> None:
+    """With their types, by pyarrow from a copy on a disk; half a batch beside them is not read."""
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(range(len(values) + 1)), pa.array([*values, None], kind)], names=["id", "k"]
     )
+    files = []
+    for n, (folder, part) in enumerate(split(rows, ["k"])):
+        (tmp_path / folder).mkdir()
+        files.append(CommittedFile(f"{folder}{n}.parquet", part.num_rows, 1))
+        for key in (files[-1].key, f"{folder}uncommitted.parquet"):
+            pq.write_table(pa.Table.from_batches([part]), tmp_path / key)
+    layout = Layout.of("parquet", ("k",), rows.schema)
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / Span(0, 0).name).write_bytes(
+        encode_file([manifest(0, files=tuple(files), layout=layout)], Span(0, 0))
+    )
+    dataset = sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
+    assert dataset.to_table().sort_by("id").equals(pa.Table.from_batches([rows]))
+    assert dataset.to_table(filter=ds.field("k").is_null())["id"].to_pylist() == [len(values)]

@@ -134,18 +134,16 @@ def check_create(folder: Folder) -> None:
     race = f"probe/{secrets.token_hex(8)}"
     gate = threading.Barrier(_RACERS)
 
-    def run(racer: int) -> list[bool]:
-        won = []
-        for number in range(_RACES):
-            gate.wait()
-            won.append(folder.create(f"{race}/{number}.json", str(racer)))
-        return won
+    def create(racer: int, name: str) -> bool:
+        gate.wait()
+        return folder.create(name, str(racer))
 
+    winners = []
     with ThreadPoolExecutor(_RACERS) as pool:
-        results = list(pool.map(run, range(_RACERS)))
-    winners = [sum(won) for won in zip(*results, strict=True)]
-    for number in range(_RACES):
-        folder.delete(f"{race}/{number}.json")
+        for number in range(_RACES):
+            name = f"{race}/{number}.json"
+            winners.append(sum(pool.map(create, range(_RACERS), [name] * _RACERS)))
+            folder.delete(name)
     if winners != [1] * _RACES:
         raise ConfigurationError(
             f"{folder.address}: of {_RACERS} who created one file at the same time, up to "

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -51,7 +52,6 @@ _NOT_MODIFIED: Final = 304
 _CONFLICT: Final = 409
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 20
-_DELETED_AT_ONCE = 1000
 _RACERS = 12
 _RACES = 12
 _RACING_BYTES = 1 << 16
@@ -177,14 +177,9 @@ class ObjectPlace:
         return self._ask("list", ask)
 
     def delete(self, names: Iterable[str]) -> None:
-        keys = [self._prefix + name for name in names]
-        for start in range(0, len(keys), _DELETED_AT_ONCE):
-            some = keys[start : start + _DELETED_AT_ONCE]
-            for key in some:
-                self._ask(
-                    "delete",
-                    lambda key=key: self._client.delete_object(Bucket=self._bucket, Key=key),
-                )
+        for name in names:
+            key = self._prefix + name
+            self._ask("delete", partial(self._client.delete_object, Bucket=self._bucket, Key=key))
 
     # -- requests ----------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ _MIGRATIONS: Final = (
     CREATE INDEX records_newest ON {schema}.records (pipeline, batch_id DESC);
     """,
 )
-"""Number n, counted from 1, takes the schema from version n-1 to n. Never changed, only added to."""
+"""Number n, from 1, takes the schema from version n-1 to n. Never changed, only added to."""
 
 _SWAP = """
 WITH head AS ({head}),
@@ -84,8 +84,8 @@ gone AS (
         AND old.batch_id < asked.below AND old.state = 'complete'
 )
 SELECT (SELECT count(*) FROM head), set_config('synchronous_commit',
-    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END,
-    true)
+    CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply'
+    ELSE 'on' END, true)
 """
 """The setting holds for this transaction: a decision is on the disk before it is answered."""
 
@@ -197,7 +197,8 @@ class PostgresLog(OptimisticLog):
         name = f'"{self._schema}".meta'
         if connection.execute("SELECT to_regclass(%s)", (name,)).fetchall() == [(None,)]:
             return {}
-        found = dict(connection.execute(self._sql("SELECT key, value FROM {schema}.meta")))
+        rows = connection.execute(self._sql("SELECT key, value FROM {schema}.meta")).fetchall()
+        found = {str(key): str(value) for key, value in rows}
         if int(found.get("version", 0)) > len(_MIGRATIONS):
             raise ConfigurationError(
                 f"{self.address} has version {found['version']} of the log's tables, this "
@@ -379,8 +380,8 @@ class _PostgresView:
             head = Head.decode(body, where)
             if head.token != token or head.pipeline != pipeline:
                 raise LogCorruptError(
-                    f"{where} holds token {token} beside {head.token} of {head.pipeline!r}; restore "
-                    "the transaction log from a copy"
+                    f"{where} holds token {token} beside {head.token} of {head.pipeline!r}; "
+                    "restore the transaction log from a copy"
                 )
             return version, head
         return None, None

@@ -23,6 +23,7 @@ from sparkonce.errors import (
 from sparkonce.failpoints import reach
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog
+from sparkonce.txn_log.mounts import MOUNTS, network_file_system
 from sparkonce.txn_log.record import Head, TransactionRecord
 
 _SCHEMA = """
@@ -48,12 +49,16 @@ class SqliteLog(TransactionLog):
     Args:
         path: the file; its folder must exist. It is created with mode 0600.
         busy_timeout_s: how long a write waits for another process's write, in seconds.
+        mounts: the system's list of its file systems.
 
     Raises:
-        ConfigurationError: the folder is missing or not writable, or the file is something else.
+        ConfigurationError: the folder is missing or not writable, the file is something else, or
+            the file system is one of a network.
     """
 
-    def __init__(self, path: str | Path, *, busy_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, path: str | Path, *, busy_timeout_s: float = 30.0, mounts: Path = MOUNTS
+    ) -> None:
         self._path = Path(path).expanduser().resolve()
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()
@@ -62,6 +67,12 @@ class SqliteLog(TransactionLog):
             raise ConfigurationError(
                 f"log= names {self._path}, but the folder {self._path.parent} does not exist: "
                 "create it"
+            )
+        if kind := network_file_system(self._path, mounts):
+            raise ConfigurationError(
+                f"log= names {self._path}, which is on a network file system ({kind}): SQLite's "
+                "locks do not hold there, so two drivers could both decide. Use a local disk, or "
+                "log=postgresql://… or s3://…, which also survive the driver's machine"
             )
         with self._transaction() as connection:
             connection.execute(

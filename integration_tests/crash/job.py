@@ -14,19 +14,16 @@ CONFIG holds
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
 from pyspark.sql.functions import lit
 
 from sparkonce import ExactlyOnce, sinks
 from sparkonce.sinks.base import AnySink
-
-FILES_PER_BATCH = 2
+from sparkonce.testing.job import FILES_PER_BATCH, quiet_session
 
 
 def made(sink: dict[str, Any]) -> AnySink:
@@ -44,20 +41,7 @@ def make_pipeline(config: dict[str, Any]) -> ExactlyOnce:
 
 
 def main(config: dict[str, Any]) -> None:
-    logging.basicConfig(level=logging.INFO)
-    logging.getLogger("py4j").setLevel(logging.WARNING)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(config["master"])
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.codegen.wholeStage", "false")  # compiling takes longer than the rows
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(Path(config["checkpoint"]).parent / "warehouse"))
-        .getOrCreate()
-    )
+    spark = quiet_session(config["master"], Path(config["checkpoint"]).parent)
     pipeline = make_pipeline(config)
     query = (
         spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")

@@ -25,18 +25,16 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 
-from integration_tests.crash.job import FILES_PER_BATCH
 from sparkonce.model import Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm, DriverProcess, Failpoints
-from sparkonce.testing.services.java import QUICK_START
+from sparkonce.testing.exactly_once import JVM_OPTIONS
+from sparkonce.testing.job import FILES_PER_BATCH
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import State, TransactionRecord
 
 ROOT = Path(__file__).parent.parent.parent
 PIPELINE = "crash"
-JVM_OPTIONS = f"-XX:+UseSerialGC -Xshare:auto {QUICK_START}"
-"""A driver here lives for seconds, most of which a JVM would spend on compiling well."""
 ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 PLANNING_S = 120.0
@@ -79,6 +77,7 @@ class Target:
         read: every row that a reader gets.
         leaks: names what is left over in the owner's name.
         lose: destroys a prepared branch, as a timeout or an administrator does.
+        unpublished: names what only one of plain readers and readers of whole batches sees.
     """
 
     kind: str
@@ -87,6 +86,7 @@ class Target:
     read: Callable[[], Iterable[SeenRow]]
     leaks: Callable[[Owner], list[str]]
     lose: Callable[[Committable], None]
+    unpublished: Callable[[], list[str]] = list
 
     @property
     def name(self) -> str:
@@ -332,6 +332,7 @@ class Scenario:
             assert rows == wanted, f"{target.name}: lost {wanted - rows}, too much {rows - wanted}"
         self.check_agreement()
         assert self.leaks() == []
+        assert [told for target in self.targets for told in target.unpublished()] == []
         with self.log() as log:
             assert log.unfinished(PIPELINE) == []
             records = log.history(PIPELINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -145,6 +146,15 @@ def s3_target(
                     Bucket=bucket, Key=file["key"], UploadId=file["upload_id"]
                 )
 
+    def unpublished() -> list[str]:
+        with contextlib.closing(checks.s3_client(server)) as client:
+            seen = Counter(checks.parquet_keys(client, bucket, "out"))
+            listed = client.list_objects_v2(Bucket=bucket, Prefix="out/_sparkonce/")["Contents"]
+            for entry in listed:
+                body = client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
+                seen.subtract(f"out/{file['key']}" for file in json.loads(body)["objects"])
+        return [f"{name}: {key} ({count:+})" for key, count in seen.items() if count]
+
     settings = {
         "name": name,
         "endpoint_url": endpoint_url or server.endpoint_url,
@@ -153,7 +163,7 @@ def s3_target(
         "region": server.region,
         "partition_by": ["day"],
     }
-    return Target("S3Sink", [f"s3://{bucket}/out"], settings, read, leaks, lose)
+    return Target("S3Sink", [f"s3://{bucket}/out"], settings, read, leaks, lose, unpublished)
 
 
 def _seen(value: Mapping[str, Any]) -> SeenRow:

@@ -1,4 +1,4 @@
-"""The fast append: a task's staging table becomes a partition of the target, and no row moves twice.
+"""The fast append: a task's staging table becomes a partition of the target; no row moves twice.
 
     COPY ─► staging table, made LIKE the target, load = n      (executor)
     ATTACH PARTITION … FOR VALUES IN (n); RENAME; marker row   (driver, one transaction)
@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 from psycopg.rows import namedtuple_row
@@ -40,7 +40,8 @@ _TARGET = """
             AND p.partattrs[0] = a.attnum AS is_key, p.partdefid <> 0 AS has_default_partition,
         a.atttypid = 'bigint'::regtype AS is_bigint, a.attnotnull AS not_null,
         pg_get_expr(d.adbin, d.adrelid) AS default_value,
-        EXISTS (SELECT FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class k ON k.oid = h.inhrelid
+        EXISTS (SELECT FROM pg_catalog.pg_inherits h
+            JOIN pg_catalog.pg_class k ON k.oid = h.inhrelid
             WHERE h.inhparent = c.oid AND pg_get_expr(k.relpartbound, k.oid) ~ '[(, ]''0''[,)]'
         ) AS has_partition_of_0,
         (SELECT min(tgname) FROM pg_catalog.pg_trigger
@@ -82,7 +83,9 @@ def load_number(staging: str) -> int:
     return int.from_bytes(digest[:8]) >> 1 or 1
 
 
-def create_attachable(target: Target, attach: Attach, name: str, branch_id: BranchId) -> sql.Composed:
+def create_attachable(
+    target: Target, attach: Attach, name: str, branch_id: BranchId
+) -> sql.Composed:
     """A staging table that `ATTACH PARTITION` takes without reading it."""
     table, column = qualified(target.schema, name), sql.Identifier(attach.column)
     number = sql.Literal(load_number(name))
@@ -137,41 +140,48 @@ def check(connection: PgConnection, target: Target, attach: Attach) -> None:
     Raises:
         ConfigurationError: naming what is at fault, and the fix.
     """
-    column = attach.column
-
-    def refuse(text: str) -> NoReturn:
-        raise ConfigurationError(f"PostgresSink: table {target.shown}: attach={column!r}: {text}")
-
-    if column in target.names:
-        refuse("the sink fills this column itself; leave it out of the batch with select=")
+    values = {"table": target.shown, "column": attach.column, "columns": list(target.names)}
     with connection.cursor(row_factory=_ROW) as cursor:
-        found = cursor.execute(
-            _TARGET, {"table": target.shown, "column": column, "columns": list(target.names)}
-        ).fetchone()
+        found = cursor.execute(_TARGET, values).fetchone()
     if found is None:
-        refuse("the table was dropped meanwhile")
+        reason: str | None = "the table was dropped meanwhile"
+    elif attach.column in target.names:
+        reason = "the sink fills this column itself; leave it out of the batch with select="
+    else:
+        reason = _unfit(found, target.shown) or _unseen(found)
+    if reason is not None:
+        raise ConfigurationError(
+            f"PostgresSink: table {target.shown}: attach={attach.column!r}: {reason}"
+        )
+
+
+def _unfit(found: Any, shown: str) -> str | None:
+    """Why loads cannot be attached, if so."""
     if not (found.is_key and found.is_bigint and found.not_null):
-        refuse(
+        return (
             "the table must be partitioned by LIST of this column alone, a bigint NOT NULL DEFAULT "
             "0: nothing else tells the rows of one load from all others"
         )
     if found.default_value not in {"0", "'0'::bigint"} or not found.has_partition_of_0:
-        refuse(
+        return (
             "small loads go where it is 0: let the column be DEFAULT 0, and CREATE TABLE … "
-            f"PARTITION OF {target.shown} FOR VALUES IN (0)"
+            f"PARTITION OF {shown} FOR VALUES IN (0)"
         )
     if found.has_default_partition:
-        refuse("the table has a DEFAULT partition, which each load would lock and read; DETACH it")
+        return "the table has a DEFAULT partition, which each load would lock and read; DETACH it"
     if not found.is_owner:
-        refuse("only the table's owner may attach partitions; connect as a member of that role")
-    if found.insert_trigger is not None:
-        refuse(f"the trigger {found.insert_trigger!r} would not see the rows; leave attach= out")
-    if found.identity is not None:
-        refuse(f"the identity column {found.identity!r} would get no numbers; leave attach= out")
-    if found.has_row_security:
-        refuse("row security would not see the rows; leave attach= out")
-    if found.publication is not None:
-        refuse(
-            f"the publication {found.publication!r} would not carry the rows, which are loaded "
-            "before they are the table's; leave attach= out"
-        )
+        return "only the table's owner may attach partitions; connect as a member of that role"
+    return None
+
+
+def _unseen(found: Any) -> str | None:
+    """What would happen to rows that are inserted, and not to those that are attached."""
+    for what in (
+        found.insert_trigger and f"the trigger {found.insert_trigger!r} would not see the rows",
+        found.identity and f"the identity column {found.identity!r} would get no numbers",
+        found.has_row_security and "row security would not see the rows",
+        found.publication and f"the publication {found.publication!r} would not carry the rows",
+    ):
+        if what:
+            return f"{what}; leave attach= out"
+    return None

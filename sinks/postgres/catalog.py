@@ -223,7 +223,9 @@ def resolve(
         _check_rights(columns, schema.names, writing, batch.updated, refuse)
         if writing.key is not None:
             unique = cursor.execute(_UNIQUE_KEYS, (found.oid,)).fetchall()
-            _check_key(writing, columns, unique, found.shown, refuse)
+            _check_key(writing.key, unique, found.shown, refuse)
+            if writing.mode != "upsert" or writing.order_by or dead_letter is not None:
+                _check_nulls(writing.key, columns, unique, refuse)
         _check_marker(cursor, found.schema, refuse)
         rejects = None
         if dead_letter is not None:
@@ -284,7 +286,9 @@ def _dead_letter(
         parts = name_parts(connection, dead_letter)
     except _NO_NAME:
         refuse(f"dead_letter={dead_letter!r} is no name as SQL writes it")
-    schema, name = parts if len(parts) == _SCHEMA_AND_TABLE else (found.schema, parts[-1])
+    if len(parts) > _SCHEMA_AND_TABLE:
+        refuse(f"dead_letter={dead_letter!r} must have a schema and a table, or a table only")
+    schema, name = (found.schema, *parts)[-_SCHEMA_AND_TABLE:]
     if (schema, name) == (found.schema, found.name):
         refuse("dead_letter= must be another table")
     create_dead_letter(connection, (schema, name))
@@ -336,26 +340,30 @@ def _check_rights(
 
 
 def _check_key(
-    writing: Writing,
-    columns: Sequence[Any],
-    unique: Sequence[Any],
-    shown: str,
-    refuse: Callable[[str], NoReturn],
+    key: Sequence[str], unique: Sequence[Any], shown: str, refuse: Callable[[str], NoReturn]
 ) -> None:
-    key = writing.key or ()
-    serving = [index for index in unique if set(index.columns) == set(key)]
-    if not serving:
+    if not any(set(index.columns) == set(key) for index in unique):
         quoted = columns_of(key).as_string()
         refuse(
             f"no unique index covers exactly key={list(key)!r} (a partial or deferrable one does "
             f"not serve); CREATE UNIQUE INDEX ON {shown} ({quoted})"
         )
-    is_native = writing.mode == "upsert" and not writing.order_by
-    may_be_null = any(column.name in key and not column.not_null for column in columns)
-    if may_be_null and not is_native and any(index.has_equal_nulls for index in serving):
+
+
+def _check_nulls(
+    key: Sequence[str],
+    columns: Sequence[Any],
+    unique: Sequence[Any],
+    refuse: Callable[[str], NoReturn],
+) -> None:
+    """What looks for rows of one key by itself, takes keys with a NULL for different ones."""
+    has_equal_nulls = any(
+        set(index.columns) == set(key) and index.has_equal_nulls for index in unique
+    )
+    if has_equal_nulls and not all(c.not_null for c in columns if c.name in key):
         refuse(
-            f"the unique index on key={list(key)!r} is NULLS NOT DISTINCT, which a plain upsert "
-            "alone can follow; make the key's columns NOT NULL"
+            f"the unique index on key={list(key)!r} is NULLS NOT DISTINCT, which only an upsert "
+            "without order_by= and dead_letter= can follow; make the key's columns NOT NULL"
         )
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from sparkonce.sinks.postgres.writing import Writing
 
-_WITHOUT_LIMIT: Mapping[str, str] = {"varchar": "varchar", "bpchar": "bpchar", "numeric": "numeric"}
-"""Types whose length the merge can check as well as the COPY, and then for each row."""
+_WITH_A_LENGTH = frozenset({"varchar", "bpchar", "numeric"})
+"""The merge can check it as well as the COPY, and can tell which row is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,8 @@ def _type_of(column: Any, *, is_lax: bool) -> PostgresType:
         bool(column.is_array),
         bool(column.is_enum),
     )
-    if is_lax and found.name in _WITHOUT_LIMIT:
-        array = "[]" if found.is_array else ""
-        found = replace(found, ddl=f"{_WITHOUT_LIMIT[found.name]}{array}")
+    if is_lax and found.name in _WITH_A_LENGTH:
+        found = replace(found, ddl=f"{found.name}[]" if found.is_array else found.name)
     return replace(found, ddl=found.ddl + column.collation)
 
 

@@ -289,7 +289,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         return f"a merged batch waits for the decision as {held_as}"
 
     def diagnose(self) -> Iterable[Finding]:
-        return diagnose(self._pool, self._address, self._table, upserts=self._writing.key is not None)
+        return diagnose(
+            self._pool, self._address, self._table, upserts=self._writing.key is not None
+        )
 
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]

@@ -10,7 +10,6 @@ stands is whole.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -42,7 +41,7 @@ from sparkonce.sinks.postgres.values import (
     python_values,
 )
 
-_SLICE_BYTES = 32 * 1024 * 1024
+SLICE_BYTES = 32 * 1024 * 1024
 
 
 class StagingWriter:
@@ -108,7 +107,7 @@ class StagingWriter:
                 f"columns {batch.schema.names}, and {list(self._target.names)} were checked",
                 self.branch_id,
             )
-        for part in _slices(batch):
+        for part in slices(batch):
             try:
                 arrays = [
                     convert(array, column)
@@ -170,9 +169,11 @@ class StagingWriter:
         return max(names, key=len, default=None)
 
 
-def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Parts that are encoded one by one, to bound the memory that they take."""
-    parts = max(1, math.ceil(batch.nbytes / _SLICE_BYTES))
-    size = max(1, math.ceil(batch.num_rows / parts))
-    for start in range(0, batch.num_rows, size):
-        yield batch.slice(start, size)
+def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Parts that are encoded one by one, to bound the memory that they take; or single rows."""
+    if batch.nbytes <= SLICE_BYTES or batch.num_rows <= 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from slices(batch.slice(0, half))
+    yield from slices(batch.slice(half))

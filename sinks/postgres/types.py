@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-Kind: TypeAlias = Literal["cast", "decimal", "timestamp", "uuid", "text"]
+Kind: TypeAlias = Literal["cast", "decimal", "string", "date", "time", "uuid", "text"]
+"""Which check or conversion a value needs besides the cast; "time" is all that counts seconds."""
 
 _INTS: Mapping[str, pa.DataType] = {"int2": pa.int16(), "int4": pa.int32(), "int8": pa.int64()}
 _FLOATS: Mapping[str, pa.DataType] = {"float4": pa.float32(), "float8": pa.float64()}
@@ -25,6 +26,14 @@ _NEEDS_A_CAST = frozenset(
     {*_INTS, *_FLOATS, "numeric", "bool", "bytea", "date", "timestamp", "timestamptz"}
 )
 """Their text form has choices (zones, roundings) that the user makes better in Spark."""
+
+_READ_WITH_LOSS = frozenset({"name", "char", "money"})
+"""Their own input functions cut or round without a word."""
+
+_ROUNDED_TO_DIGITS = frozenset({"interval", "time", "timetz"})
+
+_OF_LENGTH = frozenset({"varchar", "bpchar"})
+_ALL_FIELDS = 0x7FFF  # of an interval; upper half of its modifier
 
 INT_DIGITS = 20
 DECIMAL_DIGITS = 38
@@ -64,8 +73,23 @@ class PostgresType:
         return (scale ^ 1024) - 1024  # eleven bits, signed since Postgres 15
 
     @property
+    def characters(self) -> int | None:
+        """The most that a varchar(n) or char(n) holds; None where there is no limit."""
+        return None if self.modifier < 0 or self.name not in _OF_LENGTH else self.modifier - 4
+
+    @property
     def second_digits(self) -> int:
-        return MICROSECOND_DIGITS if self.modifier < 0 else self.modifier
+        """Digits after the point of a second."""
+        if self.modifier < 0:
+            return MICROSECOND_DIGITS
+        # An interval has its fields (YEAR TO MONTH, …) in the upper half.
+        digits = self.modifier & 0xFFFF
+        return min(digits, MICROSECOND_DIGITS)
+
+    @property
+    def has_all_fields(self) -> bool:
+        """False for an interval that keeps only some of its fields, as in `interval day`."""
+        return self.modifier < 0 or self.modifier >> 16 == _ALL_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +179,11 @@ def _from_null(_arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind] | 
 
 def _from_string(arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind] | None:
     if target.name in _STRINGS or target.is_enum:
-        return arrow, "cast"
+        return arrow, "string"
     if target.name == "uuid":
         return pa.binary(UUID_BYTES), "uuid"
-    if target.name in _NEEDS_A_CAST:
+    is_cut = target.modifier >= 0 and target.name in _ROUNDED_TO_DIGITS
+    if target.name in _NEEDS_A_CAST | _READ_WITH_LOSS or is_cut:
         return None
     return arrow, "text"  # whatever the type's own input function reads: inet, interval, xml, …
 
@@ -193,7 +218,17 @@ def _from_timestamp(arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind
             "one of them has a time zone and the other has none; cast it to "
             f"{'timestamp_ntz' if arrow.tz else 'timestamp'} in Spark, or change the column"
         )
-    return pa.timestamp("us", "UTC" if arrow.tz else None), "timestamp"
+    return pa.timestamp("us", "UTC" if arrow.tz else None), "time"
+
+
+def _from_duration(_arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind] | None:
+    if target.name == "interval" and not target.has_all_fields:
+        raise UnmappableError("it keeps some fields only; make the column a plain interval")
+    return (pa.duration("us"), "time") if target.name == "interval" else None
+
+
+def _from_time(_arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind] | None:
+    return (pa.time64("us"), "time") if target.name == "time" else None
 
 
 def _from_boolean(_arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind] | None:
@@ -201,7 +236,7 @@ def _from_boolean(_arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind]
 
 
 def _from_date(_arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind] | None:
-    return (pa.date32(), "cast") if target.name == "date" else None
+    return (pa.date32(), "date") if target.name == "date" else None
 
 
 def _from_binary(_arrow: Any, target: PostgresType) -> tuple[pa.DataType, Kind] | None:
@@ -219,6 +254,8 @@ _WITHOUT_VALUES: Mapping[str, pa.DataType] = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us"),
     "timestamptz": pa.timestamp("us", "UTC"),
+    "interval": pa.duration("us"),
+    "time": pa.time64("us"),
     "uuid": pa.binary(UUID_BYTES),
 }
 
@@ -231,6 +268,8 @@ _READERS: tuple[tuple[Callable[[Any], bool], _Reader], ...] = (
     (pa.types.is_decimal128, _from_decimal),
     (pa.types.is_floating, _from_float),
     (pa.types.is_timestamp, _from_timestamp),
+    (pa.types.is_duration, _from_duration),
+    (pa.types.is_time, _from_time),
     (pa.types.is_boolean, _from_boolean),
     (pa.types.is_date32, _from_date),
     (is_binary, _from_binary),
@@ -250,6 +289,8 @@ def spark_name(arrow: Any) -> str:
         "large_string": "string",
         "large_binary": "binary",
         "date32[day]": "date",
+        "duration[us]": "interval day to second",
+        "time64[ns]": "time",
         "null": "void",
     }
     types = pa.types
@@ -259,4 +300,8 @@ def spark_name(arrow: Any) -> str:
         return f"decimal({arrow.precision},{arrow.scale})"
     if is_list(arrow):
         return f"array<{spark_name(value_type(arrow))}>"
+    if types.is_map(arrow):
+        return f"map<{spark_name(arrow.key_type)},{spark_name(arrow.item_type)}>"
+    if types.is_struct(arrow):
+        return f"struct<{','.join(f'{f.name}:{spark_name(f.type)}' for f in arrow)}>"
     return names.get(str(arrow), str(arrow))

@@ -9,8 +9,9 @@ the exact type of its column's plan before it is encoded.
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ from sparkonce.sinks.postgres.types import (
     is_binary,
     value_type,
 )
+
+_FIRST_DAY = -2_440_588  # the first date of Postgres, counted from 1970
+_DAY_US = 86_400 * 10**MICROSECOND_DIGITS
 
 _CANONICAL_UUID = r"^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
 
@@ -69,11 +73,13 @@ def _convert(array: Any, column: ColumnPlan) -> Any:
         return _pa.nulls(len(array), column.arrow)
     if column.kind == "decimal":
         return _to_decimal(array, column)
-    if column.kind == "timestamp":
-        return _to_timestamp(array, column)
     if column.kind == "uuid":
         return _to_uuid(array)
-    return array.cast(column.arrow)
+    array = array.cast(column.arrow)
+    check = _CHECKS.get(column.kind)
+    if check is not None:
+        check(array, column)
+    return array
 
 
 def _to_decimal(array: Any, column: ColumnPlan) -> Any:
@@ -85,14 +91,37 @@ def _to_decimal(array: Any, column: ColumnPlan) -> Any:
     return array.cast(column.arrow)
 
 
-def _to_timestamp(array: Any, column: ColumnPlan) -> Any:
-    array = array.cast(column.arrow)
+def _check_string(array: Any, column: ColumnPlan) -> None:
+    """The server cuts what is too long where all of it is blanks."""
+    most = column.type.characters
+    if most is not None and (_pc.max(_pc.utf8_length(array)).as_py() or 0) > most:
+        raise pa.ArrowInvalid("too long")
+
+
+def _check_date(array: Any, _column: ColumnPlan) -> None:
+    if (_pc.min(array.cast(pa.int32())).as_py() or 0) < _FIRST_DAY:
+        raise pa.ArrowInvalid("before all dates of Postgres")
+
+
+def _check_time(array: Any, column: ColumnPlan) -> None:
+    microseconds = array.cast(pa.int64())
+    if pa.types.is_timestamp(array.type):
+        # pgpq counts from 2000 and wraps around: such a time would come out 584,000 years later.
+        first = _pc.min(microseconds).as_py()
+        if first is not None and first < _FIRST_DAY * _DAY_US:
+            raise pa.ArrowInvalid("before all times of Postgres")
     step = 10 ** (MICROSECOND_DIGITS - column.type.second_digits)
     if step > 1:
-        microseconds = _pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-        if (microseconds % step).any():
+        values = _pc.fill_null(microseconds, 0).to_numpy(zero_copy_only=False)
+        if (values % step).any():
             raise pa.ArrowInvalid("more digits than the column keeps")
-    return array
+
+
+_CHECKS: Mapping[str, Callable[[Any, ColumnPlan], None]] = {
+    "string": _check_string,
+    "date": _check_date,
+    "time": _check_time,
+}
 
 
 def _to_uuid(array: Any) -> Any:
@@ -119,16 +148,62 @@ def _read_uuid(text: str | None) -> bytes | None:
 
 def python_values(array: Any, column: ColumnPlan) -> list[Any]:
     """The converted array as values that psycopg writes as the text that Postgres reads."""
+    if column.type.is_array:
+        values = _python_values(array.flatten(), column)
+        lengths = _pc.list_value_length(array).to_pylist()
+        parts = iter(values)
+        return [None if n is None else list(itertools.islice(parts, n)) for n in lengths]
+    return _python_values(array, column)
+
+
+def _python_values(array: Any, column: ColumnPlan) -> list[Any]:
+    types = pa.types
+    if types.is_date(column.arrow) or types.is_timestamp(column.arrow):
+        return _shown_times(array)
+    show: Callable[[Any], object] | None = None
+    if types.is_duration(column.arrow):
+        array, show = array.cast(pa.int64()), _shown_duration
+    elif column.kind == "uuid":
+        show = _shown_uuid
     values: list[Any] = array.to_pylist()
-    if column.kind != "uuid":
-        return values
-    return [_shown_uuid(value) for value in values]
+    return values if show is None else [None if v is None else show(v) for v in values]
 
 
-def _shown_uuid(value: bytes | list[bytes | None] | None) -> object:
-    if isinstance(value, list):
-        return [_shown_uuid(item) for item in value]
-    return None if value is None else uuid.UUID(bytes=value)
+def _shown_uuid(value: bytes) -> uuid.UUID:
+    return uuid.UUID(bytes=value)
+
+
+def _shown_duration(microseconds: int) -> str:
+    """As hours, which have no days in them: '1 day' is 23 hours long once a year."""
+    seconds, fraction = divmod(abs(microseconds), 10**MICROSECOND_DIGITS)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    sign = "-" if microseconds < 0 else ""
+    return f"{sign}{hours}:{minutes:02}:{seconds:02}.{fraction:06}"
+
+
+def _shown_times(array: Any) -> list[str | None]:
+    """Dates and timestamps; Python's own have the years 1 to 9999 only."""
+    is_date = pa.types.is_date(array.type)
+    numbers = array.cast(pa.int32() if is_date else pa.int64())
+    days = numbers.fill_null(0).to_numpy().astype("datetime64[D]" if is_date else "datetime64[us]")
+    zone = "+00" if not is_date and array.type.tz else ""
+    return [
+        text if is_valid else None
+        for text, is_valid in zip(
+            (_with_era(text, zone) for text in np.datetime_as_string(days).tolist()),
+            array.is_valid().to_pylist(),
+            strict=True,
+        )
+    ]
+
+
+def _with_era(text: str, zone: str) -> str:
+    """ISO 8601 has a year 0 and years before it, Postgres has BC."""
+    year = text[: text.index("-", 1)]
+    if int(year) > 0:
+        return text + zone
+    return f"{1 - int(year):04}-{text[len(year) + 1 :]}{zone} BC"
 
 
 def binary_encoder(columns: Sequence[ColumnPlan]) -> ArrowToPostgresBinaryEncoder:

@@ -11,16 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.dataset as ds
 import pyarrow.fs as pa_fs
+import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.sinks.base import quoted
-from sparkonce.sinks.s3.formats import spark_read_options
+from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
+from sparkonce.sinks.s3.layout import NULL_FOLDER
 from sparkonce.sinks.s3.manifest import FOLDER, Layout, Manifest, Span, decode_file, newest
 
 if TYPE_CHECKING:
@@ -129,9 +133,9 @@ def _read_once(
         found.setdefault(name.rpartition("/")[0], []).extend(decode_file(body, f"{url}/{name}"))
     manifests = [manifest for some in found.values() for manifest in newest(some)]
     if batch is not None and all(manifest.batch_id != batch for manifest in manifests):
-        known = max((manifest.batch_id for manifest in manifests), default=None)
+        newest_one = max(span.last for _, span in listed)
         raise ConfigurationError(
-            f"{url}: batch {batch} is not committed; the newest before it that is: {known}"
+            f"{url}: batch {batch} is not committed here; the newest that is: {newest_one}"
         )
     return [m for m in manifests if m.batch_id >= first and (batch is None or m.batch_id <= batch)]
 
@@ -244,23 +248,55 @@ def committed_dataset(
     committed = find_committed(
         _ArrowFiles(filesystem, root), url, batch=batch, after=after, source=source
     )
-    schema, layout = committed.schema, committed.layout
-    options = ds.FileSystemFactoryOptions(
-        partitioning=ds.partitioning(
-            pa.schema([schema.field(name) for name in layout.partition_by]), flavor="hive"
+    if any(key.endswith(".zst") for key in committed.keys):
+        raise ConfigurationError(
+            f"{url}: pyarrow's datasets read no zstd text: use read_committed, which asks Spark, "
+            "or write with compression='gzip'"
         )
-        if layout.partition_by
-        else None,
-        partition_base_dir=root.rstrip("/"),  # type: ignore[call-arg]  # a typo of the stubs
-        selector_ignore_prefixes=[],
-    )
-    factory = ds.FileSystemDatasetFactory(
-        filesystem,
-        [root + key for key in committed.keys],  # type: ignore[arg-type]  # or paths
-        _arrow_format(layout.format, schema),
-        options,
-    )
-    return factory.finish(schema)
+    schema, layout = committed.schema, committed.layout
+    data = pa.schema([column for column in schema if column.name not in layout.partition_by])
+    file_format = _arrow_format(layout.format, data)
+    folders = _Folders(schema, layout.partition_by)
+    fragments = [
+        file_format.make_fragment(root + key, filesystem, folders.expression(key))
+        for key in committed.keys
+    ]
+    return ds.FileSystemDataset(fragments, schema, file_format, filesystem)
+
+
+class _Folders:
+    """What the folders say of the rows in them.
+
+    Arrow's own reading of Hive's folders knows no decimals, and takes a zone's times for UTC.
+    """
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
+        self._schema = schema
+        self._columns = columns
+        self._known: dict[str, ds.Expression] = {}
+
+    def expression(self, key: str) -> ds.Expression:
+        """True for every row of the object."""
+        folder = key.rpartition("/")[0]
+        if folder not in self._known:
+            every = ds.scalar(True)
+            for name, segment in zip(self._columns, folder.split("/"), strict=False):
+                value = self._value(name, segment.partition("=")[2])
+                is_it = ds.field(name) == value if value.is_valid else ds.field(name).is_null()
+                every = every & is_it
+            self._known[folder] = every
+        return self._known[folder]
+
+    def _value(self, name: str, text: str) -> pa.Scalar[Any]:
+        kind: Any = self._schema.field(name).type
+        if text == NULL_FOLDER:
+            return cast("pa.Scalar[Any]", pa.scalar(None, kind))
+        value: Any = pa.scalar(unquote(text))
+        if pat.is_timestamp(kind) and kind.tz is not None:
+            local = value.cast(pa.timestamp(kind.unit))
+            # An hour that comes twice has one folder: which of the two it was is not kept.
+            value = pc.assume_timezone(local, kind.tz, ambiguous="earliest")
+        return cast("pa.Scalar[Any]", value.cast(kind))
 
 
 def _arrow_format(name: str, schema: pa.Schema) -> ds.FileFormat:
@@ -268,10 +304,16 @@ def _arrow_format(name: str, schema: pa.Schema) -> ds.FileFormat:
         return ds.CsvFileFormat(
             parse_options=pa_csv.ParseOptions(newlines_in_values=True),
             convert_options=pa_csv.ConvertOptions(
-                column_types=schema, strings_can_be_null=True, quoted_strings_can_be_null=False
+                column_types=schema,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
             ),
         )
-    return ds.JsonFileFormat() if name == "json" else ds.ParquetFileFormat()
+    if name == "json":
+        check_arrow_reads_json(schema)
+        return ds.JsonFileFormat()
+    return ds.ParquetFileFormat()
 
 
 # -- Spark -----------------------------------------------------------------------------------------

@@ -43,12 +43,16 @@ _JSON_TIMES: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
+# Spark takes what equals `nullValue` for null, quoted or not, and by default that is the empty
+# string. An empty field that is not quoted becomes this, and no text is.
+_CSV_NULL: Final = "sparkonce null 8c1f0b7e52d94a36"
 _READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "parquet": {},
     "json": _JSON_TIMES,
     "csv": {
         "header": "true",
         "escape": '"',
+        "nullValue": _CSV_NULL,
         "multiLine": "true",
         "lineSep": "\n",
         "positiveInf": "inf",
@@ -197,6 +201,21 @@ class FileFormat:
             raise ConfigurationError(
                 f"S3Sink: {kind} cannot hold these columns ({error}): change them (select=)"
             ) from error
+
+
+def check_arrow_reads_json(schema: pa.Schema) -> None:
+    """Refuse columns that Arrow's reader of JSON fails on, or, worse, takes for others.
+
+    Raises:
+        ConfigurationError: naming the column.
+    """
+    for column in schema:
+        for kind in _kinds(column.type):
+            if pat.is_binary(kind) or pat.is_map(kind) or pat.is_date(kind):
+                raise ConfigurationError(
+                    f"column {column.name!r} is {column.type}, and Arrow does not read {kind} from "
+                    "JSON as it was written: use read_committed, which asks Spark"
+                )
 
 
 class _Parquet:

@@ -19,19 +19,17 @@ The module of your test class must be importable by its name in another process.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
-from sparkonce import failpoints
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -39,179 +37,28 @@ from sparkonce.errors import (
     LogCorruptError,
     LogUnavailableError,
     ProtocolError,
-    SparkOnceError,
 )
 from sparkonce.model import BranchId, Committable, TransactionId
-from sparkonce.txn_log import TransactionLog, open_log
-from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import (
-    Fingerprint,
-    Incarnation,
-    Part,
-    Share,
-    State,
-    TransactionRecord,
+from sparkonce.testing.log_cases import (
+    ACTS,
+    MOST_ROUND_TRIPS,
+    ORDERS,
+    OTHER_QUERY,
+    OUTCOMES,
+    QUERY,
+    REACH,
+    WRITES,
+    at_round_trip,
+    claim,
+    deliver,
+    landed,
+    no_handler,
+    part,
+    record,
 )
+from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log.record import Share, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
-
-QUERY = "11111111-2222-3333-4444-555555555555"
-OTHER_QUERY = "22222222-2222-3333-4444-555555555555"
-_MOST_ROUND_TRIPS = 60
-
-Verb = Callable[[TransactionLog, Incarnation], object]
-
-
-def claim(batch_id: int = 0, **changes: Any) -> Claim:
-    """A start of the pipeline "orders" at the batch."""
-    values: dict[str, Any] = {
-        "pipeline": "orders",
-        "query_id": QUERY,
-        "run_id": "run",
-        "driver": "host:1",
-        "sinks": {"kafka": "topic"},
-        "batch_id": batch_id,
-        "offsets": {batch_id: (f"[{batch_id}]",)},
-        "checkpoint": "file:/ckpt",
-    }
-    return Claim(**{**values, **changes})
-
-
-def part(rows: int) -> Part:
-    """What a task wrote."""
-    return Part(0, "branch", 32 * rows, Fingerprint("sum/1", rows, 2**64 - rows))
-
-
-def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> TransactionRecord:
-    """A record with one branch of one sink."""
-    branch_id = BranchId(incarnation.owner, batch_id, incarnation.token, "kafka", 0, 3)
-    committable = Committable(branch_id, {"path": "ü/1", "parts": ["a", "b"]}, safe_until=1.5)
-    values: dict[str, Any] = {
-        "id": TransactionId(incarnation.pipeline, incarnation.owner.query_id, batch_id),
-        "token": incarnation.token,
-        "state": State.DECIDED,
-        "offsets": (f"[{batch_id}]",),
-        "shares": {"kafka": Share("topic", (part(2),), (committable,))},
-        "times": {State.DECIDED: 12.25},
-    }
-    return TransactionRecord(**{**values, **changes})
-
-
-def deliver(log: TransactionLog, incarnation: Incarnation, batch_id: int) -> TransactionRecord:
-    """Decide and complete a batch."""
-    decided = log.decide(record(incarnation, batch_id))
-    return log.complete(decided, incarnation.token)
-
-
-def _prepared(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return log.prepare(record(incarnation, 0))
-
-
-def _abandoned(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return log.abandon(_prepared(log, incarnation), incarnation.token)
-
-
-def _decided(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return log.decide(record(incarnation, 0))
-
-
-def _complete(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return deliver(log, incarnation, 0)
-
-
-_REACH: Mapping[State | None, Callable[[TransactionLog, Incarnation], TransactionRecord]] = {
-    None: lambda log, incarnation: record(incarnation, 0),
-    State.PREPARED: _prepared,
-    State.ABANDONED: _abandoned,
-    State.DECIDED: _decided,
-    State.COMPLETE: _complete,
-}
-"""How batch 0 comes into each state."""
-
-
-def _amended(found: TransactionRecord) -> TransactionRecord:
-    return found.amended({"kafka": Share("topic", (part(2),))}, found.shares["kafka"].committables)
-
-
-def _word(found: TransactionRecord) -> Settlement:
-    (branch,) = found.committables()
-    return Settlement(str(branch.branch_id), Ruling.REDO, "ann@host", "seen", 7.5, found.token)
-
-
-_P, _A, _D, _C = State.PREPARED, State.ABANDONED, State.DECIDED, State.COMPLETE
-_ACTS: Mapping[str, Callable[[TransactionLog, Incarnation, TransactionRecord], object]] = {
-    "prepare": lambda log, inc, found: log.prepare(record(inc, 0)),
-    "decide": lambda log, inc, found: log.decide(record(inc, 0)),
-    "decide prepared": lambda log, inc, found: log.decide(replace(found, state=_P), inc.token),
-    "abandon": lambda log, inc, found: log.abandon(found, inc.token),
-    "amend": lambda log, inc, found: log.amend(_amended(found), inc.token),
-    "complete": lambda log, inc, found: log.complete(found, inc.token),
-    "settle": lambda log, inc, found: log.settle(found.id, [_word(found)], inc.token),
-    "forget": lambda log, inc, found: log.forget(found, inc.token, retain=1),
-}
-_OUTCOMES: Mapping[str, Mapping[State | None, State | str | None]] = {
-    "prepare": {None: _P, _P: _P, _A: _P, _D: _D, _C: _C},
-    "decide": {None: _D, _P: _P, _A: _D, _D: _D, _C: _C},
-    "decide prepared": {None: "abandoned", _P: _D, _A: "abandoned", _D: _D, _C: _C},
-    "abandon": {None: None, _P: _A, _A: _A, _D: _D, _C: _C},
-    "amend": {None: "amended", _P: "amended", _A: "amended", _D: _D, _C: "amended"},
-    "complete": {None: "never", _P: "never", _A: "never", _D: _C, _C: _C},
-    "settle": {None: "not known", _P: "prepared", _A: "abandoned", _D: _D, _C: "complete"},
-    "forget": {None: None, _P: _P, _A: _A, _D: _D, _C: _C},
-}
-"""By verb and the state in which it comes: the state after it, or the words of a refusal."""
-
-_ORDERS = [(verb, state) for verb, row in _OUTCOMES.items() for state in row]
-
-WRITES: Mapping[str, tuple[State | None, Verb]] = {
-    "prepare": (None, lambda log, inc: log.prepare(record(inc, 0))),
-    "decide": (None, lambda log, inc: log.decide(record(inc, 0))),
-    "decide prepared": (_P, lambda log, inc: log.decide(_standing(log, inc), inc.token)),
-    "abandon": (_P, lambda log, inc: log.abandon(_standing(log, inc), inc.token)),
-    "amend": (_D, lambda log, inc: log.amend(_amended(_standing(log, inc)), inc.token)),
-    "complete": (_D, lambda log, inc: log.complete(record(inc, 0), inc.token)),
-    "settle": (
-        _D,
-        lambda log, inc: log.settle(record(inc, 0).id, [_word(record(inc, 0))], inc.token),
-    ),
-    "forget": (_C, lambda log, inc: log.forget(record(inc, 0), inc.token, retain=1)),
-}
-"""Every write after `begin`: the state of batch 0 that it needs, and the call."""
-
-
-def _standing(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    found = log.find(record(incarnation, 0).id)
-    assert found is not None
-    return found
-
-
-@contextmanager
-def at_round_trip(number: int, action: Callable[[], None]) -> Iterator[list[str]]:
-    """Call `action` when the log comes to the beginning or the end of its round trip `number`.
-
-    Gives a list that holds the place once it was reached.
-    """
-    reached: list[str] = []
-    count = itertools.count()
-
-    def handle(point: str, where: Mapping[str, object]) -> None:
-        if point in failpoints.LOG_POINTS and next(count) == number:
-            reached.append(f"{point} {where.get('request')}")
-            action()
-
-    before, failpoints.handler = failpoints.handler, handle
-    try:
-        yield reached
-    finally:
-        failpoints.handler = before
-
-
-@contextmanager
-def _no_handler() -> Iterator[None]:
-    before, failpoints.handler = failpoints.handler, None
-    try:
-        yield
-    finally:
-        failpoints.handler = before
 
 
 class LogContract:
@@ -284,20 +131,20 @@ class LogContract:
         assert list(other.unfinished("orders")) == [decided]
         assert other.log_id == log.log_id
 
-    @pytest.mark.parametrize(("verb", "state"), _ORDERS)
+    @pytest.mark.parametrize(("verb", "state"), ORDERS)
     def test_verb_in_state(
         self, log: TransactionLog, other: TransactionLog, verb: str, state: State | None
     ) -> None:
         """Each write does what the diagram of states says, or refuses and changes nothing."""
         incarnation = log.begin(claim())
-        found = _REACH[state](log, incarnation)
+        found = REACH[state](log, incarnation)
         before = other.find(found.id)
-        expected = _OUTCOMES[verb][state]
+        expected = OUTCOMES[verb][state]
         if isinstance(expected, State) or expected is None:
-            _ACTS[verb](log, incarnation, found)
+            ACTS[verb](log, incarnation, found)
         else:
             with pytest.raises(ProtocolError, match=expected):
-                _ACTS[verb](log, incarnation, found)
+                ACTS[verb](log, incarnation, found)
         after = other.find(found.id)
         if isinstance(expected, State):
             assert after is not None
@@ -532,7 +379,7 @@ class LogContract:
         assert head.token == max(tokens)
 
     def test_racing_processes_never_both_decide(self, log: TransactionLog, address: str) -> None:
-        """Each batch has one decision; who was told that it stands was told of that one (I3, I6)."""
+        """Each batch has one decision, and whoever was told of it, of that one (I3, I6)."""
         log.begin(claim())
         racers = [self.start(address, "deliver", 12) for _ in range(3)]
         told = [tuple(each) for r in racers for each in json.loads(r.communicate()[0])]
@@ -551,15 +398,15 @@ class LogContract:
     ) -> None:
         """Wherever the older one stands, nothing is written once the newer has its token (I6)."""
         before, act = WRITES[verb]
-        for number in range(_MOST_ROUND_TRIPS):
+        for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
             incarnation = log.begin(claim(pipeline=pipeline))
             if before is not None:
-                _REACH[before](log, incarnation)
+                REACH[before](log, incarnation)
             seen: list[list[TransactionRecord]] = []
 
             def pass_by(pipeline: str = pipeline, seen: list[Any] = seen) -> None:
-                with _no_handler():
+                with no_handler():
                     try:
                         other.begin(claim(pipeline=pipeline))
                     except LogUnavailableError:  # the older one holds a lock: the newer has to wait
@@ -567,7 +414,7 @@ class LogContract:
                     seen.append(list(other.history(pipeline)))
 
             with at_round_trip(number, pass_by) as reached:
-                written = _landed(lambda: act(log, incarnation))
+                written = landed(lambda: act(log, incarnation))
             if not reached:
                 assert number > 0, "the log tells of no round trips"
                 return
@@ -585,13 +432,13 @@ class LogContract:
 
         What the older one was about to write must not find an empty place that was in use before.
         """
-        for number in range(_MOST_ROUND_TRIPS):
+        for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
             old = log.begin(claim(pipeline=pipeline))
             seen: list[Any] = []
 
             def pass_by(pipeline: str = pipeline, seen: list[Any] = seen) -> None:
-                with _no_handler():
+                with no_handler():
                     try:
                         newer = other.begin(claim(pipeline=pipeline))
                     except LogUnavailableError:
@@ -611,7 +458,7 @@ class LogContract:
                     tokens.append(log.begin(claim(40, pipeline=pipeline, adopt=True)).token)
 
             with at_round_trip(number, pass_by) as reached:
-                _landed(act)
+                landed(act)
             if not reached:
                 return
             if seen:
@@ -630,11 +477,11 @@ class LogContract:
     ) -> None:
         """A write is there whole or not at all, and the next driver goes on from it."""
         before, _ = WRITES.get(verb, (None, None))
-        for number in range(_MOST_ROUND_TRIPS):
+        for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
             incarnation = log.begin(claim(pipeline=pipeline))
             if before is not None:
-                _REACH[before](log, incarnation)
+                REACH[before](log, incarnation)
             was = list(log.history(pipeline))
             process = self.start(address, "write", verb, pipeline, incarnation.token, number)
             assert process.stdout is not None
@@ -666,19 +513,19 @@ class LogContract:
         before, act = WRITES[verb]
         incarnation = log.begin(claim())
         if before is not None:
-            _REACH[before](log, incarnation)
+            REACH[before](log, incarnation)
         with self.losing_the_answer(address) as losing:
             with pytest.raises(DecisionUnknownError, match="again"):
                 act(losing, incarnation)
-            landed = log.find(record(incarnation, 0).id)
+            written = log.find(record(incarnation, 0).id)
             if verb != "amend":  # what stands is amended by then; see the test of amendments
                 act(losing, incarnation)
-            assert log.find(record(incarnation, 0).id) == landed
+            assert log.find(record(incarnation, 0).id) == written
             losing.close()
-        expected = _OUTCOMES[verb][before]
-        assert landed is not None
-        assert landed.state is expected
-        assert landed.revision == (verb == "amend")
+        expected = OUTCOMES[verb][before]
+        assert written is not None
+        assert written.state is expected
+        assert written.revision == (verb == "amend")
 
     def test_token_whose_answer_is_lost(self, log: TransactionLog, address: str) -> None:
         """`begin` again takes a new token; the lost one is nobody's."""
@@ -801,16 +648,3 @@ class LogContract:
         found = other.find(decided.id)
         assert found is not None
         assert found.shares == decided.shares
-
-
-def _landed(act: Callable[[], object]) -> bool:
-    """Whether the write was answered with a success; unknown ones are asked again, as drivers do."""
-    for _ in range(3):
-        try:
-            act()
-        except DecisionUnknownError:
-            continue
-        except (FencedError, LogUnavailableError, SparkOnceError):
-            return False
-        return True
-    return False

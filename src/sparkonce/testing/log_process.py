@@ -9,10 +9,12 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sparkonce.errors import DecisionUnknownError, FencedError, LogUnavailableError
 from sparkonce.model import Owner
-from sparkonce.testing.log_contract import QUERY, WRITES, at_round_trip, claim, record
+from sparkonce.testing.log_cases import QUERY, WRITES, at_round_trip, claim, record
+from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Incarnation, State
 
@@ -58,6 +60,14 @@ def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str
             WRITES[verb][1](log, incarnation)
 
 
+def _open(contract: type[LogContract], address: str) -> TransactionLog:
+    while True:
+        try:
+            return contract.open_log(address)
+        except _AGAIN:
+            continue
+
+
 def _begin(log: TransactionLog, batch_id: int) -> Incarnation:
     while True:
         try:
@@ -75,10 +85,10 @@ _PROGRAMS: Mapping[str, Callable[..., None]] = {"begin": begin, "deliver": deliv
 
 def main(name: str, address: str, program: str, *arguments: str) -> None:
     module, _, qualified = name.partition(":")
-    contract = importlib.import_module(module)
+    contract: Any = importlib.import_module(module)
     for part in qualified.split("."):
         contract = getattr(contract, part)
-    log = contract.open_log(address)
+    log = _open(contract, address)
     _PROGRAMS[program](log, *arguments)
     log.close()
 

@@ -1,4 +1,20 @@
-"""Real servers and one Spark session for all tests; each starts when the first test asks for it."""
+"""Fixtures for pytest: real Kafka, Postgres and S3 servers, and one Spark session.
+
+    pytest_plugins = ["sparkonce.testing.plugin"]        in the conftest.py of the root folder
+
+Each server starts when the first test asks for it, and ends with the run. It is no plugin that
+pytest finds by itself, so that runs which do not ask for it start as fast as without it.
+
+| fixture | is |
+|---|---|
+| `kafka`, `postgres` | the server, for the whole run |
+| `s3` | each S3 server in turn |
+| `services` | every kind that can run here |
+| `spark` | a session with Spark's Kafka connector |
+| `fresh_name` | a function that gives names for topics, tables and buckets |
+| `fresh_topic`, `fresh_schema`, `fresh_table`, `fresh_bucket` | made for the test |
+| `s3_client` | a boto3 client of the server in turn |
+"""
 
 from __future__ import annotations
 
@@ -9,36 +25,28 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import boto3
-import psycopg
 import pytest
-from botocore.config import Config
-from confluent_kafka.admin import AdminClient, NewTopic
-from psycopg import sql
-
-from sparkonce.testing.services import (
-    KINDS,
-    KafkaServer,
-    PostgresServer,
-    S3Server,
-    ServiceKind,
-    Services,
-    s3a_jars,
-    spark_kafka_jars,
-    start_services,
-    unavailable,
-)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from pyspark.sql import SparkSession
 
-S3_KINDS: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
+    from sparkonce.testing.services import (
+        KafkaServer,
+        PostgresServer,
+        S3Server,
+        ServiceKind,
+        Services,
+    )
+
+_S3_KINDS: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
 
 
 @pytest.fixture(scope="session")
 def start_kind() -> Iterator[Callable[[ServiceKind], Services]]:
     """Start a server at the first call; skip the test where it cannot run, with the reason."""
+    from sparkonce.testing.services import start_services, unavailable
+
     running: dict[ServiceKind, Services] = {}
     reasons = unavailable()
     with contextlib.ExitStack() as stack:
@@ -56,21 +64,25 @@ def start_kind() -> Iterator[Callable[[ServiceKind], Services]]:
 @pytest.fixture(scope="session")
 def services(start_kind: Callable[[ServiceKind], Services]) -> Services:
     """Every kind that can run here."""
+    from sparkonce.testing.services import KINDS, Services, unavailable
+
     available = [kind for kind in KINDS if kind not in unavailable()]
     return Services({kind: start_kind(kind)[kind] for kind in available})
 
 
 @pytest.fixture(scope="session")
 def kafka(start_kind: Callable[[ServiceKind], Services]) -> KafkaServer:
+    """A Kafka broker."""
     return start_kind("kafka").kafka
 
 
 @pytest.fixture(scope="session")
 def postgres(start_kind: Callable[[ServiceKind], Services]) -> PostgresServer:
+    """A Postgres server that takes prepared transactions."""
     return start_kind("postgres").postgres
 
 
-@pytest.fixture(scope="session", params=S3_KINDS)
+@pytest.fixture(scope="session", params=_S3_KINDS)
 def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Services]) -> S3Server:
     """Each S3 server in turn."""
     return start_kind(request.param).s3[request.param]
@@ -79,7 +91,9 @@ def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Servi
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The one session of the test run, with Spark's Kafka connector and S3A."""
-    from pyspark.sql import SparkSession  # only tests that ask for it need Java
+    from pyspark.sql import SparkSession
+
+    from sparkonce.testing.services import s3a_jars, spark_kafka_jars
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = (
@@ -108,6 +122,7 @@ def fresh_name() -> Callable[[], str]:
 @pytest.fixture
 def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[..., str]:
     """`fresh_topic(partitions=1)` makes a topic and gives its name."""
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     def make(partitions: int = 1) -> str:
         name = fresh_name()
@@ -124,6 +139,9 @@ def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[.
 @pytest.fixture
 def fresh_schema(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[str]:
     """A schema of the test's own, dropped at its end with every transaction left prepared."""
+    import psycopg
+    from psycopg import sql
+
     name = fresh_name()
     postgres.start()  # a test before may have left it killed
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
@@ -143,6 +161,7 @@ def fresh_table(
     postgres: PostgresServer, fresh_schema: str, fresh_name: Callable[[], str]
 ) -> Callable[[str], str]:
     """`fresh_table("id int PRIMARY KEY, …")` makes a table; its name is `schema.table`."""
+    import psycopg
 
     def make(columns: str) -> str:
         name = f"{fresh_schema}.{fresh_name()}"
@@ -156,6 +175,9 @@ def fresh_table(
 @pytest.fixture
 def s3_client(s3: S3Server) -> Iterator[S3Client]:
     """A boto3 client of the S3 server in turn."""
+    import boto3
+    from botocore.config import Config
+
     s3.start()  # a test before may have left it killed
     client = boto3.client(
         "s3",

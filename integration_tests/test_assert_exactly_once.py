@@ -1,0 +1,143 @@
+"""`assert_exactly_once` with sinks of the examples: real queries, real kills."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pyarrow as pa
+import pytest
+from examples.http_sink import Api, HttpSink, serve
+from examples.sqlite_sink import SqliteSink, Staging
+
+from sparkonce import ExactlyOnce
+from sparkonce.testing import Kill, assert_exactly_once, crash_points
+
+ROWS = 20
+
+
+def batches(count: int) -> list[pa.Table]:
+    return [
+        pa.table({"id": pa.array(range(n * ROWS, (n + 1) * ROWS), pa.int64())})
+        for n in range(count)
+    ]
+
+
+class Shop:
+    """Two targets that have nothing in common, and what their readers get."""
+
+    def __init__(self, folder: Path, api: Api) -> None:
+        self.path, self.stage, self.url = folder / "shop.db", folder / "stage", api.url
+        self.stage.mkdir()
+        self._ask("CREATE TABLE orders (id INTEGER)")
+        self.readers = {"sqlite": self.in_sqlite, "http": self.in_api}
+        self.standing = {
+            "sqlite": lambda: self._ask("SELECT * FROM sparkonce_orders"),
+            "http": lambda: list(self.stage.iterdir()),
+        }
+
+    def _ask(self, query: str) -> list[Any]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=60)) as db:
+            return db.execute(query).fetchall()
+
+    def in_sqlite(self) -> list[dict[str, Any]]:
+        return [{"id": id_} for (id_,) in self._ask("SELECT id FROM orders")]
+
+    def in_api(self) -> list[dict[str, Any]]:
+        with urlopen(f"{self.url}/rows") as answer:  # noqa: S310 - our own server
+            return json.load(answer)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    api = serve()
+    yield Shop(tmp_path, api)
+    api.shutdown()
+    api.server_close()
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(
+            [
+                Kill("precommit.after", "none", "sqlite", aborts=True),
+                Kill("decide.after", "none"),
+                Kill("commit.after", "ahead", "http", again=True),
+                Kill("complete.before", "all"),
+            ],
+            id="some",
+        ),
+        pytest.param(crash_points(["sqlite", "http"]), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_staged_and_idempotent_sink_in_one_pipeline(
+    shop: Shop, tmp_path: Path, kills: Sequence[Kill]
+) -> None:
+    """Killed at points of the protocol, both hold every row once and nothing is left over."""
+    path, stage, url = shop.path, shop.stage, shop.url
+    assert_exactly_once(
+        lambda log: ExactlyOnce(
+            "shop", sinks=[SqliteSink(path, "orders"), HttpSink(url, stage=stage)], log=log
+        ),
+        batches(sum(not kill.again for kill in kills) + 1),
+        shop.readers,
+        kills,
+        standing=shop.standing,
+        folder=tmp_path / "run",
+    )
+
+
+def test_pipeline_that_waits_for_sparks_checkpoint(shop: Shop, tmp_path: Path) -> None:
+    """The kills around Spark's commit, under commit="checkpoint"."""
+    path = shop.path
+    assert_exactly_once(
+        lambda log: ExactlyOnce(
+            "shop", sinks=[SqliteSink(path, "orders")], log=log, commit="checkpoint"
+        ),
+        batches(2),
+        {"sqlite": shop.in_sqlite},
+        [
+            Kill("prepared.after", "none", aborts=True),
+            Kill("abandon.after", "none", again=True),
+        ],
+        folder=tmp_path / "run",
+    )
+
+
+class LosingSink(SqliteSink):
+    """Drops the rows of one task in its second batch."""
+
+    def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().write_rows(handle, [row for row in rows if row["id"] != ROWS + 3])
+
+
+def test_report_tells_row_batch_and_kill(shop: Shop, tmp_path: Path) -> None:
+    """A lost row is named with its batch, and with the kill after which it was missed."""
+    path = shop.path
+    with pytest.raises(AssertionError) as failure:
+        assert_exactly_once(
+            lambda log: ExactlyOnce("shop", sinks=[LosingSink(path, "orders")], log=log),
+            batches(3),
+            {"sqlite": shop.in_sqlite},
+            [Kill("decide.after", "none"), Kill("return.before", "all")],
+            folder=tmp_path / "run",
+        )
+    told = str(failure.value)
+    assert "killed at return.before" in told
+    assert "{'sqlite': 'some'}" in told
+    assert "kill 2 of 2: batch 1, return.before" in told
+    assert "kill 1 of 2: batch 0, decide.after" in told
+
+
+def test_source_with_too_few_batches(tmp_path: Path) -> None:
+    """Refused before anything starts, with the number that is needed."""
+    with pytest.raises(ValueError, match="source has 2 batches, and these kills need 4"):
+        assert_exactly_once(
+            lambda log: ExactlyOnce("shop", sinks=[], log=log), batches(2), {"sqlite": list}, 3
+        )

@@ -1,0 +1,192 @@
+"""A base for stores that take a key instead of a transaction.
+
+    STAGE/BRANCH.arrow   written and fsynced by preCommit: the rows, for as long as a decision needs
+        │  put(branch_id, rows), again and again until it has returned once
+        ▼
+    the store, which takes rows under one key once; the file goes when the batch is complete
+
+What it guarantees, and what it does not:
+
+* Exactly once **if `put` is idempotent**: the store remembers the key for as long as a commit may
+  be repeated, that is until the batch is complete, however long the driver is down. Also when two
+  processes call it at the same time, and when an older one calls it after a newer one did.
+* A batch that is aborted never reaches the store, since nothing does before the decision.
+* As atomic as `put` is: where it takes several requests, readers may see a part of the branch
+  until the commit has been repeated.
+* The stage must outlive the driver: a folder that driver and executors share. If it is lost while
+  a decision needs it, `has` tells whether the store has the rows all the same.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedReader, BufferedWriter
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.file import fsync_folder
+from sparkonce.sinks.payload import Payload
+
+_SUFFIX = "arrow"  # the full branch id ends with its own dot
+
+
+@dataclass(slots=True)
+class StagedRows:
+    """One open file of the stage; its writer is made with the schema of the first rows."""
+
+    branch_id: BranchId
+    path: Path
+    file: BufferedWriter
+    rows: int = 0
+    writer: pa.ipc.RecordBatchStreamWriter | None = None
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        self.file.close()
+
+
+@dataclass(frozen=True)
+class Staged(Payload):
+    """What a decision says of a staged branch."""
+
+    rows: int
+
+
+class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
+    """Stages rows in files, and hands each branch to `put` once it is decided.
+
+    Args:
+        stage: an existing folder of this sink alone, at the same path on the driver and on every
+            executor. Where the store takes no long outage of the driver, it must be as durable as
+            the transaction log.
+        name: see `TwoPhaseCommitSink`.
+        select: see `TwoPhaseCommitSink`.
+        transform: see `TwoPhaseCommitSink`.
+        writers: see `TwoPhaseCommitSink`; 1 makes the whole batch one branch. Stores that know a
+            number that grows instead of a key (Delta's txnAppId and txnVersion) need it: then
+            `branch_id.owner.prefix` with the sink's name is the one and `batch_id` the other.
+    """
+
+    def __init__(
+        self,
+        stage: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        select: Sequence[str] | None = None,
+        transform: Transform | None = None,
+        writers: Literal[1] | None = None,
+    ) -> None:
+        super().__init__(name=name, select=select, transform=transform, writers=writers)
+        self._stage = Path(stage).expanduser().absolute()
+
+    @abstractmethod
+    def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
+        """Write all rows of a decided branch. Idempotent by `str(branch_id)`.
+
+        It returns when the rows are there for good. Called until then, by any process, maybe by two
+        at a time, and again after it has returned.
+
+        Raises:
+            CommitRejectedError: the store refuses the rows for good; an operator settles it. Any
+                other error is an unknown outcome: `put` is called again.
+        """
+
+    def has(self, branch_id: BranchId) -> bool | None:  # noqa: ARG002 - optional
+        """Whether the store has the branch; asked only where its staged file is gone.
+
+        Returns:
+            True or False if the store can tell for sure, and no `put` of it can still be on its
+            way; None (the default) if it cannot.
+        """
+        return None
+
+    @property
+    def target(self) -> str:
+        return f"{self.kind or self.name} by stage {self._stage}"
+
+    def validate(self, schema: pa.Schema) -> None:  # noqa: ARG002 - Arrow's own files hold any
+        if not self._stage.is_dir() or not os.access(self._stage, os.W_OK):
+            raise ConfigurationError(
+                f"{self.name}: stage={str(self._stage)!r} is no folder that can be written to: "
+                "make it, at the same path for the driver and every executor"
+            )
+
+    # -- on the executors ------------------------------------------------------------------------
+
+    def beginTransaction(self, branch_id: BranchId) -> StagedRows:
+        path = self._path(branch_id)
+        return StagedRows(branch_id, path, path.open("xb"))
+
+    def write(self, handle: StagedRows, batch: pa.RecordBatch) -> None:
+        if handle.writer is None:
+            handle.writer = pa.ipc.new_stream(handle.file, batch.schema)
+        handle.writer.write_batch(batch)
+        handle.rows += batch.num_rows
+
+    def preCommit(self, handle: StagedRows) -> Committable:
+        if handle.writer is not None:
+            handle.writer.close()
+        handle.file.flush()
+        os.fsync(handle.file.fileno())
+        handle.file.close()
+        fsync_folder(self._stage)
+        return Staged(handle.rows).committable(handle.branch_id)
+
+    def discard(self, handle: StagedRows) -> None:
+        handle.close()
+        handle.path.unlink(missing_ok=True)
+
+    # -- in any process --------------------------------------------------------------------------
+
+    def commit(self, committable: Committable) -> None:
+        branch_id, staged = committable.branch_id, Staged.of(committable)
+        try:
+            file = self._path(branch_id).open("rb")
+        except FileNotFoundError:
+            self._settle(branch_id)
+            return
+        with file:
+            self.put(branch_id, _read(file) if staged.rows else iter(()))
+
+    def _settle(self, branch_id: BranchId) -> None:
+        """The staged file is gone: the store alone can tell the outcome."""
+        what = f"the rows that {self.name} staged as {self._path(branch_id)} are gone"
+        if not self._stage.is_dir():
+            raise CommitUnresolvedError(f"{what} with their folder: mount it again", branch_id)
+        has = self.has(branch_id)
+        if has is None:
+            raise CommitUnresolvedError(
+                f"{what}, and the store cannot tell whether it has them: restore the file, or look "
+                "into the store",
+                branch_id,
+            )
+        if not has:
+            raise PreparedBranchLostError(f"{what}, and the store has not got them", branch_id)
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        # Only the stage: what was put stays.
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        self._path(branch_id).unlink(missing_ok=True)
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        for path in self._stage.glob(f"{owner.prefix}*{_SUFFIX}"):
+            branch_id = BranchId.from_name(path.name.removesuffix(_SUFFIX))
+            if branch_id is not None:
+                yield Committable(branch_id)
+
+    def _path(self, branch_id: BranchId) -> Path:
+        return self._stage / f"{branch_id}{_SUFFIX}"
+
+
+def _read(file: BufferedReader) -> Iterator[pa.RecordBatch]:
+    with pa.ipc.open_stream(file) as reader:
+        yield from reader

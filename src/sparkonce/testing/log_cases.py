@@ -1,0 +1,196 @@
+"""Records, states and round trips: what the tests of `log_contract` are made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sparkonce import failpoints
+from sparkonce.errors import DecisionUnknownError, SparkOnceError
+from sparkonce.model import BranchId, Committable, TransactionId
+from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.record import (
+    Fingerprint,
+    Incarnation,
+    Part,
+    Share,
+    State,
+    TransactionRecord,
+)
+from sparkonce.txn_log.settlement import Ruling, Settlement
+
+QUERY = "11111111-2222-3333-4444-555555555555"
+OTHER_QUERY = "22222222-2222-3333-4444-555555555555"
+MOST_ROUND_TRIPS = 60
+
+Verb = Callable[[TransactionLog, Incarnation], object]
+
+
+def claim(batch_id: int = 0, **changes: Any) -> Claim:
+    """A start of the pipeline "orders" at the batch."""
+    values: dict[str, Any] = {
+        "pipeline": "orders",
+        "query_id": QUERY,
+        "run_id": "run",
+        "driver": "host:1",
+        "sinks": {"kafka": "topic"},
+        "batch_id": batch_id,
+        "offsets": {batch_id: (f"[{batch_id}]",)},
+        "checkpoint": "file:/ckpt",
+    }
+    return Claim(**{**values, **changes})
+
+
+def part(rows: int) -> Part:
+    """What a task wrote."""
+    return Part(0, "branch", 32 * rows, Fingerprint("sum/1", rows, 2**64 - rows))
+
+
+def record(incarnation: Incarnation, batch_id: int, **changes: Any) -> TransactionRecord:
+    """A record with one branch of one sink."""
+    branch_id = BranchId(incarnation.owner, batch_id, incarnation.token, "kafka", 0, 3)
+    committable = Committable(branch_id, {"path": "ü/1", "parts": ["a", "b"]}, safe_until=1.5)
+    values: dict[str, Any] = {
+        "id": TransactionId(incarnation.pipeline, incarnation.owner.query_id, batch_id),
+        "token": incarnation.token,
+        "state": State.DECIDED,
+        "offsets": (f"[{batch_id}]",),
+        "shares": {"kafka": Share("topic", (part(2),), (committable,))},
+        "times": {State.DECIDED: 12.25},
+    }
+    return TransactionRecord(**{**values, **changes})
+
+
+def deliver(log: TransactionLog, incarnation: Incarnation, batch_id: int) -> TransactionRecord:
+    """Decide and complete a batch."""
+    decided = log.decide(record(incarnation, batch_id))
+    return log.complete(decided, incarnation.token)
+
+
+def _prepared(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
+    return log.prepare(record(incarnation, 0))
+
+
+def _abandoned(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
+    return log.abandon(_prepared(log, incarnation), incarnation.token)
+
+
+def _decided(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
+    return log.decide(record(incarnation, 0))
+
+
+def _complete(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
+    return deliver(log, incarnation, 0)
+
+
+REACH: Mapping[State | None, Callable[[TransactionLog, Incarnation], TransactionRecord]] = {
+    None: lambda log, incarnation: record(incarnation, 0),
+    State.PREPARED: _prepared,
+    State.ABANDONED: _abandoned,
+    State.DECIDED: _decided,
+    State.COMPLETE: _complete,
+}
+"""How batch 0 comes into each state."""
+
+
+def _amended(found: TransactionRecord) -> TransactionRecord:
+    return found.amended({"kafka": Share("topic", (part(2),))}, found.shares["kafka"].committables)
+
+
+def _word(found: TransactionRecord) -> Settlement:
+    (branch,) = found.committables()
+    return Settlement(str(branch.branch_id), Ruling.REDO, "ann@host", "seen", 7.5, found.token)
+
+
+_P, _A, _D, _C = State.PREPARED, State.ABANDONED, State.DECIDED, State.COMPLETE
+ACTS: Mapping[str, Callable[[TransactionLog, Incarnation, TransactionRecord], object]] = {
+    "prepare": lambda log, inc, found: log.prepare(record(inc, 0)),
+    "decide": lambda log, inc, found: log.decide(record(inc, 0)),
+    "decide prepared": lambda log, inc, found: log.decide(replace(found, state=_P), inc.token),
+    "abandon": lambda log, inc, found: log.abandon(found, inc.token),
+    "amend": lambda log, inc, found: log.amend(_amended(found), inc.token),
+    "complete": lambda log, inc, found: log.complete(found, inc.token),
+    "settle": lambda log, inc, found: log.settle(found.id, [_word(found)], inc.token),
+    "forget": lambda log, inc, found: log.forget(found, inc.token, retain=1),
+}
+OUTCOMES: Mapping[str, Mapping[State | None, State | str | None]] = {
+    "prepare": {None: _P, _P: _P, _A: _P, _D: _D, _C: _C},
+    "decide": {None: _D, _P: _P, _A: _D, _D: _D, _C: _C},
+    "decide prepared": {None: "abandoned", _P: _D, _A: "abandoned", _D: _D, _C: _C},
+    "abandon": {None: None, _P: _A, _A: _A, _D: _D, _C: _C},
+    "amend": {None: "amended", _P: "amended", _A: "amended", _D: _D, _C: "amended"},
+    "complete": {None: "never", _P: "never", _A: "never", _D: _C, _C: _C},
+    "settle": {None: "not known", _P: "prepared", _A: "abandoned", _D: _D, _C: "complete"},
+    "forget": {None: None, _P: _P, _A: _A, _D: _D, _C: _C},
+}
+"""By verb and the state in which it comes: the state after it, or the words of a refusal."""
+
+ORDERS = [(verb, state) for verb, row in OUTCOMES.items() for state in row]
+
+WRITES: Mapping[str, tuple[State | None, Verb]] = {
+    "prepare": (None, lambda log, inc: log.prepare(record(inc, 0))),
+    "decide": (None, lambda log, inc: log.decide(record(inc, 0))),
+    "decide prepared": (_P, lambda log, inc: log.decide(_standing(log, inc), inc.token)),
+    "abandon": (_P, lambda log, inc: log.abandon(_standing(log, inc), inc.token)),
+    "amend": (_D, lambda log, inc: log.amend(_amended(_standing(log, inc)), inc.token)),
+    "complete": (_D, lambda log, inc: log.complete(record(inc, 0), inc.token)),
+    "settle": (
+        _D,
+        lambda log, inc: log.settle(record(inc, 0).id, [_word(record(inc, 0))], inc.token),
+    ),
+    "forget": (_C, lambda log, inc: log.forget(record(inc, 0), inc.token, retain=1)),
+}
+"""Every write after `begin`: the state of batch 0 that it needs, and the call."""
+
+
+def _standing(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
+    found = log.find(record(incarnation, 0).id)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def at_round_trip(number: int, action: Callable[[], None]) -> Iterator[list[str]]:
+    """Call `action` when the log comes to the beginning or the end of its round trip `number`.
+
+    Gives a list that holds the place once it was reached.
+    """
+    reached: list[str] = []
+    count = itertools.count()
+
+    def handle(point: str, where: Mapping[str, object]) -> None:
+        if point in failpoints.LOG_POINTS and next(count) == number:
+            reached.append(f"{point} {where.get('request')}")
+            action()
+
+    before, failpoints.handler = failpoints.handler, handle
+    try:
+        yield reached
+    finally:
+        failpoints.handler = before
+
+
+@contextmanager
+def no_handler() -> Iterator[None]:
+    before, failpoints.handler = failpoints.handler, None
+    try:
+        yield
+    finally:
+        failpoints.handler = before
+
+
+def landed(act: Callable[[], object]) -> bool:
+    """Whether the write was answered with success; unknown ones are asked again, as drivers do."""
+    for _ in range(3):
+        try:
+            act()
+        except DecisionUnknownError:
+            continue
+        except SparkOnceError:
+            return False
+        return True
+    return False

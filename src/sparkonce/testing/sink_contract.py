@@ -1,0 +1,368 @@
+"""What every sink has to hold, as tests that a sink's own test file inherits.
+
+    class TestMySink(SinkContract):
+        @pytest.fixture
+        def make_world(self, tmp_path):
+            def make(schema):                        # makes an empty target for rows of this schema
+                return SinkWorld(sink=…, visible=…, standing=…)
+            return make
+
+After each verb the target is looked at from outside. Each docstring is what the sink has to do; a
+test that needs what a sink or its world does not offer is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+)
+from sparkonce.model import Committable, Owner
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing.sink_verbs import BRANCH, A, B, SinkVerbs, at_once
+from sparkonce.testing.sink_world import (
+    OWNER,
+    SinkWorld,
+    Stage,
+    branch,
+    in_other_process,
+    lists_branches,
+    rows_of,
+    trace_lines,
+)
+
+_UTC = dt.UTC
+
+TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
+    "boolean": (pa.bool_(), [True, False]),
+    "byte": (pa.int8(), [-128, 127]),
+    "short": (pa.int16(), [-(1 << 15), (1 << 15) - 1]),
+    "integer": (pa.int32(), [-(1 << 31), (1 << 31) - 1]),
+    "long": (pa.int64(), [-(1 << 63), (1 << 63) - 1]),
+    "float": (pa.float32(), [0.5, -1.25]),
+    "double": (pa.float64(), [0.1, 1e300]),
+    "decimal": (pa.decimal128(20, 4), [Decimal("1234567890123456.7890"), Decimal("-0.0001")]),
+    "string": (pa.string(), ["", "ü 名前 🎉", "a'b\"c\\d\n\te,f;g"]),
+    "binary": (pa.binary(), [b"", b"\x00\xff\n"]),
+    "date": (pa.date32(), [dt.date(1969, 12, 31), dt.date(2026, 2, 28)]),
+    "timestamp": (
+        pa.timestamp("us", tz="UTC"),
+        [
+            dt.datetime(1969, 12, 31, 23, 59, 59, 999999, _UTC),
+            dt.datetime(2026, 1, 1, tzinfo=_UTC),
+        ],
+    ),
+    "timestamp_ntz": (pa.timestamp("us"), [dt.datetime(2026, 1, 1, 1, 2, 3, 4)]),  # noqa: DTZ001
+    "array": (pa.list_(pa.string()), [[], ["a", None, "b"]]),
+    "struct": (
+        pa.struct([("a", pa.int64()), ("b", pa.string())]),
+        [{"a": 1, "b": None}, {"a": None, "b": "x"}],
+    ),
+}
+"""By Spark's name of the type: how it reaches a sink, and values; each test adds a null."""
+
+
+class SinkContract(SinkVerbs):
+    """Subclass it in a test file and give the fixture `make_world`.
+
+    Attributes:
+        large_rows: in the largest branch.
+        parallel: how many branches are written at once.
+        most_kills: at how many lines of `commit` a process is killed.
+    """
+
+    # -- attempts, passes and tokens ---------------------------------------------------------------
+
+    def test_two_attempts_of_one_task(self, stage: Stage, sink: AnySink) -> None:
+        """Both prepare, one is decided: its rows come once, and the loser's go."""
+        loser = stage.task(sink, branch(1), A)
+        winner = stage.task(stage.sink(), branch(2), A)
+        stage.commit(sink, stage.vote(sink, winner))
+        sink.abort(loser)
+        stage.sweep(sink)
+        stage.sees(A)
+        stage.nothing_stands()
+
+    def test_attempt_that_prepares_after_the_commit(self, stage: Stage, sink: AnySink) -> None:
+        """A speculative attempt that comes late is an orphan, and harms nothing."""
+        late = stage.sink()
+        handle = stage.write(late, branch(2), A)
+        stage.commit(sink, stage.prepare(sink, branch(1), A))
+        orphan = late.preCommit(handle)
+        stage.sees_beside_open(A)
+        sink.abort(orphan)
+        stage.sees(A)
+        stage.nothing_left_by_sweep(sink)
+
+    def test_older_token_never_hits_a_younger_branch(self, stage: Stage, sink: AnySink) -> None:
+        """Abort by the older name leaves the younger branch prepared, and the reverse (I6)."""
+        older = stage.prepare(sink, BRANCH, A)
+        younger = stage.prepare(stage.sink(), replace(BRANCH, token=30), B)
+        stage.abort(sink, older)
+        for committable in older:
+            sink.abort(committable.branch_id)
+        stage.commit(sink, younger)
+        stage.sees(B)
+
+    def test_rewrite_has_a_name_of_its_own(self, stage: Stage, sink: AnySink) -> None:
+        """The branch of pass 1 is another one than that of pass 0 with the same numbers."""
+        first = stage.prepare(sink, BRANCH, A)
+        rewrite = stage.prepare(sink, replace(BRANCH, write_pass=1), A)
+        stage.abort(sink, first)
+        stage.commit(sink, rewrite)
+        stage.sees(A)
+
+    # -- other processes ---------------------------------------------------------------------------
+
+    def test_sink_travels_to_the_executors(self, stage: Stage, sink: AnySink) -> None:
+        """It pickles after `validate`, and what is written there is committed here."""
+        from sparkonce.spark_hooks.batch import check_pickles  # noqa: PLC0415 - imports Spark
+
+        check_pickles(sink)
+        task = self._elsewhere(stage, sink, "task", stage.named(sink, BRANCH), A)
+        stage.sees()
+        stage.commit(sink, stage.vote(sink, *task))
+        stage.sees(A)
+
+    def test_process_killed_after_precommit(self, stage: Stage, sink: AnySink) -> None:
+        """What it prepared outlives it, and is committed from here."""
+        task = self._elsewhere(stage, sink, "task", stage.named(sink, BRANCH), A, is_killed=True)
+        stage.sees()
+        stage.commit(sink, stage.vote(sink, *task))
+        stage.sees(A)
+
+    def test_process_killed_while_it_writes(self, stage: Stage, sink: AnySink) -> None:
+        """Nothing of it is ever visible; a sweep ends what it left open."""
+        self._elsewhere(stage, sink, "write", stage.named(sink, BRANCH), A, is_killed=True)
+        stage.sees()
+        stage.commit(sink, stage.prepare(sink, branch(2), B))
+        stage.nothing_left_by_sweep(sink)
+        stage.sees(B)
+
+    def test_other_process_commits(self, stage: Stage, sink: AnySink) -> None:
+        """The next driver commits what this one prepared, while this one is still there."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()  # a driver that died holds no connection
+        self._elsewhere(stage, sink, "commit", *committables)
+        stage.sees(A)
+        stage.commit(stage.sink(), committables)
+        stage.sees(A)
+
+    def test_process_killed_after_commit(self, stage: Stage, sink: AnySink) -> None:
+        """A process dies before it can tell of its commit; the next one commits again."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()
+        self._elsewhere(stage, sink, "commit", *committables, is_killed=True)
+        successor = stage.sink()
+        stage.commit(successor, committables)
+        stage.sees(A)
+        stage.nothing_left_by_sweep(successor)
+
+    def test_process_killed_between_the_lines_of_commit(self, stage: Stage, sink: AnySink) -> None:
+        """Wherever in its own code a commit is killed, the next one brings the rows once."""
+        lines = 0
+
+        def count(line: int) -> None:
+            nonlocal lines
+            lines = line
+
+        committables = stage.prepare(sink, branch(0, batch_id=0), A)
+        before = sys.gettrace()
+        trace_lines(sink, count)
+        try:
+            stage.commit(sink, committables)
+        finally:
+            sys.settrace(before)
+        step = max(-(-lines // self.most_kills), 1)
+        seen = [A]
+        for line in range(1, lines + 1, step):
+            committables = stage.prepare(sink, branch(line, batch_id=line), A)
+            sink.close()
+            in_other_process(sink, "commit", *committables, killed_at_line=line)
+            stage.commit(sink, committables)
+            seen.append(A)
+            stage.sees(*seen)
+
+    def test_other_process_aborts(self, stage: Stage, sink: AnySink) -> None:
+        """The next driver aborts what nobody decided."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()
+        self._elsewhere(stage, sink, "abort", *committables)
+        stage.sees()
+        stage.nothing_stands()
+
+    # -- many, none, large -------------------------------------------------------------------------
+
+    def test_concurrent_branches(self, stage: Stage, sink: AnySink) -> None:
+        """Tasks that write side by side, each with its own object: every row comes once."""
+        sinks = [stage.sink() for _ in range(self.parallel)]
+        parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
+        tasks = at_once(
+            [partial(stage.task, sinks[n], branch(n), part, part) for n, part in enumerate(parts)]
+        )
+        stage.sees()
+        stage.commit(sink, stage.vote(sink, *tasks))
+        stage.sees(*parts, *parts)
+
+    def test_commits_in_parallel(self, stage: Stage, sink: AnySink) -> None:
+        """One object commits many batches' branches from several threads."""
+        parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
+        prepared = [
+            stage.prepare(sink, branch(n, batch_id=n), part) for n, part in enumerate(parts)
+        ]
+        at_once([partial(stage.commit, sink, committables) for committables in prepared])
+        stage.sees(*parts)
+
+    def test_commit_of_a_batch_gives_an_outcome_for_each(self, stage: Stage, sink: AnySink) -> None:
+        """`commitBatch` returns as many outcomes as it was given committables."""
+        committables = [c for n in (1, 2) for c in stage.prepare(sink, branch(n, batch_id=n), A)]
+        assert len(sink.commitBatch(committables)) == len(committables)
+        assert list(sink.commitBatch([])) == []
+
+    def test_empty_record_batches(self, stage: Stage, sink: AnySink) -> None:
+        """Record batches without rows between others change nothing."""
+        none = A.slice(0, 0)
+        stage.commit(sink, stage.prepare(sink, BRANCH, none, A, none))
+        stage.sees(A)
+
+    def test_branch_without_rows(self, stage: Stage, sink: AnySink) -> None:
+        """It is prepared and committed like any other, and shows nothing."""
+        stage.commit(sink, stage.prepare(sink, BRANCH, A.slice(0, 0)))
+        stage.sees()
+        stage.nothing_left_by_sweep(sink)
+
+    def test_large_branch(self, stage: Stage, sink: AnySink) -> None:
+        """Many rows in many record batches: none missing, none twice, none before the commit."""
+        step = max(self.large_rows // 10, 1)
+        parts = [rows_of(range(n, n + step)) for n in range(0, self.large_rows, step)]
+        committables = stage.prepare(sink, BRANCH, *parts)
+        stage.sees()
+        stage.commit(sink, committables)
+        stage.sees(*parts)
+
+    # -- orphans -----------------------------------------------------------------------------------
+
+    def test_orphans_are_found_and_aborted(self, stage: Stage, sink: AnySink) -> None:
+        """What a dead driver prepared is listed by its own names, and abort ends it (I8)."""
+        self._needs_listing(sink)
+        prepared = [stage.task(sink, branch(n), A) for n in (1, 2)]
+        successor = stage.sink()
+        assert {p.branch_id.name for p in prepared} <= {b.name for b in stage.sweep(successor)}
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_orphans_of_others_are_not_listed(self, stage: Stage, sink: AnySink) -> None:
+        """Neither those of another log or query, nor of one whose id starts with ours."""
+        self._needs_listing(sink)
+        others = [Owner(OWNER.log_id, OWNER.query_id + "0"), Owner("f" * 16, OWNER.query_id)]
+        kept = [stage.prepare(sink, branch(n, owner=owner), A) for n, owner in enumerate(others)]
+        assert stage.sweep(sink) == []
+        for committables in kept:
+            stage.commit(sink, committables)
+        stage.sees(*[A] * len(others))
+
+    def test_listing_tells_token_and_sink(self, stage: Stage, sink: AnySink) -> None:
+        """Each found branch has the identity of the one that was made: the coordinator compares."""
+        self._needs_listing(sink)
+        task = stage.task(sink, replace(BRANCH, token=7, write_pass=1), A)
+        (found,) = [c.branch_id for c in sink.find_branches(OWNER)]
+        made = task.branch_id
+        assert replace(found, batch_id=made.batch_id) == made
+        assert found.batch_id in {None, made.batch_id}
+
+    # -- what the world can do ---------------------------------------------------------------------
+
+    def test_lost_branch_is_told(self, stage: Stage, sink: AnySink) -> None:
+        """A prepared branch that somebody destroyed is lost, and never called committed."""
+        lose = stage.world.lose
+        if lose is None:
+            pytest.skip("the world gives no lose=")
+        committables = stage.prepare(sink, BRANCH, A)
+        for committable in committables:
+            lose(committable)
+        with pytest.raises(PreparedBranchLostError):
+            stage.commit(stage.sink(), committables)
+        stage.sees()
+
+    def test_answer_to_a_commit_is_lost(self, stage: Stage, sink: AnySink) -> None:
+        """The commit has landed and says that it does not know; asked again, it proves it."""
+        lost_answer = stage.world.lost_answer
+        if lost_answer is None:
+            pytest.skip("the world gives no lost_answer=")
+        committables = stage.prepare(sink, BRANCH, A)
+        with lost_answer():
+            outcomes = sink.commitBatch(committables)
+        assert all(e is None or isinstance(e, CommitUnresolvedError) for e in outcomes), outcomes
+        stage.commit(sink, committables)
+        stage.sees(A)
+
+    # -- what lasts --------------------------------------------------------------------------------
+
+    def test_name_and_target_are_lasting(self, stage: Stage) -> None:
+        """Two objects with the same settings have one name and one target."""
+        first, second = stage.world.sink(), stage.world.sink()
+        assert (first.name, first.target) == (second.name, second.target), (
+            "name and target are kept in the log: they must not be made anew in each process"
+        )
+
+    def test_closed_sink_can_be_used_again(self, stage: Stage, sink: AnySink) -> None:
+        """`close` frees connections, twice too; whatever comes next opens its own."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()
+        sink.close()
+        stage.commit(sink, committables)
+        stage.sees(A)
+
+    def test_promise_lasts_long_enough(self, stage: Stage, sink: AnySink) -> None:
+        """`safe_until`, where a sink sets it, is Unix time in seconds and lies ahead."""
+        for committable in stage.prepare(sink, BRANCH, A):
+            safe_until = committable.safe_until
+            if safe_until is not None:
+                ahead_s = safe_until - time.time()
+                assert 0 < ahead_s < 366 * 24 * 3600, f"safe_until lies {ahead_s:.0f} s ahead"
+
+    @pytest.mark.parametrize("name", TYPES)
+    def test_rows_of_type(self, make_world: Callable[[pa.Schema], SinkWorld], name: str) -> None:
+        """Each value, and a null, reaches readers as the world expects, or validate refuses."""
+        kind, values = TYPES[name]
+        rows = pa.record_batch(
+            {
+                "id": pa.array(range(len(values) + 1), pa.int64()),
+                "value": pa.array([*values, None], kind),
+            }
+        )
+        with closing(Stage(make_world(rows.schema), rows.schema)) as stage:
+            try:
+                sink = stage.sink()
+            except ConfigurationError as refusal:
+                pytest.skip(f"validate refuses it: {refusal}")
+            stage.commit(sink, stage.prepare(sink, BRANCH, rows))
+            stage.sees(rows)
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _elsewhere(
+        stage: Stage, sink: AnySink, verb: Any, *args: Any, is_killed: bool = False
+    ) -> list[Committable]:
+        shaped = stage.world.shaped
+        return in_other_process(sink, verb, *args, is_killed=is_killed, shaped=shaped)
+
+    @staticmethod
+    def _needs_listing(sink: AnySink) -> None:
+        if not lists_branches(sink):
+            pytest.skip("the sink has no find_branches: what dead processes leave stays")

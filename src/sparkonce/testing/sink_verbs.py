@@ -1,0 +1,262 @@
+"""The first half of `SinkContract`: each verb in and out of order, twice, and aborted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from sparkonce.errors import ProtocolError, SparkOnceError
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+A, B, C = rows_of(range(3)), rows_of(range(3, 8)), rows_of(range(8, 10))
+BRANCH = branch(1)
+
+
+def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Make the calls at the same time, each in a thread; what they return."""
+    gate = Barrier(len(calls))
+
+    def run(call: Callable[[], Any]) -> Any:
+        gate.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [done.result() for done in [pool.submit(run, call) for call in calls]]
+
+
+class SinkVerbs:
+    """What `SinkContract` inherits; see there."""
+
+    large_rows: ClassVar[int] = 50_000
+    parallel: ClassVar[int] = 4
+    most_kills: ClassVar[int] = 8
+
+    @pytest.fixture
+    def make_world(self) -> Callable[[pa.Schema], SinkWorld]:
+        """Override it: a function from a schema to the `SinkWorld` of an empty target for it."""
+        pytest.fail(f"{type(self).__name__}: give the fixture make_world (see SinkContract)")
+
+    @pytest.fixture
+    def stage(self, make_world: Callable[[pa.Schema], SinkWorld]) -> Iterator[Stage]:
+        stage = Stage(make_world(SCHEMA))
+        yield stage
+        stage.close()
+
+    @pytest.fixture
+    def sink(self, stage: Stage) -> AnySink:
+        return stage.sink()
+
+    # -- the verbs in order ----------------------------------------------------------------------
+
+    def test_rows_become_visible_by_commit_and_not_before(
+        self, stage: Stage, sink: AnySink
+    ) -> None:
+        """Nothing to see after begin, write and preCommit; everything after commit."""
+        handle = stage.write(sink, BRANCH, A)
+        stage.sees()
+        sink.write(handle, stage.world.shaped(B))
+        stage.sees()
+        task = sink.preCommit(handle)
+        stage.sees()
+        committables = stage.vote(sink, task)
+        stage.something_stands()
+        stage.sees()
+        stage.commit(sink, committables)
+        stage.sees(A, B)
+
+    def test_nothing_is_left_after_a_commit(self, stage: Stage, sink: AnySink) -> None:
+        """After commit and the sweep that follows it, nothing is open, prepared or staged."""
+        stage.commit(sink, stage.prepare(sink, BRANCH, A))
+        stage.sweep(sink)
+        stage.nothing_stands()
+        stage.sees(A)
+
+    def test_equal_rows_are_all_kept(self, stage: Stage, sink: AnySink) -> None:
+        """A sink drops no row because it has one like it."""
+        tasks = [stage.task(sink, branch(n), A, A) for n in (1, 2)]
+        stage.commit(sink, stage.vote(sink, *tasks))
+        stage.sees(A, A, A, A)
+
+    def test_one_batch_after_the_other(self, stage: Stage, sink: AnySink) -> None:
+        """Each commit adds its own batch and leaves those before it alone."""
+        for batch_id, rows in enumerate((A, B, C)):
+            stage.commit(sink, stage.prepare(sink, branch(batch_id, batch_id=batch_id), rows))
+            stage.sweep(sink)
+        stage.sees(A, B, C)
+        stage.nothing_stands()
+
+    def test_commits_come_in_another_order_than_prepares(self, stage: Stage, sink: AnySink) -> None:
+        """A later branch is committed first; each commit shows its own rows only."""
+        first = stage.prepare(sink, branch(1, batch_id=1), A)
+        second = stage.prepare(sink, branch(2, batch_id=2), B)
+        stage.commit(sink, second)
+        stage.sees_beside_open(B)
+        stage.commit(sink, first)
+        stage.sees(A, B)
+
+    # -- idempotence -----------------------------------------------------------------------------
+
+    def test_commit_twice(self, stage: Stage, sink: AnySink) -> None:
+        """The second commit succeeds and changes nothing (I4)."""
+        committables = stage.prepare(sink, BRANCH, A)
+        for _ in range(3):
+            stage.commit(sink, committables)
+            stage.sees(A)
+
+    def test_commit_by_another_object(self, stage: Stage, sink: AnySink) -> None:
+        """A sink that has just been made commits what another one prepared; both may."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()
+        stage.commit(stage.sink(), committables)
+        stage.commit(stage.sink(), committables)
+        stage.sees(A)
+
+    def test_commit_by_two_at_the_same_time(self, stage: Stage, sink: AnySink) -> None:
+        """A paused driver and its successor commit one branch at once: its rows come once."""
+        committables = stage.prepare(sink, BRANCH, A)
+        both = (sink, stage.sink())
+        at_once([partial(stage.commit, each, committables) for each in both])
+        stage.sees(A)
+
+    def test_commit_after_its_left_overs_were_swept(self, stage: Stage, sink: AnySink) -> None:
+        """A paused driver commits again after its successor has completed: no rows twice."""
+        committables = stage.prepare(sink, BRANCH, A)
+        stage.commit(sink, committables)
+        stage.sweep(sink)
+        late = stage.sink()
+        # It may succeed or fail: only what readers see counts, since the log refuses this driver.
+        late.commitBatch(committables)
+        stage.sees(A)
+
+    def test_validate_twice(self, stage: Stage, sink: AnySink) -> None:
+        """Each start validates again, also beside a branch that is prepared."""
+        committables = stage.prepare(sink, BRANCH, A)
+        successor = stage.sink()
+        stage.commit(successor, committables)
+        stage.sees(A)
+
+    # -- abort at each stage ---------------------------------------------------------------------
+
+    def test_abort_of_what_never_began(self, stage: Stage, sink: AnySink) -> None:
+        """Nothing to do is no error, and keeps nobody from the name later."""
+        sink.abort(stage.named(sink, BRANCH))
+        stage.commit(sink, stage.prepare(sink, branch(2), A))
+        stage.sees(A)
+
+    def test_discard_of_a_branch_without_rows(self, stage: Stage, sink: AnySink) -> None:
+        """A task that fails before its first write leaves nothing."""
+        sink.discard(stage.write(sink, BRANCH))
+        stage.sweep(sink)
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_discard_of_an_open_branch(self, stage: Stage, sink: AnySink) -> None:
+        """A task that fails between its writes leaves nothing."""
+        sink.discard(stage.write(sink, BRANCH, A))
+        stage.sweep(sink)
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_abort_of_a_prepared_task(self, stage: Stage, sink: AnySink) -> None:
+        """What a task prepared and no batch took goes without a trace (I7)."""
+        sink.abort(stage.task(sink, BRANCH, A))
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_abort_of_a_prepared_batch(self, stage: Stage, sink: AnySink) -> None:
+        """What is prepared goes without a trace, by the committable alone (I7, I8)."""
+        stage.abort(stage.sink(), stage.prepare(sink, BRANCH, A))
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_abort_by_the_branch_id(self, stage: Stage, sink: AnySink) -> None:
+        """The same where only the branch's name is known."""
+        for committable in stage.prepare(sink, BRANCH, A):
+            sink.abort(committable.branch_id)
+        stage.sweep(sink)
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_abort_twice(self, stage: Stage, sink: AnySink) -> None:
+        """The second abort succeeds and changes nothing."""
+        committables = stage.prepare(sink, BRANCH, A)
+        for _ in range(2):
+            stage.abort(sink, committables)
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_abort_leaves_other_branches_alone(self, stage: Stage, sink: AnySink) -> None:
+        """Of two prepared branches one is aborted; the other is committed whole."""
+        kept = stage.prepare(sink, branch(1, batch_id=1), A)
+        gone = stage.prepare(sink, branch(12, batch_id=12), B)
+        stage.abort(sink, gone)
+        stage.commit(sink, kept)
+        stage.sees(A)
+
+    def test_abort_never_undoes_a_commit(self, stage: Stage, sink: AnySink) -> None:
+        """After a commit, abort frees what is left over, and readers keep every row (I1)."""
+        committables = stage.prepare(sink, BRANCH, A)
+        stage.commit(sink, committables)
+        stage.abort(sink, committables)
+        stage.abort(stage.sink(), committables)
+        stage.sees(A)
+
+    def test_abort_by_the_branch_id_never_undoes_a_commit(
+        self, stage: Stage, sink: AnySink
+    ) -> None:
+        """The same where only the branch's name is known."""
+        committables = stage.prepare(sink, BRANCH, A)
+        stage.commit(sink, committables)
+        for committable in committables:
+            sink.abort(committable.branch_id)
+        stage.sees(A)
+
+    def test_replay_of_an_aborted_batch(self, stage: Stage, sink: AnySink) -> None:
+        """A batch is aborted and written again by the next incarnation: its rows come once."""
+        stage.abort(sink, stage.prepare(sink, BRANCH, A))
+        replay = stage.prepare(stage.sink(), replace(BRANCH, token=4), A)
+        stage.commit(sink, replay)
+        stage.sees(A)
+        stage.nothing_left_by_sweep(sink)
+
+    # -- verbs out of order ----------------------------------------------------------------------
+
+    def test_commit_after_abort(self, stage: Stage, sink: AnySink) -> None:
+        """It raises, and shows nothing: success would be a lie."""
+        committables = stage.prepare(sink, BRANCH, A)
+        stage.abort(sink, committables)
+        for error in sink.commitBatch(committables):
+            assert isinstance(error, SparkOnceError), (
+                "commit of an aborted branch returned as if it had succeeded: where nothing is "
+                "prepared and nothing proves an earlier commit, raise PreparedBranchLostError"
+            )
+        stage.sees()
+
+    def test_commit_before_precommit(self, stage: Stage, sink: AnySink) -> None:
+        """A handle or a branch id is no committable: ProtocolError says what to call first."""
+        handle: Any = stage.write(sink, BRANCH, A)
+        wrongs: list[Any] = [handle, stage.named(sink, BRANCH), None]
+        for wrong in wrongs:
+            with pytest.raises(ProtocolError, match="preCommit"):
+                sink.commit(wrong)
+        sink.discard(handle)
+        stage.sees()
+
+    def test_discard_after_the_sweep(self, stage: Stage, sink: AnySink) -> None:
+        """A zombie task frees a branch that was aborted under it: no error, nothing left."""
+        handle = stage.write(sink, BRANCH, A)
+        sink.abort(stage.named(sink, BRANCH))
+        sink.discard(handle)
+        stage.sweep(sink)
+        stage.sees()
+        stage.nothing_stands()

@@ -1,0 +1,345 @@
+"""A sink's world as `SinkContract` sees it: the sink, its target from outside, a second process.
+
+SinkWorld          what a user gives: how to make the sink, and what an outsider sees
+Stage              takes branches through the verbs as the coordinator does
+in_other_process   runs a verb in a real second process, which may be killed at its end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from sparkonce.errors import CommitUnresolvedError
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink, check_committable
+
+Row: TypeAlias = "Mapping[str, Any]"
+
+OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
+_FIELDS: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("name", pa.string())]
+SCHEMA = pa.schema(_FIELDS)
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class SinkWorld:
+    """How to make a sink, and what an outsider sees of its target.
+
+    Attributes:
+        sink: makes the sink; each call gives a new object for the same target, as each process has.
+        visible: every row that a reader gets now, by a client of its own: never through the sink.
+        standing: names what stands open, prepared or staged in the target now, by whatever name.
+        expected: what a reader gets of a row, where the target changes it (such as decimals to
+            text); default: the row.
+        shaped: makes of a batch what `write` gets, as Spark would by `select` or `columns`;
+            default: the batch.
+        lose: destroys a prepared branch as an accident would, so that its commit must say so.
+        lost_answer: a context in which the target carries a commit out and its answer is lost.
+        reads_in_order: readers get nothing that was written after the rows of a branch which is
+            still open, as in Kafka.
+        settle_s: how long readers may lag behind a commit that has returned, in seconds.
+    """
+
+    sink: Callable[[], AnySink]
+    visible: Callable[[], Iterable[Row]]
+    standing: Callable[[], Collection[object]]
+    expected: Callable[[Row], Row] = lambda row: row
+    shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch
+    lose: Callable[[Committable], None] | None = None
+    lost_answer: Callable[[], contextlib.AbstractContextManager[object]] | None = None
+    reads_in_order: bool = False
+    settle_s: float = 0.0
+
+
+def rows_of(ids: Iterable[int]) -> pa.RecordBatch:
+    """Rows of `SCHEMA`; every seventh has no name, and the names are not ASCII."""
+    numbers = list(ids)
+    names = [None if n % 7 == 0 else f"名前 {n}" for n in numbers]
+    return pa.record_batch([pa.array(numbers, pa.int64()), pa.array(names)], schema=SCHEMA)
+
+
+def branch(attempt: int = 1, **changes: Any) -> BranchId:
+    """A branch of the sink of the test; `Stage` puts the sink's name in."""
+    return replace(BranchId(OWNER, 1, 3, "", 0, attempt), **changes)
+
+
+@dataclass
+class Stage:
+    """Takes branches of one world through the verbs, in the coordinator's order.
+
+    Attributes:
+        world: of the test.
+        schema: of the rows.
+        patience_s: how long a commit whose outcome is unknown is repeated.
+    """
+
+    world: SinkWorld
+    schema: pa.Schema = SCHEMA
+    patience_s: float = 60.0
+    _made: list[AnySink] = field(default_factory=list)
+
+    def sink(self) -> AnySink:
+        """One more object of the sink, validated."""
+        sink = self.world.sink()
+        self._made.append(sink)
+        sink.validate(self.world.shaped(pa.RecordBatch.from_pylist([], self.schema)).schema)
+        return sink
+
+    def write(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Any:
+        """Begin a branch and write the batches; the handle."""
+        handle = sink.beginTransaction(self.named(sink, branch_id))
+        for batch in batches:
+            sink.write(handle, self.world.shaped(batch))
+        return handle
+
+    def task(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Committable:
+        """One task: begin, write, preCommit."""
+        named = self.named(sink, branch_id)
+        handle = self.write(sink, branch_id, *batches)
+        return stored(check_committable(sink, sink.preCommit(handle), named))
+
+    def vote(self, sink: AnySink, *tasks: Committable) -> list[Committable]:
+        """The driver's vote over what the tasks prepared; the committables of the decision."""
+        first = tasks[0].branch_id
+        by_driver = replace(first, attempt=DRIVER_ATTEMPT)
+        voted = sink.prepareBatch(by_driver, tasks)
+        return [stored(check_committable(sink, committable, by_driver)) for committable in voted]
+
+    def prepare(
+        self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch
+    ) -> list[Committable]:
+        """A batch of one task, up to the decision."""
+        return self.vote(sink, self.task(sink, branch_id, *batches))
+
+    def commit(self, sink: AnySink, committables: Sequence[Committable]) -> None:
+        """Commit all; repeated, as by the coordinator, while the outcome is unknown."""
+        deadline = time.monotonic() + self.patience_s
+        left = list(committables)
+        while left:
+            outcomes = list(zip(left, sink.commitBatch(left), strict=True))
+            unsure = [e for _, e in outcomes if isinstance(e, CommitUnresolvedError)]
+            for _, error in outcomes:
+                if error is not None and not isinstance(error, CommitUnresolvedError):
+                    raise error
+            if unsure and time.monotonic() > deadline:
+                raise AssertionError(
+                    f"commit does not get beyond CommitUnresolvedError in {self.patience_s:.0f} s"
+                ) from unsure[0]
+            left = [c for c, error in outcomes if error is not None]
+            if left:
+                time.sleep(_POLL_S)
+
+    def abort(self, sink: AnySink, committables: Iterable[Committable]) -> None:
+        for committable in committables:
+            sink.abort(committable)
+
+    def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
+        """Abort what `find_branches` shows, as after each batch; which ones."""
+        found = list(sink.find_branches(owner))
+        self.abort(sink, found)
+        return [committable.branch_id for committable in found]
+
+    def named(self, sink: AnySink, branch_id: BranchId) -> BranchId:
+        return replace(branch_id, sink=sink.name)
+
+    def close(self) -> None:
+        for sink in self._made:
+            sink.close()
+
+    # -- from outside ------------------------------------------------------------------------------
+
+    def sees(self, *batches: pa.RecordBatch) -> None:
+        """Readers get exactly the rows of these batches.
+
+        Raises:
+            AssertionError: with what is missing and what is too much.
+        """
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        wanted = Counter(map(canonical, map(self.world.expected, rows)))
+        deadline = time.monotonic() + self.world.settle_s
+        while True:
+            found = Counter(map(canonical, self.world.visible()))
+            if found == wanted or time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_S)
+        assert found == wanted, (
+            f"readers should get {wanted.total()} rows and get {found.total()}:\n"
+            f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}"
+        )
+
+    def sees_beside_open(self, *batches: pa.RecordBatch) -> None:
+        """The same while an older branch is open; not asked where readers wait for that one."""
+        if not self.world.reads_in_order:
+            self.sees(*batches)
+
+    def nothing_stands(self) -> None:
+        """Nothing is open, prepared or staged any more."""
+        deadline = time.monotonic() + self.world.settle_s
+        while (standing := self.world.standing()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        assert not standing, (
+            f"nothing may be left open, prepared or staged, and there is: {list(standing)[:10]}"
+        )
+
+    def nothing_left_by_sweep(self, sink: AnySink) -> None:
+        """Nothing stands after a sweep; asked only of sinks that can list."""
+        if lists_branches(sink):
+            self.sweep(sink)
+            self.nothing_stands()
+
+    def something_stands(self) -> None:
+        assert self.world.standing(), (
+            "world.standing() shows nothing while a branch is prepared: it must name what the "
+            "sink holds in its target before commit"
+        )
+
+
+def lists_branches(sink: AnySink) -> bool:
+    """Whether the sink has a `find_branches` of its own."""
+    return type(sink).find_branches is not TwoPhaseCommitSink.find_branches
+
+
+def stored(committable: Committable) -> Committable:
+    """As it comes back out of the transaction log."""
+    return Committable.from_json(json.loads(json.dumps(committable.to_json(), allow_nan=False)))
+
+
+def canonical(row: Row) -> str:
+    """A row as text that is equal where the row is: the multisets are made of these."""
+    return repr({name: _plain(row[name]) for name in sorted(row)})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.UTC)
+    return value
+
+
+def shown(rows: Counter[str], most: int = 5) -> str:
+    """The first few rows of a difference, with their counts."""
+    listed = [f"{row} x{count}" for row, count in rows.most_common(most)]
+    return ", ".join(listed) + (" …" if len(rows) > most else "") if listed else "nothing"
+
+
+# -- a second process ----------------------------------------------------------------------------
+
+TraceFunction: TypeAlias = "Callable[[FrameType, str, Any], TraceFunction | None]"
+Verb: TypeAlias = Literal["write", "task", "commit", "abort"]
+
+
+def in_other_process(
+    sink: AnySink,
+    verb: Verb,
+    *args: Any,
+    is_killed: bool = False,
+    killed_at_line: int | None = None,
+    shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
+) -> list[Committable]:
+    """Run a verb in a process of its own, which gets the sink as an executor does.
+
+    Args:
+        sink: pickled, as Spark does.
+        verb: "write" and "task" take a branch id and record batches, "commit" and "abort"
+            committables.
+        args: of the verb.
+        is_killed: SIGKILL it at the end, before it can free anything.
+        killed_at_line: SIGKILL it before the sink's code runs its nth line.
+        shaped: see `SinkWorld`.
+
+    Returns:
+        What "task" prepared.
+
+    Raises:
+        AssertionError: the verb failed there; with its last lines.
+    """
+    from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles, without starting it
+
+    if verb in {"write", "task"}:
+        args = (args[0], *map(shaped, args[1:]))
+    order = cloudpickle.dumps((sink, verb, args, is_killed, killed_at_line))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "sparkonce.testing.sink_world"],
+        input=order,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))},
+        cwd=Path.cwd(),
+        check=False,
+    )
+    ends = {-signal.SIGKILL} if is_killed else {0}
+    if killed_at_line:  # there, its commit may take fewer lines than here
+        ends |= {-signal.SIGKILL}
+    assert done.returncode in ends, (
+        f"{verb} failed in another process (exit code {done.returncode}): a sink needs nothing but "
+        f"what it is pickled with. It said:\n{done.stderr.decode(errors='replace')[-2000:]}"
+    )
+    return [Committable.from_json(value) for value in json.loads(done.stdout or "[]")]
+
+
+def trace_lines(sink: AnySink, reached: Callable[[int], None]) -> None:
+    """Call `reached(n)` before this thread runs the nth line of the sink's own code."""
+    modules = {kind.__module__ for kind in type(sink).__mro__} - {TwoPhaseCommitSink.__module__}
+    files = {getattr(sys.modules[name], "__file__", None) for name in modules}
+    count = 0
+
+    def in_sink(_frame: FrameType, event: str, _arg: object) -> TraceFunction:
+        nonlocal count
+        if event == "line":
+            count += 1
+            reached(count)
+        return in_sink
+
+    def in_any(frame: FrameType, _event: str, _arg: object) -> TraceFunction | None:
+        return in_sink if frame.f_code.co_filename in files else None
+
+    sys.settrace(in_any)
+
+
+def main() -> None:
+    """The second process; its order comes by standard input."""
+    sink, verb, args, is_killed, killed_at_line = pickle.load(sys.stdin.buffer)  # noqa: S301 - ours
+    prepared: list[Committable] = []
+    if killed_at_line:
+
+        def kill_there(line: int) -> None:
+            if line == killed_at_line:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        trace_lines(sink, kill_there)
+    if verb in {"write", "task"}:
+        handle = sink.beginTransaction(args[0])
+        for batch in args[1:]:
+            sink.write(handle, batch)
+        if verb == "task":
+            prepared.append(sink.preCommit(handle))
+    elif verb == "commit":
+        Stage(SinkWorld(lambda: sink, list, list)).commit(sink, args)
+    else:
+        for committable in args:
+            sink.abort(committable)
+    print(json.dumps([committable.to_json() for committable in prepared]), flush=True)  # noqa: T201
+    if is_killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""What the base classes give a sink: payloads, rows, and errors that say what to change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from sparkonce import ExactlyOnce
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+    ProtocolError,
+)
+from sparkonce.failpoints import POINTS
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.sinks import IdempotentSink, Payload, RowSink
+from sparkonce.sinks.base import check_committable
+from sparkonce.spark_hooks.batch import check_pickles
+from sparkonce.testing.kills import CommitPolicy, Kill, crash_points, sample
+from sparkonce.testing.sink_world import stored
+
+BRANCH = BranchId(Owner("0" * 16, "5b1d"), 7, 4, "list", 0, 11)
+
+
+class ListSink(RowSink[list[Any]]):
+    kind: ClassVar[str] = "list"
+
+    def beginTransaction(self, branch_id: BranchId) -> list[Any]:
+        return []
+
+    def write_rows(self, handle: list[Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        handle.append(list(rows))
+
+    def preCommit(self, handle: list[Any]) -> Committable:
+        return Committable(BRANCH)
+
+    def commit(self, committable: Committable) -> None: ...
+
+    def abort(self, branch: BranchId | Committable) -> None: ...
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_rows_come_in_order_and_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`write_rows` gets every row once, as dictionaries, no more than `rows_at_once` at a time."""
+    monkeypatch.setattr(ListSink, "rows_at_once", 2)
+    sink = ListSink()
+    handle = sink.beginTransaction(BRANCH)
+    sink.write(handle, pa.record_batch({"id": [1, 2, 3], "name": ["a", None, "ü"]}))
+    assert handle == [
+        [{"id": 1, "name": "a"}, {"id": 2, "name": None}],
+        [{"id": 3, "name": "ü"}],
+    ]
+
+
+# -- payloads --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Everything(Payload):
+    VERSION: ClassVar[int] = 2
+    text: str
+    etag: bytes
+    parts: tuple[tuple[int, bytes], ...]
+    extra: dict[str, Any]
+    size: float | None = None
+
+    @classmethod
+    def upgrade(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:
+        return {**fields, "etag": b""} if version == 1 else fields
+
+
+def test_payload_comes_back_as_it_went() -> None:
+    """Bytes, tuples and nested values survive the log."""
+    made = Everything("ü", b"\x00\xff", ((1, b"a"), (2, b"")), {"a": [None, True, {"b": (1.5,)}]})
+    committable = stored(made.committable(BRANCH, safe_until=9.0))
+    assert Everything.of(committable) == made
+    assert (committable.version, committable.safe_until) == (2, 9.0)
+
+
+def test_payload_of_an_older_version() -> None:
+    """`upgrade` reads what older code prepared."""
+    older = Committable(BRANCH, {"text": "a", "parts": [], "extra": {}}, version=1)
+    assert Everything.of(older).etag == b""
+
+
+@pytest.mark.parametrize(
+    ("committable", "told"),
+    [
+        (Committable(BRANCH, {}, version=3), "version 3 of Everything, and this is version 2"),
+        (Committable(BRANCH, {"url": ""}, version=2), r"fields \['url'\].*raise VERSION"),
+    ],
+)
+def test_payload_that_cannot_be_read(committable: Committable, told: str) -> None:
+    """The error tells the versions and the fields."""
+    with pytest.raises(ConfigurationError, match=told):
+        Everything.of(committable)
+
+
+def test_payload_that_a_record_cannot_keep() -> None:
+    """The error tells the field and the type."""
+    with pytest.raises(ProtocolError, match=r"Everything\.extra holds a set"):
+        Everything("", b"", (), {"a": {1}}).committable(BRANCH)
+
+
+# -- misuse ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("committable", "told"),
+    [
+        (None, "returned None where a Committable is due"),
+        ({"file": "x"}, "returned a dict where a Committable is due"),
+        (Committable(replace(BRANCH, attempt=12)), "of another branch"),
+        (Committable(replace(BRANCH, sink="other")), "of another branch"),
+        (Committable(BRANCH, {"path": Path()}), "'path' holds a PosixPath"),  # type: ignore[dict-item]
+        (Committable(BRANCH, {"size": float("nan")}), "'size' holds a float"),
+    ],
+)
+def test_what_precommit_must_not_return(committable: object, told: str) -> None:
+    """The error names the sink and says what to return."""
+    with pytest.raises(ProtocolError, match=f"ListSink 'list'.*{told}"):
+        check_committable(ListSink(), committable, BRANCH)
+
+
+def test_vote_passes_the_tasks_committables_on_or_makes_its_own() -> None:
+    """Both are of the batch; one of another batch is refused."""
+    by_driver = replace(BRANCH, attempt=DRIVER_ATTEMPT)
+    for branch_id in (BRANCH, by_driver):
+        check_committable(ListSink(), Committable(branch_id), by_driver)
+    with pytest.raises(ProtocolError, match="of another branch"):
+        check_committable(ListSink(), Committable(replace(by_driver, batch_id=8)), by_driver)
+
+
+def test_handle_that_is_committed() -> None:
+    """Of a subclass of a subclass too: call preCommit first."""
+
+    class Child(ListSink):
+        def commit(self, committable: Committable) -> None: ...
+
+    for sink in (ListSink(), Child()):
+        with pytest.raises(ProtocolError, match=r"got a list: call preCommit\(handle\) first"):
+            sink.commit([])  # type: ignore[arg-type]
+
+
+def test_sink_without_a_lasting_name() -> None:
+    """A class without a kind needs name=; one that never calls __init__ of its base is told so."""
+
+    class Nameless(ListSink):
+        kind: ClassVar[str] = ""
+
+    class Careless(ListSink):
+        def __init__(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Nameless has no lasting name"):
+        Nameless()
+    assert Nameless(name="given").name == "given"
+    with pytest.raises(ConfigurationError, match=r"Careless has no name: call super\(\)"):
+        ExactlyOnce("test", sinks=[Careless()], log="sqlite:///:memory:")
+
+
+def test_sink_that_does_not_pickle() -> None:
+    """The attribute is named, and where to open it."""
+    sink = ListSink()
+    sink.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="its attribute 'lock', a lock, does not pickle"):
+        check_pickles(sink)
+
+
+# -- idempotent stores -----------------------------------------------------------------------------
+
+
+class StoreSink(IdempotentSink):
+    kind: ClassVar[str] = "list"
+    knows: bool | None = None
+    failure: Exception | None = None
+
+    def __init__(self, stage: Path) -> None:
+        super().__init__(stage)
+        self.store: dict[str, list[Any]] = {}
+
+    def put(self, branch_id: BranchId, rows: Any) -> None:
+        values = [row for batch in rows for row in batch.to_pylist()]
+        if self.failure is not None:
+            raise self.failure
+        self.store.setdefault(str(branch_id), values)
+
+    def has(self, branch_id: BranchId) -> bool | None:
+        return self.knows
+
+
+def staged(sink: StoreSink) -> Committable:
+    handle = sink.beginTransaction(BRANCH)
+    sink.write(handle, pa.record_batch({"id": [1, 2]}))
+    return stored(sink.preCommit(handle))
+
+
+def test_rows_stay_staged_until_the_batch_is_complete(tmp_path: Path) -> None:
+    """A commit whose outcome is unknown finds them again; the sweep removes them."""
+    sink = StoreSink(tmp_path)
+    committable = staged(sink)
+    sink.failure = TimeoutError("no answer")
+    (outcome,) = sink.commitBatch([committable])
+    assert isinstance(outcome, CommitUnresolvedError)
+    sink.failure = None
+    sink.commit(committable)
+    assert list(sink.store.values()) == [[{"id": 1}, {"id": 2}]]
+    (left,) = sink.find_branches(BRANCH.owner)
+    sink.abort(left)
+    assert list(tmp_path.iterdir()) == []
+    assert len(sink.store) == 1
+
+
+@pytest.mark.parametrize(
+    ("knows", "error"),
+    [(True, None), (False, PreparedBranchLostError), (None, CommitUnresolvedError)],
+)
+def test_staged_rows_that_somebody_deleted(
+    tmp_path: Path, knows: bool | None, error: type[Exception] | None
+) -> None:
+    """The store alone tells: it has them, it has not, or it cannot say."""
+    sink = StoreSink(tmp_path)
+    committable = staged(sink)
+    next(tmp_path.iterdir()).unlink()
+    sink.knows = knows
+    if error is None:
+        sink.commit(committable)
+    else:
+        with pytest.raises(error, match="are gone"):
+            sink.commit(committable)
+
+
+def test_stage_that_is_gone_is_never_a_loss(tmp_path: Path) -> None:
+    """A folder that is not mounted proves nothing, whatever the store says."""
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    sink = StoreSink(stage)
+    committable = staged(sink)
+    stage.rename(tmp_path / "elsewhere")
+    sink.knows = False
+    with pytest.raises(CommitUnresolvedError, match="mount it again"):
+        sink.commit(committable)
+
+
+def test_stage_that_does_not_exist(tmp_path: Path) -> None:
+    """It is named before any data moves."""
+    with pytest.raises(ConfigurationError, match=r"stage='.*nowhere' is no folder"):
+        StoreSink(tmp_path / "nowhere").validate(pa.schema([]))
+
+
+# -- the kit -------------------------------------------------------------------------------------
+
+
+def test_contract_is_imported_without_spark() -> None:
+    """A sink's author needs pytest and pyarrow to run most of it."""
+    program = (
+        "import sys; from sparkonce.testing import SinkContract, SinkWorld;"
+        "sys.exit(bool({'pyspark', 'boto3', 'psycopg', 'confluent_kafka'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_sample_of_kills_is_the_seeds() -> None:
+    """The same seed takes the same batches, each with the kills of its recovery."""
+    chain = crash_points(["left", "right"])
+    chosen = sample(chain, 4, seed=1)
+    assert chosen == sample(chain, 4, seed=1) != sample(chain, 4, seed=2)
+    assert sum(not kill.again for kill in chosen) == 4
+    decided = chain.index(Kill("decide.after", "none"))
+    every = sample(chain, 99, seed=3)
+    place = every.index(chain[decided])
+    assert every[place : place + 7] == chain[decided : decided + 7]
+
+
+@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+def test_chain_of_kills_reaches_every_point(policy: CommitPolicy) -> None:
+    """All points but those after a loss; the checkpoint policy has four more."""
+    points = {kill.point for kill in crash_points(["left", "right"], policy)}
+    after_a_loss = {"redo.before", "amend.before", "amend.after"}
+    of_checkpoint = {"prepared.before", "prepared.after", "abandon.before", "abandon.after"}
+    wanted = set(POINTS) - after_a_loss
+    assert points == (wanted if policy == "checkpoint" else wanted - of_checkpoint)
+
+
+def test_kill_at_which_too_much_is_visible() -> None:
+    """The error tells the point and what each sink showed."""
+    with pytest.raises(AssertionError, match=r"killed at decide.before.*'left': 'all'"):
+        Kill("decide.before", "none").check({"left": "all", "right": "none"})

@@ -1,0 +1,174 @@
+"""Sinks without a server, proven by the kit that users have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.request import urlopen
+from xml.etree import ElementTree as ET
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from examples.http_sink import HttpSink, serve
+from examples.sqlite_sink import SqliteSink
+
+from sparkonce.model import Committable
+from sparkonce.sinks import FileSink
+from sparkonce.testing import SinkContract, SinkWorld
+
+ROOT = Path(__file__).parent.parent
+
+
+class TestFileSink(SinkContract):
+    @pytest.fixture
+    def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
+        hidden = tmp_path / "_sparkonce"
+
+        def visible() -> list[dict[str, Any]]:
+            files = tmp_path.glob("*.parquet")
+            return [row for path in files for row in pq.read_table(path).to_pylist()]
+
+        def lose(committable: Committable) -> None:
+            (hidden / f"{committable.branch_id}parquet").unlink()
+
+        return lambda schema: SinkWorld(
+            sink=lambda: FileSink(tmp_path),
+            visible=visible,
+            standing=lambda: [path.name for path in hidden.iterdir()],
+            lose=lose,
+        )
+
+
+class TestSqliteSink(SinkContract):
+    types: ClassVar = {"int64": "INTEGER", "string": "TEXT"}
+
+    @pytest.fixture
+    def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
+        path = tmp_path / "shop.db"
+
+        def asked(query: str) -> list[Any]:
+            with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
+                return db.execute(query).fetchall()
+
+        def make(schema: pa.Schema) -> SinkWorld:
+            columns = ", ".join(f'"{field.name}"' for field in schema)
+            asked(f"CREATE TABLE orders ({columns})")
+            return SinkWorld(
+                sink=lambda: SqliteSink(path, "orders"),
+                visible=lambda: [
+                    dict(zip(schema.names, row, strict=True))
+                    for row in asked(f"SELECT {columns} FROM orders")
+                ],
+                standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_orders"),
+                expected=as_sqlite,
+                lose=lose,
+            )
+
+        def lose(committable: Committable) -> None:
+            with contextlib.closing(sqlite3.connect(path, timeout=60)) as db, db:
+                db.execute("DELETE FROM sparkonce_orders")
+
+        return make
+
+
+def as_sqlite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists and structs as JSON, booleans as numbers, what SQLite has no type for as text."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, list | dict):
+            return json.dumps(value)
+        if isinstance(value, bool):
+            return int(value)
+        return (
+            value if value is None or isinstance(value, int | float | str | bytes) else str(value)
+        )
+
+    return {name: plain(value) for name, value in row.items()}
+
+
+class TestHttpSink(SinkContract):
+    @pytest.fixture
+    def make_world(self, tmp_path: Path) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
+        api = serve()
+
+        def visible() -> list[dict[str, Any]]:
+            with urlopen(f"{api.url}/rows") as answer:  # noqa: S310 - our own server
+                return json.load(answer)
+
+        @contextlib.contextmanager
+        def lost_answer() -> Iterator[None]:
+            api.forget_answers = True
+            yield
+            api.forget_answers = False
+
+        yield lambda schema: SinkWorld(
+            sink=lambda: HttpSink(api.url, stage=tmp_path),
+            visible=visible,
+            standing=lambda: [path.name for path in tmp_path.iterdir()],
+            expected=lambda row: json.loads(json.dumps(row, default=str)),
+            lost_answer=lost_answer,
+        )
+        api.shutdown()
+        api.server_close()
+
+
+WRONG = """
+import json
+from pathlib import Path
+import pytest
+from examples.wrong_sink import AppendingSink
+from sparkonce.testing import SinkContract, SinkWorld
+
+class TestAppendingSink(SinkContract):
+    @pytest.fixture
+    def make_world(self, tmp_path):
+        def visible():
+            path = tmp_path / "rows.jsonl"
+            text = path.read_text() if path.exists() else ""
+            return [json.loads(line) for line in text.splitlines()]
+
+        return lambda schema: SinkWorld(
+            sink=lambda: AppendingSink(tmp_path),
+            visible=visible,
+            standing=lambda: [path for path in tmp_path.iterdir() if path.name.startswith(".")],
+            lose=lambda committable: next(tmp_path.glob(".*")).unlink(),
+        )
+"""
+CAUGHT = {
+    "test_older_token_never_hits_a_younger_branch",  # mistake 1
+    "test_rewrite_has_a_name_of_its_own",  # mistake 1
+    "test_commit_after_abort",  # mistake 2
+    "test_lost_branch_is_told",  # mistake 2
+    "test_process_killed_between_the_lines_of_commit",  # mistake 3
+}
+
+
+def test_wrong_sink_is_caught(tmp_path: Path) -> None:
+    """Each mistake of examples/wrong_sink.py turns tests red, and the guide says which."""
+    (tmp_path / "test_wrong.py").write_text(WRONG)
+    report = tmp_path / "report.xml"
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    cases = ET.parse(report).iter("testcase")  # noqa: S314 - of our own run
+    failed = {str(case.get("name")) for case in cases if case.find("failure") is not None}
+    # Two commits at once double the rows or not, as it happens.
+    assert failed - {"test_commit_by_two_at_the_same_time"} >= CAUGHT, done.stdout[-3000:]
+    assert {name for name in failed if "type" not in name} <= {
+        *CAUGHT,
+        "test_commit_by_two_at_the_same_time",
+    }
