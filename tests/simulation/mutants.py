@@ -92,8 +92,8 @@ _BEFORE_THE_DECISION: Final = (
     _coordinator(
         "no orphan is ever aborted",
         "I8",
-        "                sink.abort(found)\n",
-        "                pass\n",
+        "errors = sink.abortBatch(orphans) if orphans else ()",
+        "errors = [None for _ in orphans]",
     ),
 )
 
@@ -339,7 +339,7 @@ _LOG_RULES: Final = (
     _tested(
         "checksum of a record not compared",
         "I3",
-        Edit(RECORD, "    if checksum != _checksum(body, version):\n", "    if False:\n"),
+        Edit(RECORD, "    if checksum != _checksum(body):\n", "    if False:\n"),
         "tests/test_log.py::TestSqliteLog::test_changed_record_is_corrupt",
     ),
 )
