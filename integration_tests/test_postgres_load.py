@@ -311,7 +311,7 @@ SPARK_COLUMNS: Mapping[str, tuple[str, str]] = {
     "void": ("null", "integer"),
     "Mixed Case": ("id", "bigint"),
     "i8s": (nth(("array(1L, null)", "array()")), "bigint[]"),
-    "ns": (nth(("array(1.5BD, null)",)), "numeric(5,2)[]"),
+    "ns": (nth(("array(1.50BD, null)",)), "numeric(5,2)[]"),
 }
 """Expression in Spark and type in Postgres, by column."""
 
