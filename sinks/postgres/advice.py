@@ -32,7 +32,7 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
     if isinstance(error, pg.OutOfMemory):
         if error.diag.source_function == _NO_ROOM_TO_PREPARE:
             return (
-                "raise max_prepared_transactions and restart the server, or write with less tasks"
+                "raise max_prepared_transactions and restart the server, or write with fewer tasks"
             )
         return "raise max_locks_per_transaction and restart the server"
     if isinstance(error, pg.DiskFull):
