@@ -92,4 +92,4 @@ def checkpoint_log(location: str, conf: Any = None) -> TransactionLog:
 
 
 def _without_secrets(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//…@", url)
+    return re.sub(r"//.*@", "//…@", url)

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkonce import failpoints
-from sparkonce.errors import DecisionUnknownError, SparkOnceError
+from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
 from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.identity import Claim
@@ -181,6 +181,36 @@ def no_handler() -> Iterator[None]:
         yield
     finally:
         failpoints.handler = before
+
+
+class Passed(NamedTuple):
+    """A newer driver that went far past an older one.
+
+    Attributes:
+        token: of the newer one.
+        found: the token of the decision of batch 0 that it found, if any.
+        history: what it has left.
+    """
+
+    token: int
+    found: int | None
+    history: list[TransactionRecord]
+
+
+def pass_by_far(log: TransactionLog, pipeline: str, seen: list[Passed]) -> None:
+    """Begin, deliver forty batches and forget all but one; nothing while another holds a lock."""
+    with no_handler():
+        try:
+            newer = log.begin(claim(pipeline=pipeline))
+        except LogUnavailableError:
+            return
+        found = log.find(record(newer, 0).id)
+        for batch_id in range(40):
+            if not log.find(record(newer, batch_id).id):
+                deliver(log, newer, batch_id)
+        log.forget(record(newer, 39), newer.token, retain=1)
+        history = list(log.history(pipeline))
+        seen.append(Passed(newer.token, None if found is None else found.token, history))
 
 
 def landed(act: Callable[[], object]) -> bool:

@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,12 +50,14 @@ from sparkonce.testing.log_cases import (
     QUERY,
     REACH,
     WRITES,
+    Passed,
     at_round_trip,
     claim,
     deliver,
     landed,
     no_handler,
     part,
+    pass_by_far,
     record,
 )
 from sparkonce.txn_log import TransactionLog, copy, open_log
@@ -365,6 +368,17 @@ class LogContract:
         log.check_token(newer)
         assert log.find(record(old, 1).id) is None
 
+    @pytest.mark.parametrize("verb", ["decide", "complete", "abandon", "amend"])
+    def test_answer_without_a_write_is_of_the_newest_state(
+        self, log: TransactionLog, other: TransactionLog, verb: str
+    ) -> None:
+        """What changes nothing, or is refused, is not answered from what was seen before (I6)."""
+        old = log.begin(claim())
+        done = deliver(log, old, 0)
+        other.begin(claim(1))
+        with pytest.raises(FencedError, match="took token 2"):
+            ACTS[verb](log, old, done)
+
     def test_tokens_of_racing_processes_differ(self, log: TransactionLog, address: str) -> None:
         """Many processes that begin at the same time each get a token of their own.
 
@@ -436,20 +450,7 @@ class LogContract:
         for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
             old = log.begin(claim(pipeline=pipeline))
-            seen: list[Any] = []
-
-            def pass_by(pipeline: str = pipeline, seen: list[Any] = seen) -> None:
-                with no_handler():
-                    try:
-                        newer = other.begin(claim(pipeline=pipeline))
-                    except LogUnavailableError:
-                        return
-                    for batch_id in range(40):
-                        if not other.find(record(newer, batch_id).id):
-                            deliver(other, newer, batch_id)
-                    other.forget(record(newer, 39), newer.token, retain=1)
-                    seen.append((newer.token, list(other.history(pipeline))))
-
+            seen: list[Passed] = []
             tokens: list[int] = []
 
             def act(pipeline: str = pipeline, old: Any = old, tokens: list[int] = tokens) -> None:
@@ -458,16 +459,17 @@ class LogContract:
                 else:
                     tokens.append(log.begin(claim(40, pipeline=pipeline, adopt=True)).token)
 
-            with at_round_trip(number, pass_by) as reached:
-                landed(act)
-            if not reached:
+            with at_round_trip(number, partial(pass_by_far, other, pipeline, seen)) as at:
+                told = landed(act)
+            if not at:
                 return
-            if seen:
-                assert list(other.history(pipeline)) == seen[0][1], reached
+            for passed in seen:
+                assert verb == "begin" or not told or passed.found == old.token, at
+                assert list(other.history(pipeline)) == passed.history, at
                 head = other.head(pipeline)
                 assert head is not None
-                assert head.token == max(seen[0][0], *tokens, 0), reached
-                assert seen[0][0] not in tokens, reached
+                assert head.token == max(passed.token, *tokens, 0), at
+                assert passed.token not in tokens, at
         raise AssertionError("the log's round trips do not end")
 
     # -- crashes, lost answers, faults -------------------------------------------------------------
