@@ -42,6 +42,8 @@ JVM_OPTIONS = f"-XX:+UseSerialGC -Xshare:auto {QUICK_START}"
 """A driver here lives for seconds, most of which a JVM would spend on compiling well."""
 
 PLANNING_S = 120.0
+PATIENCE_S = 600.0
+"""For a driver to reach a point, or its end, also where many tests share a machine."""
 
 Reader = Callable[[], Iterable[Row]]
 
@@ -155,7 +157,10 @@ class _Run:
         """Kill a driver there; what each sink showed of the batch."""
         arms = kill.arm(self._failpoints, batch, self._readers)
         self.driver.start()
-        self.driver.wait_for(*arms)
+        try:
+            self.driver.wait_for(*arms, timeout_s=PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(self._report(str(error))) from None
         seen = {name: self._seen(name, batch) for name in self._readers}
         if kill.is_beside_planning:
             self._wait_until_planned(batch + 1)
@@ -171,7 +176,7 @@ class _Run:
         """Let a driver run to the end, then compare everything."""
         self.history.append("the last driver, which nobody killed")
         self.driver.start()
-        if self.driver.wait() != 0:
+        if self.driver.wait(timeout_s=PATIENCE_S) != 0:
             raise AssertionError(self._report("it failed"))
         for name in self._readers:
             if (seen := self._seen(name, len(self._batches))) != "none":
