@@ -13,18 +13,11 @@ import pytest
 
 from integration_tests.crash.scenario import POLICIES, Scenario, Target
 from integration_tests.crash.targets import file_target, postgres_target
-from integration_tests.crash.test_chain import (
-    AHEAD,
-    NONE,
-    Step,
-    batches_of,
-    chain_of,
-    in_turn,
-    run_chain,
-)
+from integration_tests.crash.test_chain import batches_of, run_chain
 from integration_tests.crash.test_lost_branches import lose, names_of
 from integration_tests.crash.test_server_faults import POINTS_OF_FAULTS, Fault, break_servers
 from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.testing.kills import Kill, crash_points
 from sparkonce.testing.services import Services
 
 
@@ -41,9 +34,9 @@ def targets(tmp_path: Path, services: Services, fresh_name: Callable[[], str]) -
 
 def test_driver_killed_around_the_decision(tmp_path: Path, targets: list[Target]) -> None:
     steps = [
-        Step("precommit.after", NONE, "upsert", aborts=True),
-        Step("decide.after", NONE),
-        Step("commit.after", AHEAD, "straight"),
+        Kill("precommit.after", "none", "upsert", aborts=True),
+        Kill("decide.after", "none"),
+        Kill("commit.after", "ahead", "straight"),
     ]
     with Scenario(tmp_path, targets, batches_of(steps)) as scenario:
         run_chain(scenario, steps, whole=False)
@@ -54,7 +47,7 @@ def test_driver_killed_around_the_decision(tmp_path: Path, targets: list[Target]
 def test_driver_killed_at_every_point(
     tmp_path: Path, targets: list[Target], policy: CommitPolicy
 ) -> None:
-    steps = chain_of(policy, in_turn([target.name for target in targets]))
+    steps = crash_points([target.name for target in targets], policy, is_each=False)
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
         run_chain(scenario, steps)
 
@@ -80,6 +73,7 @@ def test_branches_rolled_back_by_an_operator_are_written_again(
             assert kept < names_of(record.shares[name].committables)
 
 
+@pytest.mark.slow
 def test_server_killed_on_both_sides_of_the_decision(
     tmp_path: Path, targets: list[Target], services: Services
 ) -> None:
