@@ -1,6 +1,7 @@
 """A kit that proves sinks, for pytest; each part is imported at its first use.
 
 SinkContract, SinkWorld       tests of a sink's every verb, by one class in a test file
+LogContract                   the same for a transaction log
 assert_exactly_once           a real streaming query, killed at every point of the protocol
 crash_points, Kill            those points
 sparkonce.testing.plugin      fixtures: real Kafka, Postgres and S3 servers, a Spark session
@@ -18,13 +19,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sparkonce.testing.exactly_once import assert_exactly_once
     from sparkonce.testing.kills import Kill, crash_points
+    from sparkonce.testing.log_contract import LogContract
     from sparkonce.testing.sink_contract import SinkContract
     from sparkonce.testing.sink_world import SinkWorld
 
-__all__ = ["Kill", "SinkContract", "SinkWorld", "assert_exactly_once", "crash_points"]
+__all__ = [
+    "Kill",
+    "LogContract",
+    "SinkContract",
+    "SinkWorld",
+    "assert_exactly_once",
+    "crash_points",
+]
 
 _MODULES = {
     "Kill": "kills",
+    "LogContract": "log_contract",
     "SinkContract": "sink_contract",
     "SinkWorld": "sink_world",
     "assert_exactly_once": "exactly_once",
