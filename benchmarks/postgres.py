@@ -3,9 +3,9 @@
     python benchmarks/postgres.py [--rows 2000000] [--rounds 3]
 
 Rows are id, text, double and timestamptz. Spark's side is what one writes today: `df.write.jdbc` in
-foreachBatch, with rewritten batches of 10,000 rows (of 1,000, 10,000 and 50,000 the fastest); for
-the upsert, a JDBC load into a staging table and one INSERT … ON CONFLICT from there. Of the rows
-of an upsert, half meet a key that is there.
+foreachBatch, with rewritten batches of 10,000 rows; for the upsert, a JDBC load
+into a staging table and one INSERT … ON CONFLICT from there. Of the rows of an upsert, half meet a
+key that is there.
 """
 
 from __future__ import annotations
