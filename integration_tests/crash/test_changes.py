@@ -73,6 +73,7 @@ def apply(model: dict[int, str], rows: list[dict[str, Any]]) -> None:
             model[row["id"]] = row["status"]
 
 
+@pytest.mark.slow
 def test_driver_of_a_stream_of_changes_is_killed(
     postgres: PostgresServer, fresh_schema: str, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_driver_killed_at_every_point(
         run_chain(scenario, steps)
 
 
+@pytest.mark.slow
 def test_branches_rolled_back_by_an_operator_are_written_again(
     tmp_path: Path, targets: list[Target]
 ) -> None:

@@ -19,13 +19,10 @@ from sparkonce.testing.services import Services
 BATCHES = 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("undecided", "decided"),
-    [
-        ("kafka", "postgres"),
-        pytest.param("postgres", "versitygw", marks=pytest.mark.slow),
-        pytest.param("s3mock", "kafka", marks=pytest.mark.slow),
-    ],
+    [("kafka", "postgres"), ("postgres", "versitygw"), ("s3mock", "kafka")],
 )
 def test_removed_sinks_lose_what_is_undecided_and_get_what_is_decided(
     tmp_path: Path,
