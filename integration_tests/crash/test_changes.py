@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from integration_tests.crash.scenario import JVM_OPTIONS, ROOT
 from sparkonce.testing import checks
