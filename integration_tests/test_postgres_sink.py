@@ -42,6 +42,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres import connections
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 
 if TYPE_CHECKING:
@@ -352,7 +353,14 @@ def test_batches_follow_each_other(world: World) -> None:
     assert world.ids() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
+def close_pools() -> None:
+    """What tests before have left open to the same server."""
+    for pool in connections._pools.values():
+        pool.close()
+
+
 def test_connections_are_bounded_and_end_with_close(world: World) -> None:
+    close_pools()
     world.table()
     sink = world.ready()
     deliver(sink)

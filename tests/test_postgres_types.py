@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 import uuid
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -165,6 +166,15 @@ def test_text_is_never_cut(value: str, length: int) -> None:
         assert len(value) <= length
     except ValueDoesNotFitError:
         assert len(value) > length
+
+
+@pytest.mark.parametrize(("value", "fits"), [("abc", True), ("abcd", True), ("abc ", False)])
+def test_text_that_the_merge_judges(value: str, fits: bool) -> None:
+    """Where a longer string is staged, the server refuses it, but for blanks that it would cut."""
+    target = PostgresType("varchar", "varchar", 3 + 4, is_staged_longer=True)
+    array = pa.array([None, value])
+    with nullcontext() if fits else pytest.raises(ValueDoesNotFitError):
+        assert sent(array, target).equals(array)
 
 
 @untimed

@@ -134,7 +134,8 @@ def _type_of(column: Any, *, is_lax: bool) -> PostgresType:
         bool(column.is_enum),
     )
     if is_lax and found.name in _WITH_A_LENGTH:
-        found = replace(found, ddl=f"{found.name}[]" if found.is_array else found.name)
+        ddl = f"{found.name}[]" if found.is_array else found.name
+        found = replace(found, ddl=ddl, is_staged_longer=True)
     return replace(found, ddl=found.ddl + column.collation)
 
 

@@ -56,6 +56,7 @@ class PostgresType:
         modifier: as in pg_attribute.atttypmod: -1 for none.
         is_array: of any number of dimensions.
         is_enum: labels, sent as text.
+        is_staged_longer: the staging table takes longer strings, and the merge judges them.
     """
 
     ddl: str
@@ -63,6 +64,7 @@ class PostgresType:
     modifier: int = -1
     is_array: bool = False
     is_enum: bool = False
+    is_staged_longer: bool = False
 
     @property
     def scale(self) -> int | None:

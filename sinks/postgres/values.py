@@ -94,7 +94,13 @@ def _to_decimal(array: Any, column: ColumnPlan) -> Any:
 def _check_string(array: Any, column: ColumnPlan) -> None:
     """The server cuts what is too long where all of it is blanks."""
     most = column.type.characters
-    if most is not None and (_pc.max(_pc.utf8_length(array)).as_py() or 0) > most:
+    if most is None:
+        return
+    too_long = array.filter(_pc.greater(_pc.utf8_length(array), most))
+    if column.type.is_staged_longer:  # what is longer without its blanks, the server refuses
+        trimmed = _pc.utf8_length(_pc.utf8_rtrim(too_long, " "))
+        too_long = too_long.filter(_pc.less_equal(trimmed, most))
+    if len(too_long):
         raise pa.ArrowInvalid("too long")
 
 
