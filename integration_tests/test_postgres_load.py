@@ -20,6 +20,7 @@ from integration_tests.test_postgres_sink import (
     OWNER,
     ROWS,
     World,
+    close_pools,
     deliver,
     eventually,
     heard,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def world(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
+    close_pools()
     with world_on(postgres, fresh_name(), prepares=True) as world:
         yield world
 
