@@ -166,6 +166,7 @@ def test_driver_killed_between_decision_and_commit(scenario: Scenario, sparkonce
         scenario.finish()
 
 
+@pytest.mark.slow
 def test_driver_killed_before_the_decision(scenario: Scenario, sparkonce: Operator) -> None:
     """Orphans are shown and left alone; with --abort they are gone, and Spark writes the batch."""
     with scenario:
@@ -184,6 +185,7 @@ def test_driver_killed_before_the_decision(scenario: Scenario, sparkonce: Operat
         scenario.finish()
 
 
+@pytest.mark.slow
 def test_driver_that_runs_is_fenced_only_by_a_yes(scenario: Scenario, sparkonce: Operator) -> None:
     """Nobody can be asked, so nothing happens; with --yes the driver fails as fenced."""
     with scenario:
@@ -248,6 +250,7 @@ def test_branches_are_settled(scenario: Scenario, sparkonce: Operator) -> None:
         assert scenario.leaks() == []
 
 
+@pytest.mark.slow
 def test_prepared_batch_is_decided_by_sparks_commit_log(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
@@ -339,6 +342,7 @@ def test_checkpoint_is_read_by_a_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.read("nothing") is None
 
 
+@pytest.mark.slow
 def test_tail_follows_a_driver(scenario: Scenario, sparkonce: Operator) -> None:
     """One line for each state of each batch, in order, as they come."""
     with scenario:
@@ -355,6 +359,7 @@ def test_tail_follows_a_driver(scenario: Scenario, sparkonce: Operator) -> None:
 
 
 @pytest.mark.usefixtures("services")
+@pytest.mark.slow
 def test_demo_from_the_command(tmp_path: Path) -> None:
     """The same as `make demo`, with its options."""
     done = subprocess.run(
