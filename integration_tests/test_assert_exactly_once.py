@@ -93,6 +93,7 @@ def test_staged_and_idempotent_sink_in_one_pipeline(
     )
 
 
+@pytest.mark.slow
 def test_pipeline_that_waits_for_sparks_checkpoint(shop: Shop, tmp_path: Path) -> None:
     """The kills around Spark's commit, under commit="checkpoint"."""
     path = shop.path

@@ -40,6 +40,7 @@ def hadoop_folder(root: str) -> HadoopFolder:
     return HadoopFolder(root, context._gateway, context._jsc.hadoopConfiguration())
 
 
+@pytest.mark.slow
 class TestHadoopLog(LogContract):
     """By rename without overwriting, as on HDFS; on a local disk, for want of one here."""
 

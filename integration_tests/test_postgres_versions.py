@@ -67,11 +67,11 @@ OLDER = postgres_versions()[:-1]
 @pytest.fixture(
     scope="module",
     autouse=True,  # `world` asks for its server while it runs, too late for parameters
-    params=[pytest.param(n, marks=[pytest.mark.slow] if n != OLDER[0] else []) for n in OLDER]
+    params=[pytest.param(n, marks=pytest.mark.slow) for n in OLDER]
     or [pytest.param(None, marks=pytest.mark.skip("only one version of Postgres starts here"))],
 )
 def version(request: pytest.FixtureRequest) -> int:
-    """The oldest in each run, those between with the slow tests."""
+    """Every older one, with the slow tests."""
     return int(request.param)
 
 

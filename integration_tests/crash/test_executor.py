@@ -67,7 +67,8 @@ def executor_of(worker: int) -> psutil.Process:
     raise AssertionError("the worker has no executor: is this a local cluster?")
 
 
-@pytest.mark.parametrize("sink", [pytest.param("left", marks=pytest.mark.slow), "right"])
+@pytest.mark.slow
+@pytest.mark.parametrize("sink", ["left", "right"])
 def test_executor_killed_in_a_pass_over_a_batch_with_random_columns(
     tmp_path: Path, sink: str
 ) -> None:

@@ -151,6 +151,7 @@ def copy_with_other_offsets(scenario: Scenario) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_start_that_is_refused_leaves_the_running_driver_alone(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:

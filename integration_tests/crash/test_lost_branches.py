@@ -171,7 +171,8 @@ def wait_for_timeout(services: Services, lost: Collection[Committable]) -> None:
     assert states == {"CompleteAbort"}
 
 
-@pytest.mark.parametrize("sink", ["kafka", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sink", ["kafka", "postgres"])
 def test_replay_with_other_rows_is_not_taken_for_what_was_lost(
     scenario: Scenario, sink: str
 ) -> None:
