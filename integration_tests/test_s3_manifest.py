@@ -318,6 +318,7 @@ def test_merge_that_may_not_delete(
     assert "grant s3:DeleteObject" in caplog.text
 
 
+@pytest.mark.slow
 def test_hundred_thousand_batches(sink: S3Sink, world: World, arrow_s3: pa_fs.S3FileSystem) -> None:
     """Listing takes one request, and a reader of the newest batch opens one manifest."""
     publisher = publisher_of(sink)
