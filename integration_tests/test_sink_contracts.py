@@ -126,6 +126,12 @@ class TestPostgresSink(SinkContract):
         return make
 
 
+@pytest.mark.parametrize(
+    "s3",
+    ["versitygw", pytest.param("s3mock", marks=pytest.mark.slow)],
+    indirect=True,
+    scope="session",
+)
 class TestS3Sink(SinkContract):
     @pytest.fixture(autouse=True)
     def _lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
