@@ -378,14 +378,7 @@ class _PostgresView:
             "SELECT version, token, body FROM {schema}.heads WHERE pipeline = %s", pipeline
         )
         for version, token, body in rows:
-            where = f"the head of pipeline {pipeline!r} in {self._log.address}"
-            head = Head.decode(body, where)
-            if head.token != token or head.pipeline != pipeline:
-                raise LogCorruptError(
-                    f"{where} holds token {token} beside {head.token} of {head.pipeline!r}; "
-                    "restore the transaction log from a copy"
-                )
-            return version, head
+            return version, Head.of_row(pipeline, token, body, self._log.address)
         return None, None
 
     def _records(self, pipeline: str, where: str, *values: object) -> list[TransactionRecord]:
@@ -396,17 +389,12 @@ class _PostgresView:
             pipeline,
             *values,
         )
-        records = []
-        for query_id, batch_id, state, body in rows:
-            tid = TransactionId(pipeline, query_id, batch_id)
-            record = TransactionRecord.decode(body, f"the record of {tid} in {self._log.address}")
-            if (record.id, record.state.value) != (tid, state):
-                raise LogCorruptError(
-                    f"the record of {tid} in {self._log.address} is that of {record.id}, "
-                    f"{record.state.value}; restore the transaction log from a copy"
-                )
-            records.append(record)
-        return records
+        return [
+            TransactionRecord.of_row(
+                TransactionId(pipeline, query_id, batch_id), state, body, self._log.address
+            )
+            for query_id, batch_id, state, body in rows
+        ]
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -230,6 +230,17 @@ class TransactionRecord:
         return cls.from_json(unseal(text, where))
 
     @classmethod
+    def of_row(cls, tid: TransactionId, state: str, text: str, address: str) -> Self:
+        """Decode a database's row, whose columns must say the same as the record."""
+        record = cls.decode(text, f"the record of {tid} in {address}")
+        if (record.id, record.state.value) != (tid, state):
+            raise LogCorruptError(
+                f"the record of {tid} in {address} is that of {record.id}, {record.state.value}; "
+                "restore the transaction log from a copy"
+            )
+        return record
+
+    @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:
         return cls(
             id=TransactionId(**body["id"]),
@@ -286,6 +297,18 @@ class Head:
     @classmethod
     def decode(cls, text: str, where: str) -> Self:
         return cls.from_json(unseal(text, where))
+
+    @classmethod
+    def of_row(cls, pipeline: str, token: int, text: str, address: str) -> Self:
+        """Decode a database's row, whose columns must say the same as the head."""
+        where = f"the head of pipeline {pipeline!r} in {address}"
+        head = cls.decode(text, where)
+        if (head.pipeline, head.token) != (pipeline, token):
+            raise LogCorruptError(
+                f"{where} holds token {token} beside {head.token} of {head.pipeline!r}; restore "
+                "the transaction log from a copy"
+            )
+        return head
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:

@@ -190,13 +190,8 @@ class _SqliteStore:
         ).fetchone()
         if row is None:
             return None
-        head = Head.decode(row[1], f"the head of pipeline {pipeline!r} in {self._address}")
-        if head.token != row[0]:
-            raise LogCorruptError(
-                f"the head of pipeline {pipeline!r} in {self._address} holds token {row[0]} beside "
-                f"{head.token}; restore the transaction log from a copy"
-            )
-        return head
+        token, body = row
+        return Head.of_row(pipeline, token, body, self._address)
 
     def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
         found = self._records(
@@ -242,17 +237,10 @@ class _SqliteStore:
             "SELECT pipeline, query_id, batch_id, state, body FROM sparkonce_records " + where,
             values,
         ).fetchall()
-        records = []
-        for pipeline, query_id, batch_id, state, body in rows:
-            tid = TransactionId(pipeline, query_id, batch_id)
-            record = TransactionRecord.decode(body, f"the record of {tid} in {self._address}")
-            if (record.id, record.state.value) != (tid, state):
-                raise LogCorruptError(
-                    f"the record of {tid} in {self._address} is that of {record.id}, "
-                    f"{record.state.value}; restore the transaction log from a copy"
-                )
-            records.append(record)
-        return records
+        return [
+            TransactionRecord.of_row(TransactionId(*key), state, body, self._address)
+            for *key, state, body in rows
+        ]
 
 
 def _key(transaction_id: TransactionId) -> tuple[str, str, int]:
