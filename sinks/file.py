@@ -13,7 +13,7 @@ an atomic rename (a local disk, NFS).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, ClassVar, Literal
@@ -97,10 +97,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
     def preCommit(self, handle: FileHandle) -> Committable:
         if handle.writer is not None:
             handle.writer.close()
-        handle.file.flush()
-        os.fsync(handle.file.fileno())
-        handle.file.close()
-        fsync_folder(self._hidden)
+        close_durably(handle.file, self._hidden)
         return Committable(handle.branch_id)
 
     def discard(self, handle: FileHandle) -> None:
@@ -133,10 +130,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         self._hidden_path(branch_id).unlink(missing_ok=True)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        for path in self._hidden.glob(f"{owner.prefix}*{_SUFFIX}"):
-            branch_id = BranchId.from_name(path.name.removesuffix(_SUFFIX))
-            if branch_id is not None:
-                yield Committable(branch_id)
+        return branches_in(self._hidden, owner, _SUFFIX)
 
     def _hidden_path(self, branch_id: BranchId) -> Path:
         return self._hidden / f"{branch_id}{_SUFFIX}"
@@ -145,8 +139,24 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         return self._folder / f"{branch_id}{_SUFFIX}"
 
 
+def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable]:
+    """The owner's branches whose files, named BRANCH and `suffix`, are in `folder`."""
+    for path in folder.glob(f"{owner.prefix}*{suffix}"):
+        branch_id = BranchId.from_name(path.name.removesuffix(suffix))
+        if branch_id is not None:
+            yield Committable(branch_id)
+
+
+def close_durably(file: IO[bytes], folder: Path) -> None:
+    """Close a new file of `folder`, so that neither its bytes nor its name can be lost."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    fsync_folder(folder)
+
+
 def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` lasting."""
+    """Make new names in `folder` lasting."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

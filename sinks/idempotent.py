@@ -32,7 +32,7 @@ import pyarrow as pa
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.file import fsync_folder
+from sparkonce.sinks.file import branches_in, close_durably
 from sparkonce.sinks.payload import Payload
 
 _SUFFIX = "arrow"  # the full branch id ends with its own dot
@@ -135,10 +135,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
     def preCommit(self, handle: StagedRows) -> Committable:
         if handle.writer is not None:
             handle.writer.close()
-        handle.file.flush()
-        os.fsync(handle.file.fileno())
-        handle.file.close()
-        fsync_folder(self._stage)
+        close_durably(handle.file, self._stage)
         return Staged(handle.rows).committable(handle.branch_id)
 
     def discard(self, handle: StagedRows) -> None:
@@ -178,10 +175,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         self._path(branch_id).unlink(missing_ok=True)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        for path in self._stage.glob(f"{owner.prefix}*{_SUFFIX}"):
-            branch_id = BranchId.from_name(path.name.removesuffix(_SUFFIX))
-            if branch_id is not None:
-                yield Committable(branch_id)
+        return branches_in(self._stage, owner, _SUFFIX)
 
     def _path(self, branch_id: BranchId) -> Path:
         return self._stage / f"{branch_id}{_SUFFIX}"
