@@ -260,7 +260,8 @@ def test_batch_is_published_when_all_sinks_have_committed(world: World) -> None:
     world.prepare_sinks = watch
     world.start(Process())
     world.check()
-    assert [sink.calls.count("publishBatch") for sink in world.sinks] == [5, 4]
+    # They publish beside each other: either may be the one that is tried again.
+    assert sorted(sink.calls.count("publishBatch") for sink in world.sinks) == [4, 5]
 
 
 def lose(world: World, store: str, *numbers: int) -> None:

@@ -155,7 +155,7 @@ def test_wrong_sink_is_caught(tmp_path: Path) -> None:
     done = subprocess.run(
         [*pytest_, "-q", "-p", "no:cacheprovider", "-k", "not type", f"--junitxml={report}"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from integration_tests.test_postgres_sink import (
+from integration_tests.postgres.world import (
     DEADLINE_S,
     OWNER,
     World,
@@ -32,12 +32,10 @@ from integration_tests.test_postgres_sink import (
     prepare,
     stage,
     task,
-    world_on,
 )
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
 from sparkonce.sinks import FileSink, PostgresSink
-from sparkonce.testing.services import PostgresServer, start_services, unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,37 +48,6 @@ CHANGES = pa.schema(
 )
 SCHEMA_OF_STATES = pa.schema([("id", pa.int64()), ("status", pa.string())])
 CDC: Mapping[str, Any] = {"key": ["id"], "order_by": "ts", "delete": "op = 'D'"}
-
-
-@pytest.fixture(scope="module")
-def open_server() -> Iterator[PostgresServer]:
-    """A server without prepared transactions."""
-    if "postgres" in (reasons := unavailable()):
-        pytest.skip(f"postgres: {reasons['postgres']}")
-    config = {"max_prepared_transactions": "0"}
-    with start_services(["postgres"], postgres_config=config) as services:
-        yield services.postgres
-
-
-@pytest.fixture(params=["prepared", "open"])
-def world(request: pytest.FixtureRequest, fresh_name: Callable[[], str]) -> Iterator[World]:
-    """Each way to hold a merge in turn."""
-    prepares = request.param == "prepared"
-    server = request.getfixturevalue("postgres" if prepares else "open_server")
-    with world_on(server, fresh_name(), prepares=prepares) as world:
-        yield world
-
-
-@pytest.fixture
-def prepared(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
-    with world_on(postgres, fresh_name(), prepares=True) as world:
-        yield world
-
-
-@pytest.fixture
-def held_open(open_server: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
-    with world_on(open_server, fresh_name(), prepares=False) as world:
-        yield world
 
 
 def changes(*rows: tuple[str | None, int | None, int | None, str | None]) -> pa.Table:

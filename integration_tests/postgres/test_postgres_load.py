@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.pq import Trace
 
-from integration_tests.test_postgres_sink import (
+from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
@@ -27,7 +27,6 @@ from integration_tests.test_postgres_sink import (
     kill,
     stage,
     task,
-    world_on,
 )
 from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, PrepareRejectedError
@@ -35,17 +34,15 @@ from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
 from sparkonce.sinks.postgres.sql import staging_name
 from sparkonce.sinks.postgres.staging import StagingWriter
-from sparkonce.testing.services import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def world(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
+def world(prepared: World) -> World:
     close_pools()
-    with world_on(postgres, fresh_name(), prepares=True) as world:
-        yield world
+    return prepared
 
 
 # -- the workers' connections ----------------------------------------------------------------------

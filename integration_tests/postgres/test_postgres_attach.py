@@ -6,7 +6,7 @@ Both ways to hold a merge are tested: as a prepared transaction, and open in the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 from psycopg import IsolationLevel
 
-from integration_tests.proxy import Proxy, holds
-from integration_tests.test_postgres_sink import (
+from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
@@ -29,8 +28,8 @@ from integration_tests.test_postgres_sink import (
     prepare,
     stage,
     task,
-    world_on,
 )
+from integration_tests.proxy import Proxy, holds
 from sparkonce import ExactlyOnce
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -42,7 +41,6 @@ from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.attaching import load_number, partition_name
 from sparkonce.sinks.postgres.sql import staging_name
-from sparkonce.testing.services import PostgresServer, start_services
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,21 +77,11 @@ class Loads(World):
         ]
 
 
-@pytest.fixture(scope="module")
-def open_server() -> Iterator[PostgresServer]:
-    config = {"max_prepared_transactions": "0"}
-    with start_services(["postgres"], postgres_config=config) as services:
-        yield services.postgres
-
-
-@pytest.fixture(params=["prepared", "open"])
-def world(request: pytest.FixtureRequest, fresh_name: Callable[[], str]) -> Iterator[Loads]:
-    prepares = request.param == "prepared"
-    server = request.getfixturevalue("postgres" if prepares else "open_server")
-    with world_on(server, fresh_name(), prepares=prepares) as plain:
-        loads = Loads(server, plain.schema, prepares=prepares)
-        yield loads
-        loads.close()
+@pytest.fixture
+def world(world: World) -> Iterator[Loads]:
+    loads = Loads(world.server, world.schema, prepares=world.prepares)
+    yield loads
+    loads.close()
 
 
 def test_each_verb_and_what_stands_after_it(world: Loads) -> None:

@@ -15,8 +15,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from integration_tests import test_postgres_sink as contract
-from integration_tests.test_postgres_sink import (
+from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
@@ -36,8 +35,6 @@ from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services import PostgresServer, start_services
 from sparkonce.testing.services.server import LocalRuntime
-
-prepared = contract.prepared
 
 MODES = ("staged", "prepared")
 KEYED = "id bigint PRIMARY KEY, name text"

@@ -17,19 +17,22 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from integration_tests import test_postgres_sink as contract
-from integration_tests.proxy import Proxy, holds
-from integration_tests.test_postgres_sink import (
+from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
+    close_pools,
     commit_until_known,
     eventually,
+    heard,
+    kill,
     merge_of,
     stage,
     task,
     world_on,
 )
+from integration_tests.postgres.world import prepare as prepare_staged
+from integration_tests.proxy import Proxy, holds
 from sparkonce import ExactlyOnce
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -44,8 +47,6 @@ from sparkonce.testing.services import start_services
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-prepared = contract.prepared
 
 KEYED = "id bigint PRIMARY KEY, name text"
 
@@ -157,7 +158,7 @@ def test_longest_name_is_a_gid(prepared: World) -> None:
 
 
 def test_many_branches_are_committed_by_few_connections(prepared: World) -> None:
-    contract.close_pools()
+    close_pools()
     prepared.table()
     sink = ready(prepared)
     committables = [prepare(sink, ROWS.slice(0, 1), task(n)) for n in range(40)]
@@ -175,12 +176,12 @@ def test_query_changes_its_mode(prepared: World) -> None:
     prepared.table()
     straight, staged = ready(prepared), prepared.ready()
     first = prepare(straight)
-    second = contract.prepare(staged, batch=1)
+    second = prepare_staged(staged, batch=1)
     staged.commit(first)
     straight.commit(second)
     assert prepared.state() == (6, 2, 0, 0)
     prepare(straight, branch_id=task(batch=2))
-    contract.prepare(staged, batch=3)
+    prepare_staged(staged, batch=3)
     for found in staged.find_branches(OWNER):
         straight.abort(found)
     assert prepared.state() == (6, 2, 0, 0)
@@ -232,8 +233,8 @@ def test_nothing_of_others_is_found_or_ended(prepared: World) -> None:
 def test_task_killed_in_the_middle_of_its_copy_leaves_nothing(prepared: World) -> None:
     prepared.table()
     child = prepared.child(ready(prepared), "copy")
-    assert contract.heard(child) == "written"
-    contract.kill(child)
+    assert heard(child) == "written"
+    kill(child)
     eventually(lambda: prepared.open_merges() == 0, "the server rolled the COPY back")
     assert prepared.state() == (0, 0, 0, 0)
 
@@ -249,7 +250,7 @@ def test_processes_and_threads_commit_at_the_same_time(prepared: World) -> None:
         child.stdin.flush()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: commit_until_known(sink, committable), range(4)))
-    assert {contract.heard(c) for c in children} <= {"committed", "CommitUnresolvedError"}
+    assert {heard(c) for c in children} <= {"committed", "CommitUnresolvedError"}
     assert prepared.state() == (3, 1, 0, 0)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from integration_tests import test_postgres_prepared as straight
-from integration_tests import test_postgres_sink as staged
+from integration_tests.postgres import test_postgres_prepared as straight
+from integration_tests.postgres import test_postgres_sink as staged
 from sparkonce.testing.services import PostgresServer, postgres_versions, start_services
 
-FIXTURES_OF_STAGED = ("world", "prepared", "held_open")
 STAGED = (
     staged.test_each_verb_and_what_stands_after_it,
     staged.test_commit_twice_changes_nothing,
@@ -34,7 +33,6 @@ STAGED = (
     staged.test_missing_right_or_unfit_table_is_named,
     staged.test_role_with_the_least_rights_can_do_everything,
 )
-FIXTURES_OF_PREPARED = ("cut",)
 PREPARED = {
     f"test_prepared_mode_{test.__name__.removeprefix('test_')}": test
     for test in (
@@ -56,8 +54,7 @@ PREPARED = {
         straight.test_role_with_the_least_rights_can_do_everything,
     )
 }
-globals().update({name: getattr(staged, name) for name in FIXTURES_OF_STAGED})
-globals().update({name: getattr(straight, name) for name in FIXTURES_OF_PREPARED})
+cut = straight.cut
 globals().update({test.__name__: test for test in STAGED})
 globals().update(PREPARED)
 

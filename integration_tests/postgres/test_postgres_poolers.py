@@ -13,8 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from integration_tests import test_postgres_sink as contract
-from integration_tests.test_postgres_sink import (
+from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
@@ -30,9 +29,6 @@ from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services.postgres import unprivileged_user
 from sparkonce.testing.services.process import Command, Guard, free_port
 from sparkonce.testing.services.services import make_root
-
-world = contract.world
-open_server = contract.open_server
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 MODES = ("staged", "prepared")

@@ -11,7 +11,7 @@ import pytest
 from integration_tests.crash.scenario import Scenario
 from integration_tests.crash.targets import postgres_target
 from integration_tests.crash.test_server_faults import go_on
-from integration_tests.test_postgres_sink import OWNER, ROWS, World, merge_of, stage, task
+from integration_tests.postgres.world import OWNER, ROWS, World, merge_of, stage, task
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,

@@ -6,17 +6,12 @@ Both ways to hold a merge are tested: as a prepared transaction, and open in the
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
-import os
 import pickle
 import socket
-import subprocess
-import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -30,7 +25,24 @@ from hypothesis import strategies as st
 from psycopg import errors as pg
 from psycopg import sql
 
-import sparkonce
+from integration_tests.postgres.world import (
+    COLUMNS,
+    DEADLINE_S,
+    OWNER,
+    ROWS,
+    World,
+    close_pools,
+    commit_until_known,
+    deliver,
+    eventually,
+    heard,
+    kill,
+    merge_of,
+    prepare,
+    stage,
+    task,
+    world_on,
+)
 from integration_tests.proxy import Proxy, holds
 from sparkonce import ExactlyOnce
 from sparkonce.errors import (
@@ -40,264 +52,11 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     PrepareRejectedError,
 )
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
-from sparkonce.sinks import PostgresSink
-from sparkonce.sinks.postgres import connections
-from sparkonce.testing.services import PostgresServer, start_services, unavailable
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.testing.services import PostgresServer, start_services
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-DEADLINE_S = 60.0
-OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
-ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", None]})
-COLUMNS = "id bigint, name text"
-
-CHILD = """
-import json, pickle, sys
-import pyarrow as pa
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
-
-def say(value):
-    print(json.dumps(value), flush=True)
-
-sink, branch_id, rows, do, committable = pickle.load(sys.stdin.buffer)
-say("ready")
-if do == "commit":
-    sys.stdin.buffer.read(1)
-    try:
-        sink.commit(Committable.from_json(committable))
-        say("committed")
-    except Exception as error:
-        say(type(error).__name__)
-else:
-    handle = sink.beginTransaction(branch_id)
-    for batch in rows.to_batches():
-        sink.write(handle, batch)
-    if do == "prepare":
-        staged = sink.preCommit(handle)
-        merged, = sink.prepareBatch(merge_id := BranchId(
-            branch_id.owner, branch_id.batch_id, branch_id.token, branch_id.sink, 0, DRIVER_ATTEMPT
-        ), [staged])
-        say(merged.to_json())
-    else:
-        say("written")
-    sys.stdin.buffer.read()
-"""
-"""Another process of ours: it prepares or copies and then stands still, or commits on a sign."""
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a state of the world, not for a time."""
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until, f"not reached in {DEADLINE_S:.0f} s: {what}"
-        time.sleep(0.01)
-
-
-class World:
-    """What stands in one schema of one server, seen from outside."""
-
-    def __init__(self, server: PostgresServer, schema: str, *, prepares: bool) -> None:
-        self.server = server
-        self.schema = schema
-        self.prepares = prepares
-        self.sinks: list[PostgresSink] = []
-        self.children: list[subprocess.Popen[bytes]] = []
-
-    @property
-    def dsn(self) -> str:
-        return self.server.dsn
-
-    def run(self, query: str | sql.Composed) -> list[Any]:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
-            cursor = connection.execute(query.encode() if isinstance(query, str) else query)
-            return cursor.fetchall() if cursor.description else []
-
-    def table(self, columns: str = COLUMNS, name: str = "orders") -> str:
-        self.run(f"CREATE TABLE {self.schema}.{name} ({columns})")
-        return f"{self.schema}.{name}"
-
-    def sink(self, table: str | None = None, **options: Any) -> PostgresSink:
-        options = {"lock_timeout": 10.0, **options}
-        dsn = options.pop("dsn", self.dsn)
-        sink = PostgresSink(dsn, table=table or f"{self.schema}.orders", **options)
-        self.sinks.append(sink)
-        return sink
-
-    def ready(self, schema: pa.Schema = ROWS.schema, **options: Any) -> PostgresSink:
-        sink = self.sink(**options)
-        sink.validate(schema)
-        return sink
-
-    def rows(self, name: str = "orders", order: str = "1") -> list[Any]:
-        return self.run(f"SELECT * FROM {self.schema}.{name} ORDER BY {order}")
-
-    def ids(self) -> list[int]:
-        return [row[0] for row in self.run(f"SELECT id FROM {self.schema}.orders ORDER BY 1")]
-
-    def markers(self) -> list[int]:
-        """Batch ids of the marker rows."""
-        query = f"SELECT batch_id FROM {self.schema}.sparkonce_commits ORDER BY 1"
-        return [row[0] for row in self.run(query)]
-
-    def staging(self) -> list[str]:
-        return [
-            row[0]
-            for row in self.run(
-                "SELECT tablename FROM pg_tables WHERE starts_with(tablename, 'sparkonce_') "
-                f"AND tablename <> 'sparkonce_commits' AND schemaname = '{self.schema}' ORDER BY 1"
-            )
-        ]
-
-    def gids(self) -> list[str]:
-        return [row[0] for row in self.run("SELECT gid FROM pg_prepared_xacts ORDER BY 1")]
-
-    def open_merges(self) -> int:
-        """Sessions that hold a merge, or a COPY, of ours open."""
-        return int(
-            self.run(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-                "AND starts_with(application_name, 'sparkonce_') AND xact_start IS NOT NULL"
-            )[0][0]
-        )
-
-    def state(self) -> tuple[int, int, int, int]:
-        """Visible rows, marker rows, staging tables, merges that wait for the decision."""
-        waiting = len(self.gids()) if self.prepares else self.open_merges()
-        return len(self.ids()), len(self.markers()), len(self.staging()), waiting
-
-    def child(
-        self,
-        sink: PostgresSink,
-        do: str,
-        branch_id: BranchId | None = None,
-        rows: pa.Table = ROWS,
-        committable: Committable | None = None,
-    ) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(sparkonce.__file__).parents[1])},
-        )
-        self.children.append(child)
-        assert child.stdin is not None
-        value = None if committable is None else committable.to_json()
-        pickle.dump((sink, branch_id or task(), rows, do, value), child.stdin)
-        child.stdin.flush()
-        assert heard(child) == "ready"
-        return child
-
-    def close(self) -> None:
-        for child in self.children:
-            kill(child)
-        for sink in self.sinks:
-            sink.close()
-        for gid in self.gids():
-            self.run(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
-
-
-def heard(child: subprocess.Popen[bytes]) -> Any:
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert line, "the child ended without a word"
-    return json.loads(line)
-
-
-def kill(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
-
-
-def task(attempt: int = 7, batch: int = 0, token: int = 1, **parts: Any) -> BranchId:
-    return BranchId(
-        **{
-            "owner": OWNER,
-            "batch_id": batch,
-            "token": token,
-            "sink": "postgres",
-            "write_pass": 0,
-            "attempt": attempt,
-            **parts,
-        }
-    )
-
-
-def merge_of(batch: int = 0, **parts: Any) -> BranchId:
-    return task(DRIVER_ATTEMPT, batch, **parts)
-
-
-def stage(
-    sink: PostgresSink, rows: pa.Table = ROWS, branch_id: BranchId | None = None
-) -> Committable:
-    handle = sink.beginTransaction(branch_id or task())
-    try:
-        for batch in rows.to_batches():
-            sink.write(handle, batch)
-        return sink.preCommit(handle)
-    except BaseException:
-        sink.discard(handle)
-        raise
-
-
-def prepare(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> Committable:
-    """One task and the driver's vote; what a decision would name, as the log gives it back."""
-    (merged,) = sink.prepareBatch(merge_of(batch), [stage(sink, rows, task(batch=batch))])
-    return Committable.from_json(json.loads(json.dumps(merged.to_json())))
-
-
-def deliver(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> None:
-    sink.commit(prepare(sink, rows, batch))
-
-
-@pytest.fixture(scope="module")
-def open_server() -> Iterator[PostgresServer]:
-    """A server as most are set up: without prepared transactions."""
-    if "postgres" in (reasons := unavailable()):
-        pytest.skip(f"postgres: {reasons['postgres']}")
-    config = {"max_prepared_transactions": "0"}
-    with start_services(["postgres"], postgres_config=config) as services:
-        yield services.postgres
-
-
-@contextlib.contextmanager
-def world_on(server: PostgresServer, name: str, *, prepares: bool) -> Iterator[World]:
-    world = World(server, name, prepares=prepares)
-    world.run(f"CREATE SCHEMA {name}")
-    try:
-        yield world
-    finally:
-        server.start()
-        world.close()
-        world.run(f"DROP SCHEMA {name} CASCADE")
-
-
-@pytest.fixture(params=["prepared", "open"])
-def world(request: pytest.FixtureRequest, fresh_name: Callable[[], str]) -> Iterator[World]:
-    """Each way to hold a merge in turn."""
-    prepares = request.param == "prepared"
-    server = request.getfixturevalue("postgres" if prepares else "open_server")
-    with world_on(server, fresh_name(), prepares=prepares) as world:
-        yield world
-
-
-@pytest.fixture
-def prepared(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
-    """A world with prepared transactions, for what does not depend on the way."""
-    with world_on(postgres, fresh_name(), prepares=True) as world:
-        yield world
-
-
-@pytest.fixture
-def held_open(open_server: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
-    with world_on(open_server, fresh_name(), prepares=False) as world:
-        yield world
-
 
 # -- the verbs -------------------------------------------------------------------------------------
 
@@ -351,12 +110,6 @@ def test_batches_follow_each_other(world: World) -> None:
         deliver(sink, batch=batch)
     assert world.markers() == [0, 1, 2]
     assert world.ids() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-
-
-def close_pools() -> None:
-    """What tests before have left open to the same server."""
-    for pool in connections._pools.values():
-        pool.close()
 
 
 def test_connections_are_bounded_and_end_with_close(world: World) -> None:
@@ -432,17 +185,6 @@ def test_two_processes_commit_at_the_same_time(world: World, holder: str) -> Non
     assert set(answers) <= {"committed", "CommitUnresolvedError"}
     commit_until_known(sink, committable)
     assert world.state() == (3, 1, 0, 0)
-
-
-def commit_until_known(sink: PostgresSink, committable: Committable) -> None:
-    def is_committed() -> bool:
-        try:
-            sink.commit(committable)
-        except CommitUnresolvedError:
-            return False
-        return True
-
-    eventually(is_committed, "a known outcome")
 
 
 def test_threads_commit_one_branch_at_the_same_time(world: World) -> None:

@@ -1,0 +1,42 @@
+"""Worlds for the tests of the Postgres sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from integration_tests.postgres.world import World, world_on
+from sparkonce.testing.services import PostgresServer, start_services, unavailable
+
+
+@pytest.fixture(scope="session")
+def open_server() -> Iterator[PostgresServer]:
+    """A server as most are set up: without prepared transactions."""
+    if "postgres" in (reasons := unavailable()):
+        pytest.skip(f"postgres: {reasons['postgres']}")
+    config = {"max_prepared_transactions": "0"}
+    with start_services(["postgres"], postgres_config=config) as services:
+        yield services.postgres
+
+
+@pytest.fixture(params=["prepared", "open"])
+def world(request: pytest.FixtureRequest, fresh_name: Callable[[], str]) -> Iterator[World]:
+    """Each way to hold a merge in turn."""
+    prepares = request.param == "prepared"
+    server = request.getfixturevalue("postgres" if prepares else "open_server")
+    with world_on(server, fresh_name(), prepares=prepares) as world:
+        yield world
+
+
+@pytest.fixture
+def prepared(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
+    """A world with prepared transactions, for what does not depend on the way."""
+    with world_on(postgres, fresh_name(), prepares=True) as world:
+        yield world
+
+
+@pytest.fixture
+def held_open(open_server: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[World]:
+    with world_on(open_server, fresh_name(), prepares=False) as world:
+        yield world

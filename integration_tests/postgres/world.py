@@ -1,0 +1,260 @@
+"""What stands on a Postgres server, seen from outside; the steps of a task and a driver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+import sparkonce
+from sparkonce.errors import CommitUnresolvedError
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres import connections
+from sparkonce.testing.services import PostgresServer
+
+DEADLINE_S = 60.0
+OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
+ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", None]})
+COLUMNS = "id bigint, name text"
+
+CHILD = """
+import json, pickle, sys
+import pyarrow as pa
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
+
+def say(value):
+    print(json.dumps(value), flush=True)
+
+sink, branch_id, rows, do, committable = pickle.load(sys.stdin.buffer)
+say("ready")
+if do == "commit":
+    sys.stdin.buffer.read(1)
+    try:
+        sink.commit(Committable.from_json(committable))
+        say("committed")
+    except Exception as error:
+        say(type(error).__name__)
+else:
+    handle = sink.beginTransaction(branch_id)
+    for batch in rows.to_batches():
+        sink.write(handle, batch)
+    if do == "prepare":
+        staged = sink.preCommit(handle)
+        merged, = sink.prepareBatch(merge_id := BranchId(
+            branch_id.owner, branch_id.batch_id, branch_id.token, branch_id.sink, 0, DRIVER_ATTEMPT
+        ), [staged])
+        say(merged.to_json())
+    else:
+        say("written")
+    sys.stdin.buffer.read()
+"""
+"""Another process of ours: it prepares or copies and then stands still, or commits on a sign."""
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a state of the world, not for a time."""
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, f"not reached in {DEADLINE_S:.0f} s: {what}"
+        time.sleep(0.01)
+
+
+class World:
+    """What stands in one schema of one server, seen from outside."""
+
+    def __init__(self, server: PostgresServer, schema: str, *, prepares: bool) -> None:
+        self.server = server
+        self.schema = schema
+        self.prepares = prepares
+        self.sinks: list[PostgresSink] = []
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn
+
+    def run(self, query: str | sql.Composed) -> list[Any]:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            cursor = connection.execute(query.encode() if isinstance(query, str) else query)
+            return cursor.fetchall() if cursor.description else []
+
+    def table(self, columns: str = COLUMNS, name: str = "orders") -> str:
+        self.run(f"CREATE TABLE {self.schema}.{name} ({columns})")
+        return f"{self.schema}.{name}"
+
+    def sink(self, table: str | None = None, **options: Any) -> PostgresSink:
+        options = {"lock_timeout": 10.0, **options}
+        dsn = options.pop("dsn", self.dsn)
+        sink = PostgresSink(dsn, table=table or f"{self.schema}.orders", **options)
+        self.sinks.append(sink)
+        return sink
+
+    def ready(self, schema: pa.Schema = ROWS.schema, **options: Any) -> PostgresSink:
+        sink = self.sink(**options)
+        sink.validate(schema)
+        return sink
+
+    def rows(self, name: str = "orders", order: str = "1") -> list[Any]:
+        return self.run(f"SELECT * FROM {self.schema}.{name} ORDER BY {order}")
+
+    def ids(self) -> list[int]:
+        return [row[0] for row in self.run(f"SELECT id FROM {self.schema}.orders ORDER BY 1")]
+
+    def markers(self) -> list[int]:
+        """Batch ids of the marker rows."""
+        query = f"SELECT batch_id FROM {self.schema}.sparkonce_commits ORDER BY 1"
+        return [row[0] for row in self.run(query)]
+
+    def staging(self) -> list[str]:
+        return [
+            row[0]
+            for row in self.run(
+                "SELECT tablename FROM pg_tables WHERE starts_with(tablename, 'sparkonce_') "
+                f"AND tablename <> 'sparkonce_commits' AND schemaname = '{self.schema}' ORDER BY 1"
+            )
+        ]
+
+    def gids(self) -> list[str]:
+        return [row[0] for row in self.run("SELECT gid FROM pg_prepared_xacts ORDER BY 1")]
+
+    def open_merges(self) -> int:
+        """Sessions that hold a merge, or a COPY, of ours open."""
+        return int(
+            self.run(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND starts_with(application_name, 'sparkonce_') AND xact_start IS NOT NULL"
+            )[0][0]
+        )
+
+    def state(self) -> tuple[int, int, int, int]:
+        """Visible rows, marker rows, staging tables, merges that wait for the decision."""
+        waiting = len(self.gids()) if self.prepares else self.open_merges()
+        return len(self.ids()), len(self.markers()), len(self.staging()), waiting
+
+    def child(
+        self,
+        sink: PostgresSink,
+        do: str,
+        branch_id: BranchId | None = None,
+        rows: pa.Table = ROWS,
+        committable: Committable | None = None,
+    ) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(sparkonce.__file__).parents[1])},
+        )
+        self.children.append(child)
+        assert child.stdin is not None
+        value = None if committable is None else committable.to_json()
+        pickle.dump((sink, branch_id or task(), rows, do, value), child.stdin)
+        child.stdin.flush()
+        assert heard(child) == "ready"
+        return child
+
+    def close(self) -> None:
+        for child in self.children:
+            kill(child)
+        for sink in self.sinks:
+            sink.close()
+        for gid in self.gids():
+            self.run(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
+
+def heard(child: subprocess.Popen[bytes]) -> Any:
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert line, "the child ended without a word"
+    return json.loads(line)
+
+
+def kill(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+
+
+def task(attempt: int = 7, batch: int = 0, token: int = 1, **parts: Any) -> BranchId:
+    return BranchId(
+        **{
+            "owner": OWNER,
+            "batch_id": batch,
+            "token": token,
+            "sink": "postgres",
+            "write_pass": 0,
+            "attempt": attempt,
+            **parts,
+        }
+    )
+
+
+def merge_of(batch: int = 0, **parts: Any) -> BranchId:
+    return task(DRIVER_ATTEMPT, batch, **parts)
+
+
+def stage(
+    sink: PostgresSink, rows: pa.Table = ROWS, branch_id: BranchId | None = None
+) -> Committable:
+    handle = sink.beginTransaction(branch_id or task())
+    try:
+        for batch in rows.to_batches():
+            sink.write(handle, batch)
+        return sink.preCommit(handle)
+    except BaseException:
+        sink.discard(handle)
+        raise
+
+
+def prepare(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> Committable:
+    """One task and the driver's vote; what a decision would name, as the log gives it back."""
+    (merged,) = sink.prepareBatch(merge_of(batch), [stage(sink, rows, task(batch=batch))])
+    return Committable.from_json(json.loads(json.dumps(merged.to_json())))
+
+
+def deliver(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> None:
+    sink.commit(prepare(sink, rows, batch))
+
+
+def commit_until_known(sink: PostgresSink, committable: Committable) -> None:
+    def is_committed() -> bool:
+        try:
+            sink.commit(committable)
+        except CommitUnresolvedError:
+            return False
+        return True
+
+    eventually(is_committed, "a known outcome")
+
+
+def close_pools() -> None:
+    """What tests before have left open to the same server."""
+    for pool in connections._pools.values():
+        pool.close()
+
+
+@contextlib.contextmanager
+def world_on(server: PostgresServer, name: str, *, prepares: bool) -> Iterator[World]:
+    world = World(server, name, prepares=prepares)
+    world.run(f"CREATE SCHEMA {name}")
+    try:
+        yield world
+    finally:
+        server.start()
+        world.close()
+        world.run(f"DROP SCHEMA {name} CASCADE")
