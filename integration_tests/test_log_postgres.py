@@ -174,6 +174,23 @@ class TestPostgresLog(LogContract):
         with pytest.raises(ConfigurationError, match="version 99"):
             self.open_log(address)
 
+    def test_log_that_is_not_there_is_not_made(
+        self, postgres: PostgresServer, address: str
+    ) -> None:
+        """Who looks at a log and mistypes its address is told so."""
+        with pytest.raises(
+            ConfigurationError, match="there is no transaction log at postgresql://"
+        ):
+            open_log(address, create=False)
+        with psycopg.connect(postgres.dsn) as connection:
+            found = connection.execute("SELECT to_regnamespace(%s)", (schema_of(address),))
+            assert found.fetchall() == [(None,)]
+        log = self.open_log(address)
+        again = open_log(address, create=False)
+        assert again.log_id == log.log_id
+        again.close()
+        log.close()
+
     def test_role_without_rights(self, postgres: PostgresServer, address: str) -> None:
         """Says what to create; with a schema of its own the role needs nothing else."""
         poor = address.replace(f"{ROLE}:", "poor:")

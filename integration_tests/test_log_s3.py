@@ -129,6 +129,18 @@ class TestObjectStoreLog(LogContract):
         with self.objects(address) as (_, _, found):
             assert [each["Key"] for each in found] == ["logs/a/log.json"]
 
+    def test_log_that_is_not_there_is_not_made(self, address: str) -> None:
+        """Who looks at a log and mistypes its address is told so."""
+        with pytest.raises(ConfigurationError, match="there is no transaction log at s3://"):
+            open_log(address, create=False)
+        with self.objects(address) as (_, _, found):
+            assert found == []
+        log = self.open_log(address)
+        again = open_log(address, create=False)
+        assert again.log_id == log.log_id
+        again.close()
+        log.close()
+
     def test_bucket_that_is_not_there(self, address: str) -> None:
         with pytest.raises(LogUnavailableError, match="NoSuchBucket"):
             open_log(address.replace("s3://t", "s3://missing"))

@@ -107,12 +107,15 @@ def test_job_is_an_object_or_a_function(
     assert "noise" in captured.err
 
 
+@pytest.mark.parametrize("url", ["sqlite:///typo", "checkpoint:typo", "checkpoint:typo/below"])
 def test_log_that_is_not_there_is_not_made(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
-    assert run(["status", "--log", "sqlite:///typo.db"]) == ERROR
-    assert "typo.db" in capsys.readouterr().err
-    assert not (folder / "typo.db").exists()
+    for command in (["status"], ["log", "list"]):
+        assert run([*command, "--log", url]) == ERROR
+        assert re.search("no transaction log at .*typo", capsys.readouterr().err)
+    assert run(["log", "copy", url, "sqlite:///new.db"]) == ERROR
+    assert not (folder / "typo").exists()
 
 
 @pytest.mark.parametrize(

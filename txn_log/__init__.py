@@ -25,8 +25,8 @@ _S3 = "s3://"
 _POSTGRES = ("postgresql://", "postgres://")
 
 
-def open_log(url: str | TransactionLog) -> TransactionLog:
-    """Open a transaction log by its address; created when it is not there.
+def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLog:
+    """Open a transaction log by its address.
 
     Args:
         url: ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``;
@@ -34,9 +34,12 @@ def open_log(url: str | TransactionLog) -> TransactionLog:
             ``s3://bucket/prefix?endpoint_url=…&region=…&path_style=true``;
             ``checkpoint:/path/of/the/checkpoint`` or ``checkpoint:hdfs://…``. A log that is open
             already is returned as it is.
+        create: make the log when it is not there. False is for who looks at a log: a typing error
+            in the address would make another.
 
     Raises:
-        ConfigurationError: the address is of no known kind, or cannot be used.
+        ConfigurationError: the address is of no known kind, or cannot be used; there is no log,
+            and none may be made.
         LogUnavailableError: the log's server does not answer.
     """
     if isinstance(url, TransactionLog):
@@ -47,19 +50,20 @@ def open_log(url: str | TransactionLog) -> TransactionLog:
             "checkpoint:/path/of/the/checkpoint"
         )
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
-        return SqliteLog(url.removeprefix(_SQLITE))
+        return SqliteLog(url.removeprefix(_SQLITE), create=create)
     if url.startswith(_POSTGRES):
         from sparkonce.txn_log.postgres import PostgresLog  # noqa: PLC0415 - an extra
 
-        return PostgresLog(url)
+        return PostgresLog(url, create=create)
     if url.startswith(_S3):
         from sparkonce.txn_log.object_store import ObjectPlace  # noqa: PLC0415 - an extra
 
         place = ObjectPlace(url)
-        place.check()
-        return DocumentLog(place)
+        if create:
+            place.check()
+        return DocumentLog(place, create=create)
     if url.startswith(_CHECKPOINT) and len(url) > len(_CHECKPOINT):
-        return checkpoint_log(url.removeprefix(_CHECKPOINT))
+        return checkpoint_log(url.removeprefix(_CHECKPOINT), create=create)
     raise ConfigurationError(
         f"log={_without_secrets(url)!r}: expected sqlite:///relative/path.db, "
         "sqlite:////absolute/path.db, postgresql://host/database, s3://bucket/prefix, or "
@@ -67,28 +71,32 @@ def open_log(url: str | TransactionLog) -> TransactionLog:
     )
 
 
-def checkpoint_log(location: str, conf: Any = None) -> TransactionLog:
+def checkpoint_log(location: str, conf: Any = None, *, create: bool = True) -> TransactionLog:
     """The log inside a checkpoint.
 
     Args:
         location: of the checkpoint: a path, or a URL that Hadoop knows.
         conf: Hadoop's configuration; default: that of the running Spark, or of a JVM that is
             started for it. A local path needs neither.
+        create: see `open_log`.
 
     Raises:
-        ConfigurationError: files cannot be created atomically there.
+        ConfigurationError: files cannot be created atomically there; there is no log, and none may
+            be made.
     """
     scheme, colon, rest = location.partition(":")
     root = f"{location.rstrip('/')}/{_FOLDER}"
     folder: Folder
     if not colon or scheme == "file":
-        folder = LocalFolder(Path(f"/{rest.lstrip('/')}" if colon else location) / _FOLDER)
+        path = Path(f"/{rest.lstrip('/')}" if colon else location) / _FOLDER
+        folder = LocalFolder(path, create=create)
     else:
         from sparkonce.txn_log import jvm  # noqa: PLC0415 - needs PySpark
 
         folder = jvm.hadoop_folder(root, conf)
-    check_create(folder)
-    return DocumentLog(FolderPlace(folder))
+    if create:
+        check_create(folder)
+    return DocumentLog(FolderPlace(folder), create=create)
 
 
 def _without_secrets(url: str) -> str:

@@ -374,6 +374,11 @@ class TransactionLog(ABC):
         return head
 
 
+def no_log(address: str) -> ConfigurationError:
+    """What to raise where a log has to be there and is not."""
+    return ConfigurationError(f"there is no transaction log at {address}: check the address")
+
+
 def _require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
     if head is not None and head.moved_to is not None:
         raise refusal(

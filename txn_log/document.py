@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from sparkonce.errors import LogCorruptError, LogError
 from sparkonce.model import TransactionId
-from sparkonce.txn_log.base import ResultT, Store
+from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord, seal, unseal
 
@@ -128,13 +128,17 @@ class DocumentLog(OptimisticLog):
 
     Args:
         place: that keeps them.
+        create: make the log when the place has none.
+
+    Raises:
+        ConfigurationError: there is none, and none may be made.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, create: bool = True) -> None:
         self._place = place
         self._lock = threading.RLock()
         self._cache: dict[str, _Seen] = {}
-        self._log_id = self._read_or_make_id()
+        self._log_id = self._read_or_make_id(create=create)
 
     @property
     def log_id(self) -> str:
@@ -151,8 +155,10 @@ class DocumentLog(OptimisticLog):
     def __repr__(self) -> str:
         return f"<DocumentLog {self.address}>"
 
-    def _read_or_make_id(self) -> str:
+    def _read_or_make_id(self, *, create: bool) -> str:
         text = self._place.read("log.json")
+        if text is None and not create:
+            raise no_log(self.address)
         if text is None:
             self._place.create("log.json", seal({"log_id": secrets.token_hex(8)}))
             text = self._place.read("log.json") or ""

@@ -156,16 +156,18 @@ class LocalFolder:
     """A folder of this machine: a file is written aside and linked to its name, which is atomic.
 
     Args:
-        root: the folder; it is created.
+        root: the folder.
+        create: make it when it is not there.
 
     Raises:
         ConfigurationError: it cannot be created.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, create: bool = True) -> None:
         self._root = root
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            if create:
+                root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"the folder {root} cannot be made ({error})") from error
 

@@ -28,7 +28,7 @@ from sparkonce.errors import (
 )
 from sparkonce.failpoints import reach
 from sparkonce.model import TransactionId
-from sparkonce.txn_log.base import ResultT, Store
+from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, TransactionRecord
 
@@ -105,15 +105,17 @@ class PostgresLog(OptimisticLog):
     Args:
         url: ``postgresql://user@host:port/database?schema=sparkonce``; everything but ``schema``
             is for libpq, which takes a password from ``~/.pgpass`` or ``PGPASSWORD`` too.
+        create: make the log's tables when they are not there.
         statement_timeout_s: how long one statement may take, a wait for a lock among it, in
             seconds.
 
     Raises:
-        ConfigurationError: the URL cannot be read, or a right is missing.
+        ConfigurationError: the URL cannot be read, a right is missing, or there is no log and none
+            may be made.
         LogUnavailableError: the server does not answer.
     """
 
-    def __init__(self, url: str, *, statement_timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str, *, create: bool = True, statement_timeout_s: float = 30.0) -> None:
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         schema = query.pop("schema", "sparkonce")
@@ -149,7 +151,7 @@ class PostgresLog(OptimisticLog):
         host, port = known.get("host", "localhost"), known.get("port", "5432")
         self._address = f"postgresql://{host}:{port}/{known.get('dbname', '')}?schema={schema}"
         try:
-            self._log_id = self._prepare_schema()
+            self._log_id = self._prepare_schema(create=create)
         except BaseException:
             self.close()
             raise
@@ -173,11 +175,13 @@ class PostgresLog(OptimisticLog):
 
     # -- the schema --------------------------------------------------------------------------------
 
-    def _prepare_schema(self) -> str:
+    def _prepare_schema(self, *, create: bool) -> str:
         """Bring the schema to the newest version; returns the log's id."""
         with self._named_errors():
             connection = self._connect()
             found = self._meta(connection)
+            if not found and not create:
+                raise no_log(self.address)
             if found.get("version") != str(len(_MIGRATIONS)):
                 connection.execute("BEGIN")
                 self._migrate(connection)

@@ -22,7 +22,7 @@ from sparkonce.errors import (
 )
 from sparkonce.failpoints import reach
 from sparkonce.model import TransactionId
-from sparkonce.txn_log.base import ResultT, Store, TransactionLog
+from sparkonce.txn_log.base import ResultT, Store, TransactionLog, no_log
 from sparkonce.txn_log.mounts import MOUNTS, network_file_system
 from sparkonce.txn_log.record import Head, TransactionRecord
 
@@ -48,21 +48,29 @@ class SqliteLog(TransactionLog):
 
     Args:
         path: the file; its folder must exist. It is created with mode 0600.
+        create: make the file when it is not there.
         busy_timeout_s: how long a write waits for another process's write, in seconds.
         mounts: the system's list of its file systems.
 
     Raises:
-        ConfigurationError: the folder is missing or not writable, the file is something else, or
-            the file system is one of a network.
+        ConfigurationError: the folder is missing or not writable, the file is something else, the
+            file system is one of a network, or there is no file and none may be made.
     """
 
     def __init__(
-        self, path: str | Path, *, busy_timeout_s: float = 30.0, mounts: Path = MOUNTS
+        self,
+        path: str | Path,
+        *,
+        create: bool = True,
+        busy_timeout_s: float = 30.0,
+        mounts: Path = MOUNTS,
     ) -> None:
         self._path = Path(path).expanduser().resolve()
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()
         self._open: sqlite3.Connection | None = None
+        if not create and not self._path.is_file():
+            raise no_log(self.address)
         if not self._path.parent.is_dir():
             raise ConfigurationError(
                 f"log= names {self._path}, but the folder {self._path.parent} does not exist: "

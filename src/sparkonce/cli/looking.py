@@ -10,7 +10,7 @@ import click
 
 from sparkonce.cli import facts
 from sparkonce.cli.screen import Screen, show_event, show_list, show_pipeline, show_record
-from sparkonce.cli.targets import Target, log_options, open_target, open_there
+from sparkonce.cli.targets import Target, log_options, open_target
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import TransactionId
 from sparkonce.txn_log import copy as copy_log
@@ -165,7 +165,7 @@ def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
     again.
     """
     screen = Screen(as_json=as_json)
-    old, new = open_there(source), open_log(target)
+    old, new = open_log(source, create=False), open_log(target)
     try:
         name = Target(old, old.pipelines() if pipeline is None else [pipeline]).one().pipeline
         records = copy_log(old, new, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,9 +18,6 @@ from sparkonce.txn_log.record import Head
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
-
-_SQLITE = "sqlite:///"
-_CHECKPOINT = "checkpoint:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +106,11 @@ def open_target(
             yield Target(found.log, [found.name], found)
         return
     assert url is not None  # noqa: S101 - for mypy
-    log = open_there(url)
+    log = open_log(url, create=False)
     try:
         yield Target(log, log.pipelines() if pipeline is None else [pipeline])
     finally:
         log.close()
-
-
-def open_there(url: str) -> TransactionLog:
-    """Open a log that has to be there: opening makes it, and a typing error would make another.
-
-    Raises:
-        ConfigurationError: it is on a local disk, and is not there.
-    """
-    if url.startswith(_SQLITE):
-        path = Path(url.removeprefix(_SQLITE)).expanduser()
-        if not path.exists():
-            raise ConfigurationError(f"{url}: there is no file {path.absolute()}")
-    if url.startswith(_CHECKPOINT):
-        _check_there(url.removeprefix(_CHECKPOINT))
-    return open_log(url)
 
 
 def _check_there(checkpoint: str) -> None:
