@@ -69,7 +69,6 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
                 Kill("precommit.after", "none", "sqlite", aborts=True),
                 Kill("decide.after", "none"),
                 Kill("commit.after", "ahead", "http", again=True),
-                Kill("complete.before", "all"),
             ],
             id="some",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 from integration_tests.test_exactly_once import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError
+from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -221,7 +223,10 @@ def test_script_that_ends_right_after_its_query_has_its_last_batch_committed(job
     """The interpreter's exit is the last chance, and it is taken."""
     job.add(*ids(1, 2, 3))
     subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(job.folder)], check=True, timeout=DEADLINE_S * 3
+        [sys.executable, "-c", SCRIPT, str(job.folder)],
+        check=True,
+        timeout=DEADLINE_S * 3,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": submit_args()},
     )
     assert job.visible() == Counter([1, 2, 3])
     assert states(job.pipeline()) == [State.COMPLETE]

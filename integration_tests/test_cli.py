@@ -208,6 +208,7 @@ def test_driver_that_runs_is_fenced_only_by_a_yes(scenario: Scenario, sparkonce:
         scenario.finish()
 
 
+@pytest.mark.slow
 def test_branches_are_settled(scenario: Scenario, sparkonce: Operator) -> None:
     """Given up, or taken for committed: the batch ends as settled; redone: it is written again."""
     reason = ["--reason", "the broker lost its disk", "--yes"]

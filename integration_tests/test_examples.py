@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from sparkonce.testing import checks
 from sparkonce.testing.crash import DriverProcess, Failpoints
+from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services import KafkaServer, Services, spark_kafka_jars
 from sparkonce.testing.services.process import Command, Guard
 
@@ -33,6 +34,7 @@ def test_orders_killed_and_started_again(services: Services, tmp_path: Path) -> 
         "S3_ACCESS_KEY": s3.access_key,
         "S3_SECRET_KEY": s3.secret_key,
         "STATE": str(tmp_path / "state"),
+        "PYSPARK_SUBMIT_ARGS": submit_args(),
     }
     command = Command([sys.executable, str(EXAMPLES / "orders.py")], tmp_path / "log", env=env)
     guard = Guard()
@@ -73,7 +75,7 @@ def test_orders_killed_and_started_again(services: Services, tmp_path: Path) -> 
 
 
 KEYS, PAYMENTS, KAFKA_BATCH = 24, 2_400, 400
-KILLS = ("write.batch", "decide.before", "decide.after", "commit.after")
+KILLS = ("write.batch", "decide.after", "commit.after")
 
 
 def test_kafka_to_kafka_through_kills(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_kafka_to_kafka_through_kills(kafka: KafkaServer, tmp_path: Path) -> Non
         env={
             "KAFKA": kafka.bootstrap_servers,
             "STATE": str(tmp_path / "state"),
-            "PYSPARK_SUBMIT_ARGS": f"--jars {jars} --conf spark.ui.enabled=false pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": f"--jars {jars} --conf spark.ui.enabled=false {submit_args()}",
         },
     )
     try:

@@ -28,8 +28,8 @@ import psutil
 from sparkonce.model import Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm, DriverProcess, Failpoints
-from sparkonce.testing.exactly_once import JVM_OPTIONS
 from sparkonce.testing.job import FILES_PER_BATCH
+from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import State, TransactionRecord
 
@@ -109,7 +109,7 @@ class Driver:
             log=folder / "driver.log",
             env={
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
-                "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell",
+                "PYSPARK_SUBMIT_ARGS": submit_args(),
             },
         )
         self._log_start = 0

@@ -12,9 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from integration_tests.crash.scenario import JVM_OPTIONS, ROOT
+from integration_tests.crash.scenario import ROOT
 from sparkonce.testing import checks
 from sparkonce.testing.crash import DriverProcess, Failpoints
+from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services import PostgresServer
 
 JOB = """
@@ -98,7 +99,7 @@ def test_driver_of_a_stream_of_changes_is_killed(
     argv = [sys.executable, "-c", JOB, str(tmp_path), postgres.dsn, fresh_schema]
     env = {
         "PYTHONPATH": str(ROOT / "src"),
-        "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell",
+        "PYSPARK_SUBMIT_ARGS": submit_args(),
     }
     driver = DriverProcess(argv, points, log=log, env=env)
     model: dict[int, str] = {}

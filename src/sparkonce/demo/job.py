@@ -23,6 +23,7 @@ from sparkonce.demo.naive import Naive
 from sparkonce.demo.orders import DERIVED, KAFKA_COLUMNS, SOURCE_SCHEMA
 from sparkonce.demo.settings import PIPELINE, Job
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+from sparkonce.testing.quick_spark import jvm_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,8 +86,8 @@ def session(job: Job) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-        f"-XX:-UsePerfData -Djava.io.tmpdir={job.scratch}",
+        "spark.driver.extraJavaOptions": f"{jvm_options()} -XX:-UsePerfData "
+        f"-Djava.io.tmpdir={job.scratch}",
         "spark.local.dir": f"{job.scratch}",
         "spark.sql.warehouse.dir": f"{job.folder}/warehouse",
         "spark.sql.session.timeZone": "UTC",

@@ -27,6 +27,7 @@ from sparkonce.demo.settings import PIPELINE, Job
 from sparkonce.demo.verdict import Verdict, complaints, judge
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.crash import DriverProcess, Failpoints
+from sparkonce.testing.quick_spark import jvm_options
 from sparkonce.testing.services import (
     S3Server,
     ServiceKind,
@@ -218,6 +219,7 @@ def stage(options: Options) -> Iterator[Show]:
         stack.callback(guard.close)
         folder.mkdir()
         Path(f"{folder}/scratch").mkdir()
+        jvm_options()  # makes what the driver's later starts need
         jars = [*spark_kafka_jars()]
         if options.writer == "naive":
             jars += [*spark_jdbc_jars(), *s3a_jars()]

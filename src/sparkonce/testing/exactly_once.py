@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from sparkonce.testing.crash import POLL_S, DriverProcess, Failpoints
 from sparkonce.testing.kills import Kill, crash_points, sample
-from sparkonce.testing.services.java import QUICK_START
+from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services.process import log_tail
 from sparkonce.testing.sink_world import Row, canonical, shown
 from sparkonce.txn_log import open_log
@@ -38,7 +38,6 @@ from sparkonce.txn_log import open_log
 if TYPE_CHECKING:
     from sparkonce import ExactlyOnce
 
-JVM_OPTIONS = f"-XX:+UseSerialGC -Xshare:auto {QUICK_START}"
 """A driver here lives for seconds, most of which a JVM would spend on compiling well."""
 
 PLANNING_S = 120.0
@@ -137,7 +136,7 @@ class _Run:
             log=folder / "driver.log",
             env={
                 "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path))),
-                "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{JVM_OPTIONS}' pyspark-shell",
+                "PYSPARK_SUBMIT_ARGS": submit_args(),
             },
         )
 

@@ -93,6 +93,7 @@ def spark() -> Iterator[SparkSession]:
     """The one session of the test run, with Spark's Kafka connector and S3A."""
     from pyspark.sql import SparkSession
 
+    from sparkonce.testing.quick_spark import jvm_options
     from sparkonce.testing.services import s3a_jars, spark_kafka_jars
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -100,6 +101,7 @@ def spark() -> Iterator[SparkSession]:
         SparkSession.builder.master("local[2]")
         .appName("sparkonce-tests")
         .config("spark.jars", ",".join(map(str, [*spark_kafka_jars(), *s3a_jars()])))
+        .config("spark.driver.extraJavaOptions", jvm_options())
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")

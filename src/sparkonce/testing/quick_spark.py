@@ -1,0 +1,95 @@
+"""Spark drivers that live for seconds: what their JVM needs to start quickly.
+
+    python -m sparkonce.testing.quick_spark
+
+runs a small query, from which `jvm_options` keeps an archive of the classes that Spark loads. A
+JVM that maps the archive starts in about half of the time (class data sharing, JEP 350).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from sparkonce.testing.services.cache import SCRATCH, cache_dir, cached, progress
+from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, java
+from sparkonce.testing.services.process import Command, own_guard
+
+_ARCHIVE = "spark.jsa"
+
+
+@functools.cache
+def jvm_options() -> str:
+    """Options for a driver's JVM; the first call on a machine takes half a minute.
+
+    Raises:
+        ServiceError: there is no Java.
+    """
+    import pyspark  # noqa: PLC0415 - an extra
+
+    # An archive fits one JVM and one class path; any other JVM starts without it.
+    parts = f"{Path(java()).resolve()} {pyspark.__file__} {pyspark.__version__}"
+    digest = hashlib.sha256(parts.encode()).hexdigest()[:12]
+    archive = cached(cache_dir() / f"spark-classes-{digest}", _record) / _ARCHIVE
+    shared = [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []
+    return " ".join((*JVM_FLAGS, QUICK_START, *shared))
+
+
+def submit_args() -> str:
+    """The same as PYSPARK_SUBMIT_ARGS."""
+    return f"--driver-java-options '{jvm_options()}' pyspark-shell"
+
+
+def _record(folder: Path) -> None:
+    options = " ".join(
+        (*JVM_FLAGS, QUICK_START, f"-XX:ArchiveClassesAtExit={folder / _ARCHIVE} -Xlog:disable")
+    )
+    scratch = folder / SCRATCH
+    command = Command(
+        [sys.executable, "-m", __name__],
+        log=scratch / "log",
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path))),
+            "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{options}' pyspark-shell",
+            "TMPDIR": str(scratch),
+        },
+    )
+    with own_guard(None) as guard, progress("making Spark start quickly", folder) as tick:
+        guard.run(
+            command, tick=tick
+        )  # if it fails, drivers start without, and say why if they do not
+
+
+def main() -> None:
+    """Load what a streaming query needs, and let the JVM end by itself: then it writes."""
+    from sparkonce.testing.job import quiet_session  # noqa: PLC0415 - starts Spark
+
+    folder = Path(tempfile.mkdtemp())
+    spark = quiet_session("local[2]", folder)
+    spark.range(100).write.json(f"{folder}/rows")
+    query = (
+        spark.readStream.schema("id long")
+        .json(f"{folder}/rows")
+        .writeStream.foreachBatch(
+            lambda df, _: df.mapInArrow(lambda rows: rows, df.schema).toArrow()
+        )
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - PySpark has no public way to the JVM
+    assert gateway is not None  # noqa: S101 - for mypy
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+
+
+if __name__ == "__main__":
+    main()
