@@ -62,7 +62,7 @@ class TestPostgresLog(LogContract):
 
     @staticmethod
     def open_log(address: str) -> TransactionLog:
-        return PostgresLog(address, statement_timeout_s=3.0)
+        return PostgresLog(address, statement_timeout_s=10.0)
 
     def damage(self, address: str, old: str, new: str) -> None:
         schema = sql.Identifier(schema_of(address))

@@ -59,7 +59,7 @@ class TestSqliteLog(LogContract):
 
     @staticmethod
     def open_log(address: str) -> TransactionLog:
-        return SqliteLog(path_of(address), busy_timeout_s=0.3)
+        return SqliteLog(path_of(address), busy_timeout_s=2.0)
 
     def damage(self, address: str, old: str, new: str) -> None:
         with sqlite3.connect(path_of(address)) as connection:

@@ -20,7 +20,6 @@ from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
-    close_pools,
     deliver,
     eventually,
     heard,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def world(prepared: World) -> World:
-    close_pools()
+    prepared.end_sessions()
     return prepared
 
 

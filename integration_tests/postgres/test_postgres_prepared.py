@@ -21,7 +21,6 @@ from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
-    close_pools,
     commit_until_known,
     eventually,
     heard,
@@ -158,7 +157,7 @@ def test_longest_name_is_a_gid(prepared: World) -> None:
 
 
 def test_many_branches_are_committed_by_few_connections(prepared: World) -> None:
-    close_pools()
+    prepared.end_sessions()
     prepared.table()
     sink = ready(prepared)
     committables = [prepare(sink, ROWS.slice(0, 1), task(n)) for n in range(40)]

@@ -31,7 +31,6 @@ from integration_tests.postgres.world import (
     OWNER,
     ROWS,
     World,
-    close_pools,
     commit_until_known,
     deliver,
     eventually,
@@ -113,7 +112,7 @@ def test_batches_follow_each_other(world: World) -> None:
 
 
 def test_connections_are_bounded_and_end_with_close(world: World) -> None:
-    close_pools()
+    world.end_sessions()
     world.table()
     sink = world.ready()
     deliver(sink)

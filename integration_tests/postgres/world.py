@@ -86,7 +86,9 @@ class World:
         return self.server.dsn
 
     def run(self, query: str | sql.Composed) -> list[Any]:
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
+        # A test that fails may leave a transaction open: what follows fails then, and never hangs.
+        options = f"-c lock_timeout={DEADLINE_S:.0f}s"
+        with psycopg.connect(self.dsn, autocommit=True, options=options) as connection:
             cursor = connection.execute(query.encode() if isinstance(query, str) else query)
             return cursor.fetchall() if cursor.description else []
 
@@ -165,13 +167,26 @@ class World:
         assert heard(child) == "ready"
         return child
 
+    def end_sessions(self) -> None:
+        """What tests before have left open to the server, here or in Spark's Python workers."""
+        for pool in connections._pools.values():
+            pool.close()
+        query = (
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+            "WHERE starts_with(application_name, 'sparkonce')"
+        )
+        eventually(lambda: self.run(query) == [(0,)], "every session ended")
+
+    def roll_back(self) -> None:
+        for gid in self.gids():
+            self.run(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
     def close(self) -> None:
         for child in self.children:
             kill(child)
         for sink in self.sinks:
             sink.close()
-        for gid in self.gids():
-            self.run(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+        self.roll_back()
 
 
 def heard(child: subprocess.Popen[bytes]) -> Any:
@@ -242,15 +257,10 @@ def commit_until_known(sink: PostgresSink, committable: Committable) -> None:
     eventually(is_committed, "a known outcome")
 
 
-def close_pools() -> None:
-    """What tests before have left open to the same server."""
-    for pool in connections._pools.values():
-        pool.close()
-
-
 @contextlib.contextmanager
 def world_on(server: PostgresServer, name: str, *, prepares: bool) -> Iterator[World]:
     world = World(server, name, prepares=prepares)
+    world.roll_back()  # what killed pipelines of other tests have left prepared
     world.run(f"CREATE SCHEMA {name}")
     try:
         yield world
