@@ -273,10 +273,10 @@ def compare(
     finish(**beside(ours, theirs, baseline=baseline))
 
 
-def arguments(description: str | None) -> dict[str, int]:
+def arguments(description: str | None, *, rows: int = 2_000_000) -> dict[str, int]:
     """What the command line says of `rows`, `rounds` and `small_batches`."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rows", type=int, default=rows)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small-batches", type=int, default=10)
     return vars(parser.parse_args())

@@ -1,10 +1,11 @@
 """S3: sparkonce against Spark's own Parquet writer through S3A, with two of its committers.
 
-    python benchmarks/s3.py [--rows 30000000] [--rounds 3]
+    python benchmarks/s3.py [--rows 8000000] [--rounds 3] [--small-batches 10]
 
 All three write the same rows as Parquet to one local server, in turn: S3A with the default
-committer (which renames, and is not safe on S3) and with the magic one. 30,000,000 rows are more
-than 1 GiB. At the end one batch of 1,000 objects is committed.
+committer (which renames, and is not safe on S3) and with the magic one. 8,000,000 rows are more
+than 1 GiB. At the end 1,000 objects are committed as one batch is, beside as many bare completions
+by as many threads, and completions with a HEAD, which is what proves a commit.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import boto3
 import pyarrow as pa
+from botocore.config import Config
 from harness import (
     Run,
     arguments,
@@ -28,8 +34,10 @@ from harness import (
 )
 
 from sparkonce import ExactlyOnce
-from sparkonce.model import BranchId, Owner
+from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
+from sparkonce.sinks.base import PARALLEL_BRANCHES
+from sparkonce.sinks.s3.upload import StagedFile
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.services import (
     S3Server,
@@ -48,11 +56,12 @@ BUCKET = "bench"
 # Random digits, so that a row takes its room in a file, too.
 COLUMNS = (
     "id",
-    "sha1(string(id)) AS name",
+    "sha2(string(id), 512) AS name",
     "rand(7) * id AS amount",
     "timestamp_seconds(1767225600 + id) AS at",
 )
 OBJECTS = 1000
+TURNS = 4
 MAGIC = {
     "fs.s3a.committer.name": "magic",
     "fs.s3a.committer.magic.enabled": "true",
@@ -98,28 +107,67 @@ def s3a(settings: Mapping[str, str]) -> Any:
     return write
 
 
-def commit_of_many_objects(s3: S3Server) -> tuple[float, float]:
-    """Milliseconds for one batch of 1,000 objects, and for as many completions one by one."""
+def clear(s3: S3Server) -> int:
+    """Remove every object, so that the disk holds one run at a time; the bytes that they had."""
+    client = s3_client(s3)
+    size = 0
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
+        if found := page.get("Contents"):
+            size += sum(entry["Size"] for entry in found)
+            objects: Any = [{"Key": entry["Key"]} for entry in found]
+            client.delete_objects(Bucket=BUCKET, Delete={"Objects": objects, "Quiet": True})
+    client.close()
+    return size
+
+
+def commit_of_many_objects(s3: S3Server) -> list[float]:
+    """Milliseconds for 1,000 objects: committed, completed, completed and looked at; in turn."""
     owner = Owner("0" * 16, "bench")
     rows = pa.RecordBatch.from_pydict({"id": list(range(10))})
     target = sink(s3, f"many-{uuid.uuid4().hex[:10]}")
+    bare = boto3.client(
+        "s3",
+        endpoint_url=s3.endpoint_url,
+        region_name=s3.region,
+        aws_access_key_id=s3.access_key,
+        aws_secret_access_key=s3.secret_key,
+        config=Config(s3={"addressing_style": "path"}, max_pool_connections=PARALLEL_BRANCHES),
+    )
 
-    def prepare(attempt: int) -> Any:
+    def prepare(attempt: int) -> Committable:
         handle = target.beginTransaction(BranchId(owner, 0, 1, "s3", 0, attempt))
         target.write(handle, rows)
         return target.preCommit(handle)
 
-    prepared = [prepare(attempt) for attempt in range(OBJECTS + 50)]
-    begin = time.perf_counter()
-    assert not any(target.commitBatch(prepared[:OBJECTS]))
-    together_ms = 1000 * (time.perf_counter() - begin)
-    alone = []
-    for committable in prepared[OBJECTS:]:
-        begin = time.perf_counter()
-        target.commit(committable)
-        alone.append(time.perf_counter() - begin)
+    def complete(committable: Committable, *, look: bool) -> None:
+        payload: Any = committable.payload
+        (file,) = map(StagedFile.from_json, payload["files"])
+        bare.complete_multipart_upload(
+            Bucket=BUCKET, Key=file.key, UploadId=file.upload_id, **file.completion()
+        )
+        if look:
+            bare.head_object(Bucket=BUCKET, Key=file.key)
+
+    def commit(committables: list[Committable]) -> None:
+        assert not any(target.commitBatch(committables))
+
+    with ThreadPoolExecutor(PARALLEL_BRANCHES) as pool:
+
+        def complete_all(committables: list[Committable], *, look: bool) -> None:
+            list(pool.map(partial(complete, look=look), committables))
+
+        contenders = [commit, partial(complete_all, look=False), partial(complete_all, look=True)]
+        took_ms = [0.0] * len(contenders)
+        prepared = iter(list(pool.map(prepare, range(len(contenders) * OBJECTS))))
+        for _ in range(TURNS):
+            for number, run in enumerate(contenders):
+                committables = list(islice(prepared, OBJECTS // TURNS))
+                begin = time.perf_counter()
+                run(committables)
+                took_ms[number] += 1000 * (time.perf_counter() - begin)
     target.close()
-    return together_ms, 1000 * OBJECTS * statistics.median(alone)
+    bare.close()
+    return took_ms
 
 
 def main(*, rows: int, rounds: int, small_batches: int) -> None:
@@ -136,19 +184,23 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
             "S3A, magic": lambda: s3a(MAGIC),
         }
 
+        sizes: list[int] = []
+
         def run_all(*, rows: int, batches: int) -> dict[str, list[Run]]:
             source = make_source(spark, folder, rows=rows, batches=batches, columns=COLUMNS)
             schema = "id long, name string, amount double, at timestamp"
-            return in_turn(
-                contenders,
-                lambda writer: run_query(spark, source, writer, folder, schema),
-                rounds=rounds,
-            )
+
+            def run(writer: Any) -> Run:
+                result = run_query(spark, source, writer, folder, schema)
+                sizes.append(clear(s3))
+                return result
+
+            return in_turn(contenders, run, rounds=rounds)
 
         large = run_all(rows=rows, batches=4)
         small = run_all(rows=100 * small_batches, batches=small_batches)
         spark.stop()
-        together_ms, one_by_one_ms = commit_of_many_objects(s3)
+        commit_ms, completions_ms, with_heads_ms = commit_of_many_objects(s3)
     figures = {
         name: {
             "all batches, rows/s": [run.rows_per_s(warm=False) for run in large[name]],
@@ -158,10 +210,11 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
         }
         for name in contenders
     }
-    report(f"{rows:,} rows in 4 batches into S3 ({kind}), as Parquet", figures)
+    title = f"{rows:,} rows ({sizes[0] >> 20:,} MiB) in 4 batches into S3 ({kind}), as Parquet"
+    report(title, figures)
     print(
-        f"commit of {OBJECTS:,} objects: {together_ms:,.0f} ms together, "
-        f"{one_by_one_ms:,.0f} ms one by one"
+        f"{OBJECTS:,} objects by {PARALLEL_BRANCHES} threads: commit {commit_ms:,.0f} ms, bare "
+        f"completions {completions_ms:,.0f} ms, completions and HEADs {with_heads_ms:,.0f} ms"
     )
     medians = {
         name: {key: statistics.median(values) for key, values in of.items()}
@@ -182,10 +235,12 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
         rows_per_s_warm=ours["warm batches, rows/s"],
         small_batch_ms=ours["batch of 100 rows, ms"],
         worker_mib=ours["Python worker, MiB"],
-        commit_1000_objects_ms=together_ms,
+        commit_1000_objects_ms=commit_ms,
+        ratio_commit_to_completions=commit_ms / completions_ms,
+        ratio_commit_to_completions_and_heads=commit_ms / with_heads_ms,
         **ratios,
     )
 
 
 if __name__ == "__main__":
-    main(**arguments(__doc__))
+    main(**arguments(__doc__, rows=8_000_000))

@@ -1,7 +1,8 @@
-"""Cuts the connection between a client and a server at one request, so that its answer is lost.
+"""Cuts or spoils the connection between a client and a server at the requests that a test picks.
 
 client ──► Proxy ──► server      lose=picks("COMMIT PREPARED"): the server gets the request and
        ◄──  ✘  ◄──               acts on it; the client gets the end of the connection
+       ──►  ≠  ──►               spoil=http_request(b"PUT "): one bit of every such body is flipped
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Proxy:
         lose: which request's answer is lost next; None again when it has happened.
         swallow: loses the request too.
         lost: how many answers were lost.
+        spoil: of which HTTP requests a bit of the body is flipped, each time.
+        spoiled: how many bodies were.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -48,6 +51,8 @@ class Proxy:
         self.lose: Picks | None = None
         self.swallow: Swallow | None = None
         self.lost = 0
+        self.spoil: Picks | None = None
+        self.spoiled = 0
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
@@ -89,8 +94,14 @@ class Proxy:
     def _requests(
         self, client: socket.socket, server: socket.socket, losing: threading.Event
     ) -> None:
+        spoiling = False
         with contextlib.suppress(OSError):
             while data := client.recv(_CHUNK):
+                spoiling = spoiling or (self.spoil is not None and self.spoil(data))
+                if spoiling and not data.endswith(b"\r\n\r\n"):  # the body's begin
+                    data = data[:-1] + bytes([data[-1] ^ 1])
+                    self.spoiled += 1
+                    spoiling = False
                 if self._is_picked(data):
                     losing.set()
                     if self.swallow is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import sparkonce
 from integration_tests import test_s3_sink
@@ -87,6 +88,41 @@ def deliver(sink: S3Sink, batch_id: int, *ids: int) -> CommittedBatch:
 
 def manifests(world: World) -> dict[str, bytes]:
     return {key: world.body(key) for key in world.objects() if "/_sparkonce/" in key}
+
+
+def test_damaged_parts_abort_the_batch(
+    spark: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    proxy: Proxy,
+    world: World,
+    tmp_path: Path,
+) -> None:
+    """The query fails, the next run aborts what is left, and writes every row once."""
+    spark.range(20).write.parquet(str(tmp_path / "in"))
+
+    def run() -> None:
+        sink = make_sink(endpoint_url=f"http://127.0.0.1:{proxy.port}")
+        with (
+            closing(sink),
+            closing(
+                ExactlyOnce("orders", sinks=[sink], log=f"sqlite:///{tmp_path}/log.db")
+            ) as pipeline,
+        ):
+            spark.readStream.schema("id long").parquet(
+                str(tmp_path / "in")
+            ).writeStream.foreachBatch(pipeline).option(
+                "checkpointLocation", str(tmp_path / "checkpoint")
+            ).trigger(availableNow=True).start().awaitTermination()
+
+    proxy.spoil = http_request(b"partNumber=")
+    with pytest.raises(StreamingQueryException, match="UploadPart answered"):
+        run()
+    assert proxy.spoiled
+    assert world.counts() == (0, 0)
+    proxy.spoil = None
+    run()
+    files = [key for key in world.objects() if key.endswith(".parquet")]
+    assert sorted(n for key in files for n in world.table(key)["id"].to_pylist()) == [*range(20)]
 
 
 # -- one batch -------------------------------------------------------------------------------------

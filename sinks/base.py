@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-_PARALLEL_BRANCHES = 16
+PARALLEL_BRANCHES = 16
 
 HandleT = TypeVar("HandleT")
 """What a sink holds open while one task writes: a producer, a connection, an upload."""
@@ -214,7 +214,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         """
         if len(committables) <= 1:
             return [self._outcome_of(committable) for committable in committables]
-        with ThreadPoolExecutor(min(_PARALLEL_BRANCHES, len(committables))) as pool:
+        with ThreadPoolExecutor(min(PARALLEL_BRANCHES, len(committables))) as pool:
             return list(pool.map(self._outcome_of, committables))
 
     def _outcome_of(self, committable: Committable) -> SparkOnceError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,7 +17,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3.checks import check_schema
-from sparkonce.sinks.s3.formats import BUFFER_BYTES, MIN_PART_BYTES, FileFormat
+from sparkonce.sinks.s3.formats import BUFFER_BYTES, MAX_PART_BYTES, MIN_PART_BYTES, FileFormat
 from sparkonce.sinks.s3.layout import (
     Place,
     branch_of,
@@ -25,8 +26,14 @@ from sparkonce.sinks.s3.layout import (
     folder_name,
     value_text,
 )
-from sparkonce.sinks.s3.upload import StagedFile, etag_of_parts
-from sparkonce.sinks.s3.writer import split
+from sparkonce.sinks.s3.upload import (
+    MAX_PARTS,
+    PARTS_IN_FLIGHT,
+    StagedFile,
+    crc32c,
+    etag_of_parts,
+)
+from sparkonce.sinks.s3.writer import ROLL_AT_PARTS, split
 
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
 LABELS = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
@@ -162,9 +169,34 @@ def test_split_of_many_columns_does_not_overflow() -> None:
 @given(st.integers(MIN_PART_BYTES, 32 << 20), st.integers(1, 32))
 def test_buffers_of_all_open_files_are_bounded(part_bytes: int, files: int) -> None:
     """However large a part is to be, the default number of open files fits into memory."""
-    size = FileFormat("parquet", ("day",), "zstd", part_bytes, files).buffer_bytes
-    assert MIN_PART_BYTES <= size <= part_bytes
-    assert size * files <= BUFFER_BYTES
+    sizes = FileFormat("parquet", ("day",), "zstd", part_bytes, files).part_sizes
+    assert MIN_PART_BYTES <= sizes.first <= part_bytes
+    assert sizes.largest == sizes.first
+    assert sizes.first * files <= BUFFER_BYTES
+
+
+@given(st.integers(1, 32))
+def test_parts_that_grow_are_bounded(files: int) -> None:
+    """The buffers of all open files and the parts on their way fit, at any length of the files."""
+    sizes = FileFormat("parquet", ("day",), "zstd", None, files).part_sizes
+    grown = [sizes.of(number) for number in range(1, MAX_PARTS + 1)]
+    assert grown == sorted(grown)
+    assert (grown[0], grown[-1]) == (sizes.first, sizes.largest)
+    assert sizes.first >= MIN_PART_BYTES
+    assert sizes.largest <= MAX_PART_BYTES
+    assert sizes.largest * (files + PARTS_IN_FLIGHT) <= BUFFER_BYTES or files > 30
+    assert sizes.largest * files <= BUFFER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("folders", "part_bytes", "gib"),
+    [((), None, 242), (("day",), None, 43), ((), 8 << 20, 70), ((), 32 << 20, 281)],
+)
+def test_largest_file(folders: tuple[str, ...], part_bytes: int | None, gib: int) -> None:
+    """What docs/s3.md says of it; the rest of the 10,000 parts holds what comes when it is full."""
+    sizes = FileFormat("parquet", folders, "zstd", part_bytes, 32).part_sizes
+    assert sum(map(sizes.of, range(1, ROLL_AT_PARTS + 1))) >> 30 == gib
+    assert sum(map(sizes.of, range(ROLL_AT_PARTS + 1, MAX_PARTS + 1))) >= 4 << 30
 
 
 def test_etag_of_parts() -> None:
@@ -173,9 +205,16 @@ def test_etag_of_parts() -> None:
     assert etag_of_parts(etags) == "065947336a2f2a95ba8899f3675c3be6-2"
 
 
+def test_checksum_of_parts() -> None:
+    """CRC32C as its standard has it; of an object what a real server answered for these parts."""
+    assert crc32c(b"123456789") == base64.b64encode(bytes.fromhex("e3069283")).decode()
+    parts = (crc32c(b"a" * (5 << 20)), crc32c(b"hello"))
+    assert StagedFile("k", "u", ("a", "b"), checksums=parts).checksum == "QYpdNA==-2"
+
+
 def test_staged_file_survives_json() -> None:
     """Keys that a newer library adds are passed over."""
-    file = StagedFile("k", "u", ("a", "b"), None, 10, 2)
+    file = StagedFile("k", "u", ("a", "b"), None, ("c", "d"), 10, 2)
     assert StagedFile.from_json({**file.to_json(), "later": 1}) == file
 
 
@@ -189,6 +228,7 @@ def test_staged_file_survives_json() -> None:
         ({"parquet": {"no_such_setting": 3}}, "no_such_setting"),
         ({"target_file_size": 0}, "target_file_size=0"),
         ({"session_token": "hunter2"}, "session_token="),
+        ({"checksum": "crc64"}, "checksum='crc64'"),
         ({"encryption": "rot13"}, "encryption='rot13'"),
         ({"kms_key": "k"}, "kms_key="),
         ({"metadata": {"Sparkonce-Branch": "x"}}, "metadata="),

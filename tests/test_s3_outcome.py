@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.manifest import Manifest
 from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.publisher import Publisher
-from sparkonce.sinks.s3.upload import ObjectSettings, PartStream, StagedFile, Transfers
+from sparkonce.sinks.s3.upload import (
+    ObjectSettings,
+    PartSizes,
+    PartStream,
+    StagedFile,
+    Transfers,
+    crc32c,
+)
 
 BRANCH = BranchId(Owner("0" * 16, "q"), 7, 1, "s3", 0, 0)
 MD5 = "5d41402abc4b2a76b9719d911017c592"
@@ -34,7 +42,12 @@ def commit() -> Iterator[Callable[..., None]]:
     """`commit(heads, …)` with the server's answers to complete, HEAD and ListParts."""
     connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
 
-    def run(*heads: dict[str, Any] | int, refusal: str = "", parts: str = "") -> None:
+    def run(
+        *heads: dict[str, Any] | int,
+        refusal: str = "",
+        parts: str = "",
+        file: StagedFile = FILE,
+    ) -> None:
         ask, once = (Stubber(connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
         with ask, once:
             if refusal:
@@ -55,7 +68,7 @@ def commit() -> Iterator[Callable[..., None]]:
                     )
                 else:
                     ask.add_response("head_object", head)
-            FileOutcome(connection, "lake", BRANCH).commit(FILE)
+            FileOutcome(connection, "lake", BRANCH).commit(file)
             ask.assert_no_pending_responses()
 
     yield run
@@ -69,6 +82,46 @@ def test_encrypted_with_a_key(commit: Callable[..., None], etag: str) -> None:
     commit({**head, "ContentLength": 10})
     with pytest.raises(CommitUnresolvedError, match="not this branch's"):
         commit({**head, "ContentLength": 11})
+
+
+def test_encrypted_with_a_key_and_a_checksum(commit: Callable[..., None]) -> None:
+    """The checksum proves the content where the ETag cannot; without it the size does."""
+    file = replace(FILE, etag=None, checksums=(crc32c(b"x"),))
+    head = {"Metadata": OURS, "ETag": '"opaque"', "ContentLength": 10}
+    commit({**head, "ChecksumCRC32C": file.checksum}, file=file)
+    commit(head, file=file)
+    with pytest.raises(CommitUnresolvedError, match="not this branch's"):
+        commit({**head, "ChecksumCRC32C": f"{crc32c(b'y')}-1"}, file=file)
+
+
+def test_server_that_keeps_no_checksums() -> None:
+    """It passes over the wish, and then gets none: it might refuse them."""
+    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    transfers = Transfers()
+    sizes = PartSizes(5 << 20, 5 << 20)
+    stream = PartStream(
+        connection,
+        "lake",
+        BRANCH,
+        ObjectSettings(),
+        lambda: "key",
+        part_sizes=sizes,
+        transfers=transfers,
+    )
+    once, send = (Stubber(connection.client(p)) for p in (Purpose.ONCE, Purpose.UPLOAD))
+    part = {"Bucket": "lake", "Key": "key", "UploadId": "upload", "PartNumber": 1}
+    with once, send:
+        once.add_response("create_multipart_upload", {"UploadId": "upload"})
+        send.add_response(
+            "upload_part", {"ETag": f'"{MD5}"'}, {**part, "Body": b"hello", "ContentMD5": ANY}
+        )
+        stream.write(b"hello")
+        stream.end()
+        assert stream.staged(1).completion() == {
+            "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": f'"{MD5}"'}]}
+        }
+    transfers.close()
+    connection.close()
 
 
 def test_server_with_etags_of_its_own(commit: Callable[..., None]) -> None:
@@ -128,7 +181,13 @@ def test_settings_of_every_object() -> None:
     connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
     transfers = Transfers()
     stream = PartStream(
-        connection, "lake", BRANCH, KMS, lambda: "key", part_bytes=5 << 20, transfers=transfers
+        connection,
+        "lake",
+        BRANCH,
+        KMS,
+        lambda: "key",
+        part_sizes=PartSizes(5 << 20, 5 << 20),
+        transfers=transfers,
     )
     with Stubber(connection.client(Purpose.ONCE)) as once:
         once.add_response(
@@ -142,6 +201,7 @@ def test_settings_of_every_object() -> None:
                 "SSEKMSKeyId": "arn:aws:kms:key",
                 "StorageClass": "STANDARD_IA",
                 "Tagging": "cost+centre=a%3D1",
+                "ChecksumAlgorithm": "CRC32C",
             },
         )
         assert stream._upload() == ("key", "upload")

@@ -30,6 +30,7 @@ _THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingE
 _ADVICE = {
     "ExpiredToken": "the credentials have expired: give lasting ones, or none, so that boto3's "
     "chain renews them",
+    "NotImplemented": 'S3Sink: a server that has no CRC32C may need checksum="none"',
     "RequestTimeTooSkewed": "correct the clock of this machine or of the server",
 }
 
@@ -96,8 +97,8 @@ class Connection:
                 max_pool_connections=_CONNECTIONS,
                 tcp_keepalive=True,
                 s3={"addressing_style": "path" if self.path_style else "auto"},
-                # Every part carries its MD5; other servers than Amazon's trip over the checksums
-                # that boto3 would add of its own accord.
+                # Parts carry the checksums that the server is known to have (upload.py); others
+                # than Amazon's trip over those that boto3 would add of its own accord.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),

@@ -22,14 +22,17 @@ import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import quoted
+from sparkonce.sinks.s3.upload import PARTS_IN_FLIGHT, PartSizes
 
 Format: TypeAlias = Literal["parquet", "json", "csv"]
 Compression: TypeAlias = Literal["zstd", "snappy", "lz4", "gzip", "brotli", "none"]
 
 BUFFER_BYTES = 160 << 20
-"""For the part buffers of all open files."""
+"""For the part buffers of all open files, and the parts on their way."""
 
 MIN_PART_BYTES = 5 << 20
+MAX_PART_BYTES = 32 << 20
+_PART_BYTES: Final = 8 << 20
 
 _EXTENSIONS: Final[Mapping[Compression, str]] = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 _ROWS_PER_GROUP: Final = 1 << 20
@@ -84,7 +87,7 @@ class FileFormat:
         name: "parquet", "json" or "csv".
         partition_by: columns that become folders.
         compression: of Parquet's pages, or of the whole text.
-        part_bytes: wanted size of a part.
+        part_bytes: wanted size of every part; None: they begin with 8 MiB and grow with the file.
         max_open_files: bound on the folders of one task.
         target_bytes: a file that has become this large is followed by another one.
         parquet: settings of pyarrow's ParquetWriter, and `row_group_size`, in rows.
@@ -96,7 +99,7 @@ class FileFormat:
     name: str
     partition_by: tuple[str, ...]
     compression: Compression
-    part_bytes: int
+    part_bytes: int | None
     max_open_files: int
     target_bytes: int | None = None
     parquet: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -140,11 +143,13 @@ class FileFormat:
         return int(self.parquet.get("row_group_size", _ROWS_PER_GROUP))
 
     @property
-    def buffer_bytes(self) -> int:
-        """The size of a part such that the buffers of all open files fit into memory."""
-        if not self.partition_by:
-            return self.part_bytes
-        return max(MIN_PART_BYTES, min(self.part_bytes, BUFFER_BYTES // self.max_open_files))
+    def part_sizes(self) -> PartSizes:
+        """Such that the buffers of all open files, and the parts on their way, fit into memory."""
+        files = self.max_open_files if self.partition_by else 1
+        bound = max(MIN_PART_BYTES, BUFFER_BYTES // (files + PARTS_IN_FLIGHT))
+        if self.part_bytes is not None:
+            return PartSizes(min(self.part_bytes, bound), min(self.part_bytes, bound))
+        return PartSizes(min(_PART_BYTES, bound), min(MAX_PART_BYTES, bound))
 
     def writer(self, where: pa.NativeFile, schema: pa.Schema) -> RowWriter:
         """A writer of rows with this schema, which has no columns of `partition_by`."""

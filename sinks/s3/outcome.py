@@ -7,9 +7,9 @@
 
 S3 may answer 200 with an error in the body, and its answer may be lost; some servers answer 200 to
 the completion of an upload that is gone, others deny an upload that they have completed. What
-proves the commit is the object: our branch id in its metadata, and the ETag that its parts give
-(or its size, where the server's ETags are no MD5s: with KMS keys, and on servers with a scheme of
-their own).
+proves the commit is the object: our branch id in its metadata, and the ETag that its parts give.
+Where the server's ETags are no MD5s (with KMS keys, and on servers with a scheme of their own) it
+is the object's CRC32C instead, and the size where there is none.
 
 "Lost" takes a terminal answer first and a fresh, absent proof after it, in that order: a commit
 that happened in between is seen by the last HEAD. That one is repeated for a while, since servers
@@ -24,6 +24,7 @@ import re
 import time
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from botocore.exceptions import ClientError
 
@@ -126,20 +127,20 @@ class FileOutcome:
                 Bucket=self.bucket,
                 Key=file.key,
                 UploadId=file.upload_id,
-                MultipartUpload={
-                    "Parts": [
-                        {"PartNumber": number, "ETag": f'"{etag}"'}
-                        for number, etag in enumerate(file.parts, start=1)
-                    ]
-                },
+                **file.completion(),
             )
         except S3_ERRORS as error:
             return error
         return None
 
     def _look(self, file: StagedFile) -> Seen:
+        checked: dict[str, Any] = {"ChecksumMode": "ENABLED"} if file.checksums else {}
         try:
-            head = self.connection.client(Purpose.ASK).head_object(Bucket=self.bucket, Key=file.key)
+            head = self.connection.client(Purpose.ASK).head_object(
+                Bucket=self.bucket,
+                Key=file.key,
+                **checked,
+            )
         except S3_ERRORS as error:
             if status_of(error) != 404:  # noqa: PLR2004
                 raise CommitUnresolvedError(
@@ -156,6 +157,8 @@ class FileOutcome:
             return Seen.OURS
         if file.etag is not None and is_md5:
             return Seen.OURS if etag == file.etag else Seen.FOREIGN
+        if file.checksums and "ChecksumCRC32C" in head:
+            return Seen.OURS if head["ChecksumCRC32C"] == file.checksum else Seen.FOREIGN
         return Seen.OURS if head["ContentLength"] == file.bytes else Seen.FOREIGN
 
     def _look_patiently(self, file: StagedFile) -> Seen:

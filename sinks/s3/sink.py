@@ -30,16 +30,21 @@ from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
 from sparkonce.sinks.s3.diagnosis import diagnose
-from sparkonce.sinks.s3.formats import MIN_PART_BYTES, Compression, FileFormat, Format
+from sparkonce.sinks.s3.formats import (
+    MAX_PART_BYTES,
+    MIN_PART_BYTES,
+    Compression,
+    FileFormat,
+    Format,
+)
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.listing import open_uploads
 from sparkonce.sinks.s3.manifest import Layout, Manifest, source_folder
 from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.publisher import Publisher
-from sparkonce.sinks.s3.upload import ObjectSettings, StagedFile
+from sparkonce.sinks.s3.upload import Checksum, ObjectSettings, StagedFile
 from sparkonce.sinks.s3.writer import BranchWriter
 
-_MAX_PART_BYTES = 32 << 20
 _PARALLEL_FILES = 8
 
 
@@ -47,8 +52,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     """Writes files into an S3 bucket: one for each Spark task and folder of a batch.
 
     Works with every server that has S3's multipart uploads. Rows are streamed, so with the default
-    settings a task needs less than 256 MiB of memory whatever the size of its files. A task that
-    writes more than about 70 GiB into one folder (9,000 parts) starts another file there.
+    settings a task needs less than 256 MiB of memory whatever the size of its files. After 9,000
+    parts, which are 242 GiB (43 GiB with `partition_by`), a task starts another file.
 
     Each object appears whole; all objects of a batch appear together to `sparkonce.read_committed`
     and `sparkonce.committed_dataset`, through a manifest below ``_sparkonce/``.
@@ -78,8 +83,10 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         secret_key: with `access_key`.
         session_token: of temporary credentials, with `access_key`.
         path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
-        part_size: bytes of one part, 5 to 32 MiB. Files of many folders have smaller parts, so
-            that all their buffers fit into memory.
+        part_size: bytes of every part but the last, 5 to 32 MiB. Default: 8 MiB, doubled after
+            each 1,000 parts up to 32 MiB. Files of many folders have smaller parts, so that all
+            their buffers fit into memory.
+        checksum: "crc32c" or "none"; of each part, checked by servers that have it.
         max_open_files: how many folders one task may write; each takes 5 MiB of memory.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
@@ -112,7 +119,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         secret_key: str | None = None,
         session_token: str | None = None,
         path_style: bool | None = None,
-        part_size: int = 8 << 20,
+        part_size: int | None = None,
+        checksum: Checksum = "crc32c",
         max_open_files: int = 32,
         name: str | None = None,
         select: Sequence[str] | None = None,
@@ -125,10 +133,10 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise ConfigurationError(
                 f"S3Sink: partition_by={partition_by!r}: give a list of columns, each once"
             )
-        if not MIN_PART_BYTES <= part_size <= _MAX_PART_BYTES:
+        if part_size is not None and not MIN_PART_BYTES <= part_size <= MAX_PART_BYTES:
             raise ConfigurationError(
                 f"S3Sink: part_size={part_size}: give {MIN_PART_BYTES} (the least that S3 takes) "
-                f"to {_MAX_PART_BYTES} bytes"
+                f"to {MAX_PART_BYTES} bytes"
             )
         if max_open_files < 1:
             raise ConfigurationError(f"S3Sink: max_open_files={max_open_files}: give 1 or more")
@@ -153,7 +161,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             dict(parquet or {}),
         )
         self._settings = ObjectSettings(
-            dict(metadata or {}), dict(tags or {}), storage_class, encryption, kms_key
+            dict(metadata or {}), dict(tags or {}), storage_class, encryption, kms_key, checksum
         )
         self._schema: pa.Schema | None = None
         if self._format.is_lines:

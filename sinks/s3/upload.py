@@ -5,8 +5,11 @@
     staged()     ─► wait for all ─► StagedFile: all that completes it from anywhere
 
 Memory is bounded whatever the size of the file: the buffer, and the parts in flight, of which a
-branch has at most two over all its files. All parts but the last have one size, as some servers
-demand.
+branch has at most two over all its files. Parts grow with the file, unless they shall have one
+size, as some servers demand.
+
+A part carries its MD5, and its CRC32C where the server keeps that: a part that arrives damaged is
+refused.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar, get_args
 from urllib.parse import urlencode
 
+import google_crc32c
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from sparkonce.errors import ConfigurationError
@@ -34,6 +38,11 @@ BRANCH_METADATA = "sparkonce-branch"
 
 MAX_PARTS = 10_000
 PARTS_IN_FLIGHT = 2
+PARTS_PER_SIZE = 1000
+"""After how many parts of one size the next ones are twice as large."""
+
+Checksum: TypeAlias = Literal["crc32c", "none"]
+_ALGORITHM: Final = "CRC32C"
 _CREATE_ATTEMPTS = 4
 _METADATA_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -50,6 +59,7 @@ class StagedFile:
         parts: the parts' ETags in order, without quotes.
         etag: what the object's ETag will be; None where the server's part ETags are not MD5
             (encryption with KMS keys), so that it cannot be known.
+        checksums: the parts' CRC32C in order; empty where the server keeps none.
         bytes: size of the object.
         rows: in the file.
     """
@@ -58,16 +68,35 @@ class StagedFile:
     upload_id: str
     parts: tuple[str, ...] = ()
     etag: str | None = None
+    checksums: tuple[str, ...] = ()
     bytes: int = 0
     rows: int = 0
 
+    @property
+    def checksum(self) -> str:
+        """What the object's CRC32C will be: that of the parts' CRC32Cs, and their number."""
+        digests = b"".join(map(base64.b64decode, self.checksums))
+        return f"{crc32c(digests)}-{len(self.checksums)}"
+
+    def completion(self) -> dict[str, Any]:
+        """The argument that completes the upload."""
+        parts: list[dict[str, Any]] = [
+            {"PartNumber": number, "ETag": f'"{etag}"'}
+            for number, etag in enumerate(self.parts, start=1)
+        ]
+        if self.checksums:
+            for part, checksum in zip(parts, self.checksums, strict=True):
+                part["ChecksumCRC32C"] = checksum
+        return {"MultipartUpload": {"Parts": parts}}
+
     def to_json(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "parts": list(self.parts)}
+        return {**asdict(self), "parts": list(self.parts), "checksums": list(self.checksums)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
-        return cls(**{**known, "parts": tuple(value.get("parts", ()))})
+        lists = {name: tuple(value.get(name, ())) for name in ("parts", "checksums")}
+        return cls(**{**known, **lists})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +109,7 @@ class ObjectSettings:
         storage_class: as S3 names it, such as STANDARD_IA.
         encryption: AES256, aws:kms or aws:kms:dsse; None leaves it to the bucket.
         kms_key: id or ARN of the key.
+        checksum: that goes with each part, where the server keeps it.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -90,6 +120,7 @@ class ObjectSettings:
     storage_class: str | None = None
     encryption: str | None = None
     kms_key: str | None = None
+    checksum: Checksum = "crc32c"
 
     def __post_init__(self) -> None:
         if BRANCH_METADATA in {name.lower() for name in self.metadata}:
@@ -109,6 +140,10 @@ class ObjectSettings:
             )
         if self.kms_key is not None and (self.encryption or "AES256") == "AES256":
             raise ConfigurationError("S3Sink: kms_key= needs encryption='aws:kms'")
+        if self.checksum not in get_args(Checksum):
+            raise ConfigurationError(
+                f"S3Sink: checksum={self.checksum!r}: give one of {', '.join(get_args(Checksum))}"
+            )
 
     def protection(self) -> dict[str, Any]:
         """Arguments that a bucket's policy may demand of every object."""
@@ -116,8 +151,12 @@ class ObjectSettings:
         return {name: value for name, value in wanted.items() if value is not None}
 
     def arguments(self) -> dict[str, Any]:
-        """Of the call that creates an object, beside its metadata."""
-        wanted = {"StorageClass": self.storage_class, "Tagging": urlencode(self.tags) or None}
+        """Of the call that creates an upload, beside its metadata."""
+        wanted = {
+            "StorageClass": self.storage_class,
+            "Tagging": urlencode(self.tags) or None,
+            "ChecksumAlgorithm": _ALGORITHM if self.checksum == "crc32c" else None,
+        }
         given = {name: value for name, value in wanted.items() if value is not None}
         return {**self.protection(), **given}
 
@@ -128,6 +167,34 @@ def etag_of_parts(etags: list[str]) -> str:
     return f"{digest.hexdigest()}-{len(etags)}"
 
 
+def crc32c(data: bytes) -> str:
+    """As S3's headers have it."""
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class PartSizes:
+    """How large the parts of a file are: twice as large after each thousand, up to a bound.
+
+    Attributes:
+        first: bytes of the first parts.
+        largest: bytes of no part are more.
+    """
+
+    first: int
+    largest: int
+
+    def of(self, number: int) -> int:
+        """Bytes of a part that is not the last; the first one has the number 1."""
+        return min(self.first << (number - 1) // PARTS_PER_SIZE, self.largest)
+
+
+class _Part(NamedTuple):
+    etag: str
+    is_md5: bool
+    checksum: str | None
+
+
 class Transfers:
     """The threads of one branch that send parts; a part waits while two are on their way."""
 
@@ -136,12 +203,15 @@ class Transfers:
         self._slots = threading.Semaphore(PARTS_IN_FLIGHT)
         self._failed: BaseException | None = None
 
-    def submit(self, job: Callable[[], ResultT]) -> Future[ResultT]:
-        """Run `job` when a slot is free; raise instead if an earlier one has failed."""
+    def reserve(self) -> None:
+        """Return when a slot is free for the next job; raise if an earlier one has failed."""
         self._slots.acquire()
         if self._failed is not None:
             self._slots.release()
             raise self._failed
+
+    def submit(self, job: Callable[[], ResultT]) -> Future[ResultT]:
+        """Run `job` in the slot that was reserved."""
         future = self._pool.submit(job)
         future.add_done_callback(self._done)
         return future
@@ -169,7 +239,7 @@ class PartStream:
         branch_id: goes into the object's metadata.
         settings: of the object.
         next_key: gives a key that was never used before.
-        part_bytes: size of all parts but the last.
+        part_sizes: of all parts but the last.
         transfers: the branch's threads.
     """
 
@@ -181,7 +251,7 @@ class PartStream:
         settings: ObjectSettings,
         next_key: Callable[[], str],
         *,
-        part_bytes: int,
+        part_sizes: PartSizes,
         transfers: Transfers,
     ) -> None:
         self._connection = connection
@@ -189,16 +259,17 @@ class PartStream:
         self._branch_id = branch_id
         self._settings = settings
         self._next_key = next_key
-        self._part_bytes = part_bytes
+        self._part_sizes = part_sizes
         self._transfers = transfers
         # Takes memory as it fills, is never moved and goes back to the system at once: with many
         # open files a bytearray each takes half as much again.
-        self._buffer = mmap.mmap(-1, part_bytes)
+        self._buffer = mmap.mmap(-1, part_sizes.of(1))
         self._filled = 0
         self._position = 0
-        self._parts: list[Future[tuple[str, bool]]] = []
+        self._parts: list[Future[_Part]] = []
         self._creating = threading.Lock()
         self._created: tuple[str, str] | None = None
+        self._keeps_checksums = False
         self._discarded = False
         self.closed = False
 
@@ -216,11 +287,11 @@ class PartStream:
         size = len(view)
         self._position += size
         while len(view) > 0 and not self._discarded:
-            piece = view[: self._part_bytes - self._filled]
+            piece = view[: len(self._buffer) - self._filled]
             self._buffer[self._filled : self._filled + len(piece)] = piece
             self._filled += len(piece)
             view = view[len(piece) :]
-            if self._filled == self._part_bytes:
+            if self._filled == len(self._buffer):
                 self._ship()
         return size
 
@@ -242,13 +313,14 @@ class PartStream:
     def staged(self, rows: int) -> StagedFile:
         """Wait until the server has every part."""
         answers = [part.result() for part in self._parts]
-        etags = [etag for etag, _ in answers]
+        etags = [part.etag for part in answers]
         key, upload_id = self._upload()
         return StagedFile(
             key=key,
             upload_id=upload_id,
             parts=tuple(etags),
-            etag=etag_of_parts(etags) if all(is_md5 for _, is_md5 in answers) else None,
+            etag=etag_of_parts(etags) if all(part.is_md5 for part in answers) else None,
+            checksums=tuple(part.checksum for part in answers if part.checksum is not None),
             bytes=self._position,
             rows=rows,
         )
@@ -267,15 +339,19 @@ class PartStream:
             )
 
     def _ship(self) -> None:
+        # Before the copy, which then takes the memory of a part that has been sent.
+        self._transfers.reserve()
         body = self._buffer[: self._filled]
-        self._buffer.close()
-        self._buffer = mmap.mmap(-1, self._part_bytes)
-        self._filled = 0
         number = len(self._parts) + 1
+        self._buffer.close()
+        self._buffer = mmap.mmap(-1, self._part_sizes.of(number + 1))
+        self._filled = 0
         self._parts.append(self._transfers.submit(lambda: self._send(number, body)))
 
-    def _send(self, number: int, body: bytes) -> tuple[str, bool]:
+    def _send(self, number: int, body: bytes) -> _Part:
         key, upload_id = self._upload()
+        checksum = crc32c(body) if self._keeps_checksums else None
+        checked: dict[str, Any] = {} if checksum is None else {"ChecksumCRC32C": checksum}
         md5 = hashlib.md5(body, usedforsecurity=False)
         answer = self._connection.client(Purpose.UPLOAD).upload_part(
             Bucket=self._bucket,
@@ -284,9 +360,10 @@ class PartStream:
             PartNumber=number,
             Body=body,
             ContentMD5=base64.b64encode(md5.digest()).decode(),
+            **checked,
         )
         etag = answer["ETag"].strip('"')
-        return etag, etag == md5.hexdigest()
+        return _Part(etag, etag == md5.hexdigest(), checksum)
 
     def _upload(self) -> tuple[str, str]:
         with self._creating:
@@ -310,6 +387,8 @@ class PartStream:
             Metadata={**self._settings.metadata, BRANCH_METADATA: str(self._branch_id)},
             **self._settings.arguments(),
         )
+        # A server that does not know of checksums passes over the wish, and may refuse them later.
+        self._keeps_checksums = answer.get("ChecksumAlgorithm") == _ALGORITHM
         return key, answer["UploadId"]
 
 

@@ -39,7 +39,7 @@ _WAITING_BYTES = 64 << 20
 _WAITING_BYTES_PARTITIONED = 32 << 20
 # A file this long is followed by another one; the rest of the 10,000 is for what its last row
 # group and its footer may need.
-_ROLL_AT_PARTS = MAX_PARTS - 1000
+ROLL_AT_PARTS = MAX_PARTS - 1000
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class BranchWriter:
             lambda: file_key(
                 self._place, folder, self.branch_id, self._next_number(), self._format.extension
             ),
-            part_bytes=self._format.buffer_bytes,
+            part_sizes=self._format.part_sizes,
             transfers=self._transfers,
         )
         self._streams.append(stream)
@@ -176,7 +176,7 @@ class BranchWriter:
         # What waits is Arrow memory, of which a file takes less.
         if target is not None and file.waiting_bytes >= target:
             self._write_group(file)
-        return file.stream.part_count >= _ROLL_AT_PARTS or (
+        return file.stream.part_count >= ROLL_AT_PARTS or (
             target is not None and file.stream.size >= target
         )
 
