@@ -782,9 +782,9 @@ def test_parts_grow_with_the_file(
 ) -> None:
     """The first parts are small, later ones larger up to a bound; the file is whole, and proven."""
     monkeypatch.setattr(upload, "PARTS_PER_SIZE", 2)
-    monkeypatch.setattr(formats, "_PART_BYTES", 5 * MIB)
+    monkeypatch.setattr(formats, "PART_BYTES", 5 * MIB)
     monkeypatch.setattr(formats, "MAX_PART_BYTES", 15 * MIB)
-    sink = make_sink(compression="none")
+    sink = make_sink(compression="none", part_size="growing")
     rows = pa.RecordBatch.from_pydict({"x": np.random.default_rng(0).random(62 * MIB // 8)})
     handle = sink.beginTransaction(branch())
     sink.write(handle, rows)

@@ -189,6 +189,23 @@ def test_parts_that_grow_are_bounded(files: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "grows"),
+    [
+        ({}, True),
+        ({"endpoint_url": "https://r2.example"}, False),
+        ({"endpoint_url": "https://r2.example", "part_size": "growing"}, True),
+        ({"part_size": 8 << 20}, False),
+    ],
+)
+def test_parts_grow_where_the_server_is_known_to_take_them(
+    settings: dict[str, Any], grows: bool
+) -> None:
+    """Others refuse parts of several sizes when the file is completed, after the decision."""
+    sizes = S3Sink("s3://lake/orders", **settings)._format.part_sizes
+    assert (sizes.largest > sizes.first) is grows
+
+
+@pytest.mark.parametrize(
     ("folders", "part_bytes", "gib"),
     [((), None, 242), (("day",), None, 43), ((), 8 << 20, 70), ((), 32 << 20, 281)],
 )
@@ -238,6 +255,7 @@ def test_staged_file_survives_json() -> None:
         ({"partition_by": ["day", "day"]}, "each once"),
         ({"part_size": 1 << 20}, "part_size=1048576"),
         ({"part_size": 1 << 26}, "part_size=67108864"),
+        ({"part_size": "large"}, "part_size=large"),
         ({"max_open_files": 0}, "max_open_files=0"),
         ({"access_key": "a"}, "secret_key"),
         ({"secret_key": "hunter2"}, "access_key"),

@@ -32,7 +32,7 @@ BUFFER_BYTES = 160 << 20
 
 MIN_PART_BYTES = 5 << 20
 MAX_PART_BYTES = 32 << 20
-_PART_BYTES: Final = 8 << 20
+PART_BYTES: Final = 8 << 20
 
 _EXTENSIONS: Final[Mapping[Compression, str]] = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 _ROWS_PER_GROUP: Final = 1 << 20
@@ -149,7 +149,7 @@ class FileFormat:
         bound = max(MIN_PART_BYTES, BUFFER_BYTES // (files + PARTS_IN_FLIGHT))
         if self.part_bytes is not None:
             return PartSizes(min(self.part_bytes, bound), min(self.part_bytes, bound))
-        return PartSizes(min(_PART_BYTES, bound), min(MAX_PART_BYTES, bound))
+        return PartSizes(min(PART_BYTES, bound), min(MAX_PART_BYTES, bound))
 
     def writer(self, where: pa.NativeFile, schema: pa.Schema) -> RowWriter:
         """A writer of rows with this schema, which has no columns of `partition_by`."""

@@ -33,6 +33,7 @@ from sparkonce.sinks.s3.diagnosis import diagnose
 from sparkonce.sinks.s3.formats import (
     MAX_PART_BYTES,
     MIN_PART_BYTES,
+    PART_BYTES,
     Compression,
     FileFormat,
     Format,
@@ -53,7 +54,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
 
     Works with every server that has S3's multipart uploads. Rows are streamed, so with the default
     settings a task needs less than 256 MiB of memory whatever the size of its files. After 9,000
-    parts, which are 242 GiB (43 GiB with `partition_by`), a task starts another file.
+    parts, which are 242 GiB on Amazon's S3, a task starts another file (`docs/s3.md`).
 
     Each object appears whole; all objects of a batch appear together to `sparkonce.read_committed`
     and `sparkonce.committed_dataset`, through a manifest below ``_sparkonce/``.
@@ -83,9 +84,11 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         secret_key: with `access_key`.
         session_token: of temporary credentials, with `access_key`.
         path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
-        part_size: bytes of every part but the last, 5 to 32 MiB. Default: 8 MiB, doubled after
-            each 1,000 parts up to 32 MiB. Files of many folders have smaller parts, so that all
-            their buffers fit into memory.
+        part_size: bytes of every part but the last, 5 to 32 MiB; or "growing": 8 MiB, doubled
+            after each 1,000 parts up to 32 MiB. Default: "growing" on Amazon's S3, 8 MiB with
+            `endpoint_url`, since some servers refuse parts of several sizes when the file is
+            completed, which is after the decision. Files of many folders have smaller parts, so
+            that all their buffers fit into memory.
         checksum: "crc32c" or "none"; of each part, checked by servers that have it.
         max_open_files: how many folders one task may write; each takes 5 MiB of memory.
         name: see `TwoPhaseCommitSink`.
@@ -119,7 +122,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         secret_key: str | None = None,
         session_token: str | None = None,
         path_style: bool | None = None,
-        part_size: int | None = None,
+        part_size: int | Literal["growing"] | None = None,
         checksum: Checksum = "crc32c",
         max_open_files: int = 32,
         name: str | None = None,
@@ -133,10 +136,14 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise ConfigurationError(
                 f"S3Sink: partition_by={partition_by!r}: give a list of columns, each once"
             )
-        if part_size is not None and not MIN_PART_BYTES <= part_size <= MAX_PART_BYTES:
+        if part_size is None:
+            part_size = "growing" if endpoint_url is None else PART_BYTES
+        if part_size != "growing" and not (
+            isinstance(part_size, int) and MIN_PART_BYTES <= part_size <= MAX_PART_BYTES
+        ):
             raise ConfigurationError(
                 f"S3Sink: part_size={part_size}: give {MIN_PART_BYTES} (the least that S3 takes) "
-                f"to {MAX_PART_BYTES} bytes"
+                f'to {MAX_PART_BYTES} bytes, or "growing"'
             )
         if max_open_files < 1:
             raise ConfigurationError(f"S3Sink: max_open_files={max_open_files}: give 1 or more")
@@ -155,7 +162,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             format,
             tuple(partition_by),
             compression or ("zstd" if format == "parquet" else "gzip"),
-            part_size,
+            None if part_size == "growing" else part_size,
             max_open_files,
             target_file_size,
             dict(parquet or {}),
