@@ -24,6 +24,7 @@ from typing import NoReturn
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -217,6 +218,20 @@ class Merger:
             return False  # or it was not: the marker tells
         finally:
             self._end(connection)
+
+    def commit_with(self, connection: PgConnection, log_write: str) -> None:
+        """Commit the transaction that this process holds open, and the log's write in it."""
+        try:
+            if connection.info.transaction_status != TransactionStatus.INTRANS:
+                # A script outside of a transaction is one by itself: the record without its rows.
+                self._unresolved("the transaction was ended by somebody else")
+            tag = _last_tag(connection, script(sql.SQL(log_write), COMMIT))
+        except psycopg.Error as error:
+            self._unresolved(self._address.said(error), error)
+        finally:
+            self._end(connection)
+        if tag != "COMMIT":
+            self._unresolved(f"the server answered {tag} to COMMIT")
 
     def commit(self) -> None:
         """Make the batch visible; idempotent. The situations are numbered in the module's text."""
