@@ -376,7 +376,8 @@ class OnePhaseSink(TwoPhaseCommitSink[HandleT]):
     def commitOnePhase(self, committable: Committable, log_write: str) -> None:
         """Run `log_write` in the open transaction and commit it, in one message to the server.
 
-        So no lock that it takes in the log waits for this process.
+        So no lock that it takes in the log waits for this process. What the tasks have left over is
+        shown by `find_branches`, and aborted next.
 
         Raises:
             CommitUnresolvedError: it is not committed, or that is not known: the log tells.

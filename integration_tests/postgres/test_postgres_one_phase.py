@@ -284,6 +284,13 @@ def test_mode_that_commits_task_by_task(prepares: Pipeline) -> None:
     assert "task by task" in str(driver.two_phases)
 
 
+def test_sink_that_cannot_be_asked(prepares: Pipeline) -> None:
+    sink = prepares.world.sink(dsn="postgresql://u:secret@127.0.0.1:1/db")
+    two_phases = str(prepares.driver(sink).two_phases)
+    assert "127.0.0.1:1: connection" in two_phases
+    assert "secret" not in two_phases
+
+
 @pytest.mark.parametrize("right", ["none", "too few", "enough"])
 def test_role_of_the_sink(prepares: Pipeline, right: str) -> None:
     """It writes the log's tables itself; without the rights there are two phases, as ever."""

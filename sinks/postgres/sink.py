@@ -338,7 +338,13 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         held = self._take_held(committable.branch_id)
         if held is None or not merger.commit_held(held):
             merger.commit()
-        self._tidy(merge)
+        try:
+            self._drop(
+                merge.schema, merge.staging, Timeouts(_TIDY_LOCK_S, self._timeouts.statement)
+            )
+        except psycopg.Error as error:
+            # Committed all the same; `find_branches` will see what is left.
+            logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
 
     def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
         if self._mode == "prepared":
@@ -349,23 +355,11 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             return f"{self.where}: {self._address.said(error)}"
 
     def commitOnePhase(self, committable: Committable, log_write: str) -> None:
-        merge = Merge.read(committable)
-        held = self._take_held(committable.branch_id)
+        branch_id = committable.branch_id
+        held = self._take_held(branch_id)
         if held is None:
-            raise CommitUnresolvedError(
-                f"{committable.branch_id} is not open in this process", committable.branch_id
-            )
-        self._merger(committable.branch_id, merge).commit_with(held, log_write)
-        self._tidy(merge)
-
-    def _tidy(self, merge: Merge) -> None:
-        try:
-            self._drop(
-                merge.schema, merge.staging, Timeouts(_TIDY_LOCK_S, self._timeouts.statement)
-            )
-        except psycopg.Error as error:
-            # Committed all the same; `find_branches` will see what is left.
-            logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
+            raise CommitUnresolvedError(f"{branch_id} is not open in this process", branch_id)
+        self._merger(branch_id, Merge.read(committable)).commit_with(held, log_write)
 
     def abort(self, branch: BranchId | Committable) -> None:
         committable = Committable(branch) if isinstance(branch, BranchId) else branch
