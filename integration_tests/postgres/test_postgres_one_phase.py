@@ -473,6 +473,14 @@ def test_transaction_that_failed_or_ended_unseen(prepares: Pipeline, ends: str) 
     assert prepares.log().history("orders") == []
 
 
+def test_sink_closed_before_the_commit(prepares: Pipeline) -> None:
+    """By another thread: its open transaction is gone."""
+    sink = prepares.world.ready()
+    with at("decide.before", sink.close), pytest.raises(PrepareRejectedError, match="not open"):
+        prepares.driver(sink).run(OneBatch(sink, 0))
+    assert prepares.world.state() == (0, 0, 0, 0)
+
+
 def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     """A batch that an older start has decided is finished as it was prepared."""
     world, log = prepares.world, prepares.log()

@@ -94,6 +94,9 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
     transaction: rows are written once, and become visible task by task. `docs/postgres.md` tells
     what it needs and which of the two to take.
 
+    Where the sink is the pipeline's only one and the transaction log is in the same database, the
+    merge and the log's record are committed in one transaction instead.
+
     The table ``sparkonce_commits`` in the target's schema has a row for each committed batch; with
     mode="prepared" for each task of it.
 
@@ -291,7 +294,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             else "an open transaction, since max_prepared_transactions is 0: a decided batch that "
             "is lost with its connection is merged again, and may be refused then"
         )
-        return f"a merged batch waits for the decision as {held_as}"
+        return f"in two phases a merged batch waits for the decision as {held_as}"
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(
