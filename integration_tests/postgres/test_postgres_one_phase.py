@@ -158,7 +158,7 @@ def port_of(dsn: str) -> int:
 
 
 @pytest.fixture
-def cut(prepares: Pipeline) -> Iterator[tuple[PostgresSink, Proxy]]:
+def behind_proxy(prepares: Pipeline) -> Iterator[tuple[PostgresSink, Proxy]]:
     """A sink behind a proxy."""
     proxy = Proxy(port := port_of(prepares.world.dsn))
     yield (
@@ -221,10 +221,10 @@ def test_replay_of_a_complete_batch_is_drained(prepares: Pipeline) -> None:
 
 
 def test_log_write_and_commit_are_one_message(
-    prepares: Pipeline, cut: tuple[PostgresSink, Proxy]
+    prepares: Pipeline, behind_proxy: tuple[PostgresSink, Proxy]
 ) -> None:
     """No lock in the log waits for the driver: before the message there is none (ADR 12)."""
-    sink, proxy = cut
+    sink, proxy = behind_proxy
     sent: list[bytes] = []
 
     def note(data: bytes) -> bool:
@@ -324,9 +324,11 @@ def test_role_of_the_sink(prepares: Pipeline, right: str) -> None:
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def test_answer_to_the_commit_is_lost(prepares: Pipeline, cut: tuple[PostgresSink, Proxy]) -> None:
+def test_answer_to_the_commit_is_lost(
+    prepares: Pipeline, behind_proxy: tuple[PostgresSink, Proxy]
+) -> None:
     """The log tells that the batch is complete, and the query goes on."""
-    sink, proxy = cut
+    sink, proxy = behind_proxy
     driver = prepares.driver(sink)
     for batch_id in range(2):
         proxy.lose = holds(b"WITH head AS") if batch_id == 0 else None
@@ -375,10 +377,10 @@ def test_server_killed_before_the_commit(prepares: Pipeline) -> None:
 
 
 def test_server_killed_behind_the_commit(
-    prepares: Pipeline, cut: tuple[PostgresSink, Proxy]
+    prepares: Pipeline, behind_proxy: tuple[PostgresSink, Proxy]
 ) -> None:
     """Committed and not answered: what was flushed is there after the crash, and is told."""
-    sink, proxy = cut
+    sink, proxy = behind_proxy
     driver, world = prepares.driver(sink), prepares.world
     commit = sink.commitOnePhase
 
@@ -466,7 +468,8 @@ def test_transaction_that_failed_or_ended_unseen(prepares: Pipeline, ends: str) 
         with contextlib.suppress(psycopg.errors.DivisionByZero):
             connection.execute(ends.encode())
 
-    with at("decide.before", end), pytest.raises(PrepareRejectedError) as caught:
+    told = "ended unseen" if ends == "ROLLBACK" else "transaction is aborted"
+    with at("decide.before", end), pytest.raises(PrepareRejectedError, match=told) as caught:
         prepares.driver(sink).run(OneBatch(sink, 0))
     assert isinstance(caught.value.__cause__, CommitUnresolvedError)
     assert world.state() == (0, 0, 0, 0)

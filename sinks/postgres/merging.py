@@ -24,7 +24,6 @@ from typing import NoReturn
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
-from psycopg.pq import TransactionStatus
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -63,6 +62,7 @@ from sparkonce.sinks.postgres.sql import (
     insert_marker,
     prepare,
     qualified,
+    require_marker,
     script,
     settings,
     staging_name,
@@ -222,10 +222,9 @@ class Merger:
     def commit_with(self, connection: PgConnection, log_write: str) -> None:
         """Commit the transaction that this process holds open, and the log's write in it."""
         try:
-            if connection.info.transaction_status != TransactionStatus.INTRANS:
-                # A script outside of a transaction is one by itself: the record without its rows.
-                self._unresolved("the transaction was ended by somebody else")
-            tag = _last_tag(connection, script(sql.SQL(log_write), COMMIT))
+            # Outside of its transaction the script would be one by itself: the record alone.
+            is_ours = require_marker(self._merge.schema, self._branch_id)
+            tag = _last_tag(connection, script(is_ours, sql.SQL(log_write), COMMIT))
         except psycopg.Error as error:
             self._unresolved(self._address.said(error), error)
         finally:

@@ -240,6 +240,14 @@ def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
     )
 
 
+def require_marker(schema: str, branch_id: BranchId) -> sql.Composed:
+    """Fails where no such row is seen; with `concat`, since a constant would be cast anyway."""
+    return sql.SQL(
+        "SELECT CASE count(*) WHEN 0 THEN concat('the transaction was ended unseen')::int END "
+        "FROM {} WHERE branch = {}"
+    ).format(qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id)))
+
+
 # -- what stands -----------------------------------------------------------------------------------
 
 
