@@ -1,5 +1,8 @@
 """What a transaction log costs: decide + complete of one batch, and requests on an object store.
 
+Then, of a Postgres sink in the log's own database: one transaction beside two phases, from the end
+of the tasks to the end of the batch, its sweep included.
+
 python benchmarks/log.py [--batches 500] [--branches 12]
 """
 
@@ -12,23 +15,29 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import boto3
 import harness  # noqa: F401 - puts this folder last, whose kafka.py would hide the package `kafka`
+import psycopg
+import pyarrow as pa
 from botocore.config import Config
 from rich.console import Console
 from rich.table import Table
 
-from sparkonce.model import BranchId, Committable, TransactionId
+from sparkonce.model import Ask, BranchId, Committable, TransactionId
+from sparkonce.sinks import PostgresSink
+from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.testing.services import ServiceKind, Services, start_services, unavailable
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.object_store import ObjectPlace
+from sparkonce.txn_log.postgres import PostgresLog
 from sparkonce.txn_log.record import (
     Fingerprint,
     Incarnation,
@@ -39,6 +48,7 @@ from sparkonce.txn_log.record import (
 )
 
 KINDS: tuple[ServiceKind, ...] = ("postgres", "versitygw")
+ROWS = pa.table({"id": pa.array(range(100), pa.int64()), "name": ["a row of the batch"] * 100})
 
 
 def record(incarnation: Incarnation, batch_id: int, branches: int) -> TransactionRecord:
@@ -116,6 +126,67 @@ def count_requests(log: TransactionLog, act: Callable[[], object]) -> int | None
     return len(sent)
 
 
+class TwoPhases(PostgresLog):
+    """A log that joins no sink's transaction."""
+
+    def why_two_phases(self, ask: Ask) -> str | None:
+        return "for comparison"
+
+
+class OneTask:
+    """A batch of one task; notes when its rows are staged."""
+
+    location = "memory:/checkpoint"
+    offsets = ("{}",)
+
+    def __init__(self, sink: PostgresSink) -> None:
+        self.batch_id = 0
+        self.staged_at = 0.0
+        self._sink = sink
+
+    def committed(self) -> int | None:
+        return self.batch_id - 1
+
+    def drain(self) -> None:
+        raise NotImplementedError
+
+    def write(
+        self, incarnation: Incarnation, rewrite: Rewrite | None = None
+    ) -> Mapping[str, Share]:
+        branch = BranchId(
+            incarnation.owner, self.batch_id, incarnation.token, self._sink.name, 0, self.batch_id
+        )
+        handle = self._sink.beginTransaction(branch)
+        self._sink.write(handle, ROWS.to_batches()[0])
+        staged = self._sink.preCommit(handle)
+        part = Part(0, branch.name, ROWS.nbytes, Fingerprint("a/1", len(ROWS), 0))
+        self.staged_at = time.perf_counter()
+        return {self._sink.name: Share(self._sink.target, (part,), (staged,))}
+
+
+def phases(dsn: str, batches: int) -> Mapping[str, Sequence[float]]:
+    """Seconds of each batch, in turn, by the way it is committed."""
+    logs = {"one transaction": PostgresLog, "two phases": TwoPhases}
+    drivers = {}
+    for number, (name, kind) in enumerate(logs.items()):
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"CREATE TABLE bench_{number} (id bigint, name text)".encode())
+        sink = PostgresSink(dsn, table=f"bench_{number}")
+        sink.validate(ROWS.schema)
+        claim = Claim(name.split()[0], str(uuid.uuid4()), "run", "host:1", {sink.name: "t"}, 0)
+        log, batch = kind(f"{dsn}?schema=bench_phases"), OneTask(sink)
+        driver = Coordinator([sink], log, claim, batch, commit_timeout_s=60, retain=10_000)
+        assert (driver.two_phases is None) == (kind is PostgresLog)
+        drivers[name] = driver, batch
+    times: dict[str, list[float]] = {name: [] for name in logs}
+    for batch_id in range(batches):
+        for name, (driver, batch) in drivers.items():
+            batch.batch_id = batch_id
+            driver.run(batch)
+            times[name].append(time.perf_counter() - batch.staged_at)
+    return times
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=500)
@@ -143,6 +214,7 @@ def main() -> None:
                 sent = count_requests(log, act)
                 if sent is not None:
                     requests[name] = requests.get(name, 0) + sent
+        ways = {} if "postgres" not in logs else phases(services.postgres.dsn, batches)
     for name, seconds in times.items():
         median, high = statistics.median(seconds) * 1e3, sorted(seconds)[int(batches * 0.95)] * 1e3
         per_batch = requests[name] / batches if name in requests else None
@@ -150,6 +222,15 @@ def main() -> None:
         table.add_row(name, f"{median:.1f} ms", f"{high:.1f} ms", shown)
         figures[name] = {"median_ms": median, "p95_ms": high, "requests": per_batch}
     Console().print(table)
+    if ways:
+        table = Table("sink and log in one database", "median", "95th percentile")
+        for name, seconds in ways.items():
+            high = sorted(seconds)[int(batches * 0.95)] * 1e3
+            table.add_row(name, f"{statistics.median(seconds) * 1e3:.1f} ms", f"{high:.1f} ms")
+            figures[name] = {"median_ms": statistics.median(seconds) * 1e3, "p95_ms": high}
+        one, two = (statistics.median(seconds) for seconds in ways.values())
+        figures["ratio_one_transaction_to_two_phases"] = one / two
+        Console().print(table)
     print(json.dumps(figures))
 
 

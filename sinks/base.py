@@ -55,6 +55,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import (
     DRIVER_ATTEMPT,
+    Ask,
     BranchId,
     Committable,
     CommittedBatch,
@@ -340,6 +341,47 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
 
 AnySink: TypeAlias = "TwoPhaseCommitSink[Any]"
+
+
+class OnePhaseSink(TwoPhaseCommitSink[HandleT]):
+    """A sink in a database that may hold the transaction log too.
+
+    Where it does, and the sink is the pipeline's only one, rows and record are committed in one
+    transaction: by these verbs, in place of `prepareBatch`, `commit` and `publishBatch`. What older
+    starts have decided is still finished by those.
+    """
+
+    @abstractmethod
+    def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
+        """Why a transaction of this sink cannot take the log's write in; None where it can.
+
+        Args:
+            why_not: the log's answer to the same, given a way to ask the sink's database.
+        """
+
+    @abstractmethod
+    def prepareOnePhase(
+        self, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        """As `prepareBatch`, and leave the transaction open in this process.
+
+        It ends by `commitOnePhase`, by `abort`, or with its connection; the server must end it too,
+        after a while, where this process stands still.
+
+        Returns:
+            The driver's one branch; nothing for a batch without rows.
+        """
+
+    @abstractmethod
+    def commitOnePhase(self, committable: Committable, log_write: str) -> None:
+        """Run `log_write` in the open transaction and commit it, in one message to the server.
+
+        So no lock that it takes in the log waits for this process. What the tasks have left over is
+        shown by `find_branches`, and aborted next.
+
+        Raises:
+            CommitUnresolvedError: it is not committed, or that is not known: the log tells.
+        """
 
 
 class RowSink(TwoPhaseCommitSink[HandleT]):

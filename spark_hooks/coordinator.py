@@ -11,6 +11,8 @@ sent every failure aborts, after it nothing does.
                           a branch that is lost after the decision is written again from it
     commit="checkpoint"   write ─► vote ─► PREPARED ─► Spark writes commits/N ─► decide …
                                                └─ or it does not: ABANDONED, abort, replay
+    one sink, in the      write ─► vote ─► one COMMIT of rows and record: COMPLETE ─► sweep
+    log's database                            └─ or none of both: abort, replay
 
 Invariants (docs/protocol.md has all of them):
 
@@ -30,7 +32,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from tenacity import (
     RetryCallState,
@@ -58,7 +60,7 @@ from sparkonce.model import (
     CommittedBatch,
     TransactionId,
 )
-from sparkonce.sinks.base import AnySink, check_committable
+from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink, check_committable
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.txn_log.base import TransactionLog
@@ -139,6 +141,7 @@ class Coordinator:
     Attributes:
         incarnation: the token that this driver holds.
         pending: the batch that is prepared and waits for Spark's checkpoint.
+        two_phases: why a batch takes two phases; None where one transaction holds it all.
     """
 
     def __init__(
@@ -166,6 +169,22 @@ class Coordinator:
         reach("begin.before", batch=claim.batch_id)
         self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
+        self._one_phase: OnePhaseSink[Any] | None = None
+        self.two_phases = self._choose_phases()
+
+    def _choose_phases(self) -> str | None:
+        if self._policy != "prepared":
+            return f"commit={self._policy!r} decides only when Spark's checkpoint has the batch"
+        if len(self._sinks) != 1:
+            return "the pipeline has several sinks"
+        (sink,) = self._sinks.values()
+        if not isinstance(sink, OnePhaseSink):
+            return f"{sink!r} shares no transaction with a log"
+        if type(sink).publishBatch is not TwoPhaseCommitSink.publishBatch:
+            return f"{sink!r} publishes each batch before the log knows that it is complete"
+        reason = sink.why_two_phases(self._log.why_two_phases)
+        self._one_phase = sink if reason is None else None
+        return reason
 
     def recover(self) -> None:
         """Finish what older incarnations decided, and abort what they left undecided.
@@ -256,6 +275,9 @@ class Coordinator:
 
     def _deliver(self, batch: Batch) -> None:
         record = self._prepare(batch)
+        if record.state is State.COMPLETE:
+            self._clean_up(record)
+            return
         if self._policy == "prepared":
             self._finish(self._decide(record), batch)
             return
@@ -292,19 +314,50 @@ class Coordinator:
     def _prepare(self, batch: Batch) -> TransactionRecord:
         try:
             shares = self._vote(batch, batch.write(self.incarnation), write_pass=0)
-            return TransactionRecord(
+            record = TransactionRecord(
                 id=self.incarnation.transaction_id(batch.batch_id),
                 token=self.incarnation.token,
                 state=State.DECIDED,
                 offsets=batch.offsets,
                 shares=shares,
             )
+            if self._one_phase is not None and any(record.committables()):
+                return self._commit_one_phase(self._one_phase, record)
+            return record  # noqa: TRY300
         except BaseException as error:
             # Presumed abort: no decision says commit, so nothing needs to be written. Tasks that
             # still run may prepare later; the next incarnation finds those.
             self.sweep()
             self._raise_if_fenced(error)
             raise
+
+    def _commit_one_phase(
+        self, sink: OnePhaseSink[Any], record: TransactionRecord
+    ) -> TransactionRecord:
+        """Commit rows and record in one transaction; returns the record as it stands.
+
+        It commits all of it or nothing, on the condition that nobody has written the log meanwhile.
+        So whatever is raised, nothing is decided that an abort could hurt.
+        """
+        (committable,) = record.committables()
+        reach("decide.before", batch=record.id.batch_id)
+        done, log_write = self._patiently(
+            lambda: self._log.one_phase(record), f"read the log for {record.id}"
+        )
+        try:
+            sink.commitOnePhase(committable, log_write)
+        except CommitUnresolvedError as error:
+            standing = self._patiently(lambda: self._log.find(record.id), f"find {record.id}")
+            if standing != done:
+                # Should it still land, then before the next start takes its token, which sees it.
+                raise PrepareRejectedError(
+                    f"{record.id}: its one transaction is not committed as far as the log shows; "
+                    f"start the query again, which goes by the log: {error}",
+                    committable.branch_id,
+                ) from error
+            logger.info("%s is committed, though its answer was lost: %s", record.id, error)
+        reach("complete.after", batch=record.id.batch_id)
+        return done
 
     def _vote(
         self, batch: Batch, shares: Mapping[str, Share], *, write_pass: int
@@ -321,9 +374,12 @@ class Coordinator:
             )
             reach("prepare_batch.before", batch=batch.batch_id, sink=name)
             sink = self._sinks[name]
+            # What is written again is decided already, so it takes two phases.
+            one_phase = self._one_phase if write_pass == 0 else None
+            vote = sink.prepareBatch if one_phase is None else one_phase.prepareOnePhase
             prepared = [
                 check_committable(sink, committable, branch_id)
-                for committable in sink.prepareBatch(branch_id, share.committables)
+                for committable in vote(branch_id, share.committables)
             ]
             reach("prepare_batch.after", batch=batch.batch_id, sink=name)
             voted[name] = replace(share, committables=tuple(prepared))
@@ -412,7 +468,9 @@ class Coordinator:
         if lost:
             why = _NO_REPLAY if batch is None else "each time they were lost again"
             raise cannot_redo(record, lost, why)
-        done = self._complete(record)
+        self._clean_up(self._complete(record))
+
+    def _clean_up(self, done: TransactionRecord) -> None:
         self.sweep()
         if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:
             try:

@@ -293,7 +293,8 @@ class ExactlyOnce:
         coordinator = self.coordinator(claim, query)
         query.bind(coordinator.incarnation.owner.log_id, self.name)
         logger.info(
-            "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s",
+            "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
+            "committed in %s",
             self.name,
             query.run.query_id,
             coordinator.incarnation.token,
@@ -302,6 +303,9 @@ class ExactlyOnce:
             self.log.address,
             ", deleted with the checkpoint: it cannot notice a fresh one"
             * self._is_log_in_checkpoint,
+            "one transaction"
+            if coordinator.two_phases is None
+            else f"two phases, since {coordinator.two_phases}",
         )
         head = self.log.head(self.name)
         for gone in sorted(set() if head is None else head.sinks.keys() - claim.sinks.keys()):

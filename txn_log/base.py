@@ -2,7 +2,7 @@
 
     begin ──► token                       (one conditional write: identity guard, binding, token)
 
-    (nothing) ──decide──────────────────► DECIDED ──complete──► COMPLETE
+    (nothing) ──decide──────────────────► DECIDED ──complete──► COMPLETE  (one_phase: at once)
         │                                  ▲  └─amend─┘
         └──prepare──► PREPARED ──decide────┘  └─settle─┘ (an operator) ──complete──► SETTLED
                          └────abandon───► ABANDONED ──prepare, decide (Spark's replay)──► …
@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SparkOnceError
-from sparkonce.model import Owner, TransactionId
+from sparkonce.model import Ask, Owner, TransactionId
 from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
 from sparkonce.txn_log.settlement import Settlement
@@ -324,6 +324,29 @@ class TransactionLog(ABC):
 
         return self._write(step)
 
+    def why_two_phases(self, ask: Ask) -> str | None:  # noqa: ARG002 - for logs that override this
+        """Why a sink's own transactions cannot take this log's writes in.
+
+        Args:
+            ask: runs a query in the sink's database, as the sink's role.
+
+        Returns:
+            None where they can, and `one_phase` may be used.
+        """
+        return "the transaction log is not in Postgres"
+
+    def one_phase(self, record: TransactionRecord) -> tuple[TransactionRecord, str]:
+        """The write that decides and completes a new record at once, for a sink's transaction.
+
+        Returns:
+            The record as it is to stand, and SQL that puts it. It fails, and with it the
+            transaction that it is run in, if anybody has written the pipeline's log meanwhile.
+
+        Raises:
+            ProtocolError: the batch is known, or a batch was left out.
+        """
+        raise ProtocolError(f"{record.id}: {self.address} is in no sink's database")
+
     def forget(self, record: TransactionRecord, token: int, *, retain: int) -> None:
         """Drop complete records of the query that are `retain` or more batches below `record`.
 
@@ -358,6 +381,15 @@ class TransactionLog(ABC):
             )
         store.put(record)
         return record
+
+    def _one_phase(self, store: Store, record: TransactionRecord) -> TransactionRecord:
+        """Put the first record of a batch as complete."""
+        now = _now()
+        done = record.moved(State.DECIDED, now).moved(State.COMPLETE, now)
+        standing = self._first(store, done)
+        if standing is not done:
+            raise ProtocolError(f"{record.id} is {standing.state} already")
+        return done
 
     def _id_of(self, head: Head | None) -> str:
         return self.log_id if head is None or head.log_id is None else head.log_id

@@ -3,6 +3,8 @@
 A write is one statement, and so one transaction in one round trip: it changes the pipeline's head
 row only if its version is still the one that was read, and the records only if it changed the head.
 No lock is held between two round trips.
+
+A sink in the same database may run that statement in its own transaction (`one_phase`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import logging
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -27,7 +30,7 @@ from sparkonce.errors import (
     LogUnavailableError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.model import TransactionId
+from sparkonce.model import Ask, TransactionId
 from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, TransactionRecord
@@ -83,11 +86,25 @@ gone AS (
     WHERE old.pipeline = %(pipeline)s AND old.query_id = asked.query_id
         AND old.batch_id < asked.below AND old.state = 'complete'
 )
-SELECT (SELECT count(*) FROM head), set_config('synchronous_commit',
+SELECT {found}, set_config('synchronous_commit',
     CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply'
     ELSE 'on' END, true)
 """
 """The setting holds for this transaction: a decision is on the disk before it is answered."""
+
+_COUNTED = "(SELECT count(*) FROM head)"
+_REQUIRED = """
+    CASE (SELECT count(*) FROM head)
+    WHEN 0 THEN concat('another driver has written the log')::int END
+"""
+"""Ends the transaction where the head was not changed. (`concat`, since a constant would be cast
+when the statement is planned.)"""
+
+_PLACE = """
+    SELECT system_identifier, oid, extract(epoch FROM pg_postmaster_start_time())::numeric
+    FROM pg_catalog.pg_control_system(), pg_catalog.pg_database WHERE datname = current_database()
+"""
+"""One database of one running server: a copy of it has the same identifiers, and not the start."""
 
 _FIRST_HEAD = """
     INSERT INTO {schema}.heads VALUES (%(pipeline)s, 1, %(token)s, %(body)s)
@@ -283,9 +300,33 @@ class PostgresLog(OptimisticLog):
             cursor = self._connect().execute(statement, values or None)
         return cursor.fetchall() if cursor.description else []
 
-    def _swap(self, head: str, values: dict[str, object]) -> bool:
+    def why_two_phases(self, ask: Ask) -> str | None:
+        with self._lock:
+            try:
+                place = self._ask(_PLACE)
+                write = self._as_sql(_NEXT_HEAD, defaultdict(lambda: None))
+            except psycopg.Error as error:
+                self.close()
+                return f"{self.address}: {self._said(error)}"
+        if ask(_PLACE) != place:
+            return "the transaction log is in another database"
+        ask(f"EXPLAIN {write}")  # which checks all rights that the write needs
+        return None
+
+    def one_phase(self, record: TransactionRecord) -> tuple[TransactionRecord, str]:
+        with self._lock, self._named_errors():
+            view = _PostgresView(self)
+            done = self._one_phase(view, record)
+            return done, view.as_sql()
+
+    def _as_sql(self, head: str, values: Mapping[str, object]) -> str:
+        """The swap as text, which fails where `_swap` would give False."""
+        statement = self._sql(_SWAP, head=self._sql(head), found=sql.SQL(_REQUIRED))
+        return psycopg.ClientCursor(self._connect()).mogrify(statement, values)
+
+    def _swap(self, head: str, values: Mapping[str, object]) -> bool:
         """Whether the head had the version that was seen, and everything is written."""
-        statement = self._sql(_SWAP, head=self._sql(head))
+        statement = self._sql(_SWAP, head=self._sql(head), found=sql.SQL(_COUNTED))
         reach("log.before", request="swap")
         connection = self._connect()
         try:
@@ -422,6 +463,13 @@ class _PostgresView:
         return self._pipeline is None or self._seen(self._pipeline)[0] == self._version
 
     def swap(self) -> bool:
+        return self._log._swap(*self._changes())  # noqa: SLF001 - one module
+
+    def as_sql(self) -> str:
+        return self._log._as_sql(*self._changes())  # noqa: SLF001
+
+    def _changes(self) -> tuple[str, Mapping[str, object]]:
+        """The statement for the head, and the values of the whole write."""
         head = self._new_head or self._head
         if head is None:
             raise LogCorruptError(
@@ -441,8 +489,7 @@ class _PostgresView:
             "old_queries": [query_id for query_id, _ in self._forgets],
             "below": [below for _, below in self._forgets],
         }
-        is_first = self._version is None
-        return self._log._swap(_FIRST_HEAD if is_first else _NEXT_HEAD, values)  # noqa: SLF001
+        return _FIRST_HEAD if self._version is None else _NEXT_HEAD, values
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:

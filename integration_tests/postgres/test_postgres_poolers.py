@@ -13,6 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from integration_tests.postgres import test_postgres_one_phase as one_phase
 from integration_tests.postgres.world import (
     OWNER,
     ROWS,
@@ -23,7 +24,7 @@ from integration_tests.postgres.world import (
     stage,
     task,
 )
-from sparkonce.errors import CommitUnresolvedError, ConfigurationError
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PrepareRejectedError
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services.postgres import unprivileged_user
@@ -32,6 +33,8 @@ from sparkonce.testing.services.services import make_root
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 MODES = ("staged", "prepared")
+
+pipeline = one_phase.pipeline
 
 pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
 
@@ -128,6 +131,24 @@ def test_batches_through_a_pooler(
     assert (world.ids(), world.staging(), world.gids()) == ([], [], [])
     sink.close()
     assert settings_of_others(dsn) == settings_of_others(world.dsn)
+
+
+@pytest.mark.parametrize("pool_mode", ["transaction", "session"])
+def test_rows_and_record_in_one_transaction_through_a_pooler(
+    pipeline: one_phase.Pipeline, pooler: Callable[[str], Pooler], pool_mode: str
+) -> None:
+    """The sink goes through it, and the log does not: they are told to be at one place."""
+    bouncer = pooler(pool_mode)
+    sink = pipeline.world.ready(dsn=bouncer.dsn)
+    driver = pipeline.driver(sink)
+    driver.run(one_phase.OneBatch(sink, 0))
+    assert pipeline.xids() == [(0, True)]
+    with one_phase.at("decide.before", bouncer.kill), pytest.raises(PrepareRejectedError):
+        driver.run(one_phase.OneBatch(sink, 1))
+    assert pipeline.world.ids() == [1, 2, 3]
+    bouncer.start()
+    pipeline.driver(sink, run_id="2").run(one_phase.OneBatch(sink, 1))
+    assert pipeline.xids() == [(0, True), (1, True)]
 
 
 def settings_of_others(dsn: str) -> set[tuple[str, ...]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
+from integration_tests.postgres import test_postgres_one_phase as one_phase
 from integration_tests.postgres import test_postgres_prepared as straight
 from integration_tests.postgres import test_postgres_sink as staged
 from sparkonce.testing.services import PostgresServer, postgres_versions, start_services
@@ -54,7 +55,18 @@ PREPARED = {
         straight.test_role_with_the_least_rights_can_do_everything,
     )
 }
+ONE_PHASE = (
+    one_phase.test_rows_marker_and_record_are_of_one_transaction,
+    one_phase.test_role_of_the_sink,
+    one_phase.test_answer_to_the_commit_is_lost,
+    one_phase.test_newer_driver_claims_between_merge_and_commit,
+    one_phase.test_newer_driver_claims_behind_the_read,
+    one_phase.test_driver_that_stands_still_is_ended_by_the_server,
+)
 cut = straight.cut
+pipeline, prepares = one_phase.pipeline, one_phase.prepares
+behind_proxy = one_phase.behind_proxy
+globals().update({test.__name__: test for test in ONE_PHASE})
 globals().update({test.__name__: test for test in STAGED})
 globals().update(PREPARED)
 

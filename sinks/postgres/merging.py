@@ -62,6 +62,7 @@ from sparkonce.sinks.postgres.sql import (
     insert_marker,
     prepare,
     qualified,
+    require_marker,
     script,
     settings,
     staging_name,
@@ -217,6 +218,19 @@ class Merger:
             return False  # or it was not: the marker tells
         finally:
             self._end(connection)
+
+    def commit_with(self, connection: PgConnection, log_write: str) -> None:
+        """Commit the transaction that this process holds open, and the log's write in it."""
+        try:
+            # Outside of its transaction the script would be one by itself: the record alone.
+            is_ours = require_marker(self._merge.schema, self._branch_id)
+            tag = _last_tag(connection, script(is_ours, sql.SQL(log_write), COMMIT))
+        except psycopg.Error as error:
+            self._unresolved(self._address.said(error), error)
+        finally:
+            self._end(connection)
+        if tag != "COMMIT":
+            self._unresolved(f"the server answered {tag} to COMMIT")
 
     def commit(self) -> None:
         """Make the batch visible; idempotent. The situations are numbered in the module's text."""

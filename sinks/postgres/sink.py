@@ -4,6 +4,7 @@ mode="staged"
 executors   COPY ─► staging table per task                            (staging)
 driver      prepareBatch: staging ─► target + marker row              (merging)
             commit: COMMIT PREPARED, or COMMIT; staging dropped
+            commitOnePhase: the log's write and COMMIT, where the log is in the same database
 mode="prepared"
 executors   COPY ─► target + marker row, PREPARE TRANSACTION per task (prepared)
 driver      commit: COMMIT PREPARED of each
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 import psycopg
@@ -25,8 +27,8 @@ from sparkonce.errors import (
     ConfigurationError,
     ProtocolError,
 )
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.model import DRIVER_ATTEMPT, Ask, BranchId, Committable, Owner
+from sparkonce.sinks.base import OnePhaseSink, Transform
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.attaching import Attach, with_attached
@@ -73,11 +75,14 @@ Mode: TypeAlias = Literal["staged", "prepared"]
 _UPSERT_WRITERS = 4
 """A number that stays the same on every cluster: a replay must give each task its rows again."""
 
+_FROZEN_S = 60.0
+"""How long the server keeps the rows of one phase locked for a driver that stands still."""
+
 _TIDY_LOCK_S = 1.0
 """A commit does not wait long for whoever reads the staging tables, such as a backup."""
 
 
-class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
+class PostgresSink(OnePhaseSink[StagingWriter]):
     """Writes each batch into a Postgres table, visible as a whole unless you choose otherwise.
 
     Tasks COPY into staging tables beside the target. Before the decision the driver merges them in
@@ -88,6 +93,9 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     With mode="prepared" each task loads its rows straight into the target and leaves a prepared
     transaction: rows are written once, and become visible task by task. `docs/postgres.md` tells
     what it needs and which of the two to take.
+
+    Where the sink is the pipeline's only one and the transaction log is in the same database, the
+    merge and the log's record are committed in one transaction instead.
 
     The table ``sparkonce_commits`` in the target's schema has a row for each committed batch; with
     mode="prepared" for each task of it.
@@ -286,7 +294,7 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
             else "an open transaction, since max_prepared_transactions is 0: a decided batch that "
             "is lost with its connection is merged again, and may be refused then"
         )
-        return f"a merged batch waits for the decision as {held_as}"
+        return f"in two phases a merged batch waits for the decision as {held_as}"
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(
@@ -298,6 +306,16 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
     ) -> Sequence[Committable]:
         if self._mode == "prepared":
             return committables
+        return self._merge(branch_id, committables)
+
+    def prepareOnePhase(
+        self, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        return self._merge(branch_id, committables, one_phase=True)
+
+    def _merge(
+        self, branch_id: BranchId, committables: Sequence[Committable], *, one_phase: bool = False
+    ) -> Sequence[Committable]:
         if not committables:
             return ()
         target, _, shape = self._validated(branch_id)
@@ -305,7 +323,10 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         staging, rows = [load["staging"] for load in loads], sum(load["rows"] for load in loads)
         merge = Merge.of(target, self._writing, staging, rows)
         merge = with_attached(merge, self._attach, committables)
-        held = self._merger(branch_id, merge).prepare(shape)
+        timeouts = self._timeouts
+        if one_phase:
+            merge, timeouts = replace(merge, prepared=False), replace(timeouts, idle=_FROZEN_S)
+        held = Merger(self._address, self._pool, timeouts, branch_id, merge).prepare(shape)
         if held is not None:
             with self._lock:
                 self._held[str(branch_id)] = held
@@ -327,6 +348,21 @@ class PostgresSink(TwoPhaseCommitSink[StagingWriter]):
         except psycopg.Error as error:
             # Committed all the same; `find_branches` will see what is left.
             logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
+
+    def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
+        if self._mode == "prepared":
+            return 'mode="prepared" commits task by task'
+        try:
+            return why_not(lambda query: self._pool.run(lambda c: c.execute(query).fetchall()))
+        except psycopg.Error as error:
+            return f"{self.where}: {self._address.said(error)}"
+
+    def commitOnePhase(self, committable: Committable, log_write: str) -> None:
+        branch_id = committable.branch_id
+        held = self._take_held(branch_id)
+        if held is None:
+            raise CommitUnresolvedError(f"{branch_id} is not open in this process", branch_id)
+        self._merger(branch_id, Merge.read(committable)).commit_with(held, log_write)
 
     def abort(self, branch: BranchId | Committable) -> None:
         committable = Committable(branch) if isinstance(branch, BranchId) else branch

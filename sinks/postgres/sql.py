@@ -53,10 +53,18 @@ _DROPPED_AT_ONCE = 50  # each holds a few locks until the statement ends
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds; every transaction of ours sets both."""
+    """In seconds; every transaction of ours sets all.
+
+    Attributes:
+        lock: how long a statement waits for a lock.
+        statement: how long it may take; 0 for no limit.
+        idle: how long the transaction may stand open without a statement; 0 for no limit, since a
+            held merge waits for the decision, and that may take as long as it takes.
+    """
 
     lock: float
     statement: float
+    idle: float = 0
 
 
 def staging_name(branch_id: BranchId) -> str:
@@ -111,8 +119,7 @@ def settings(timeouts: Timeouts, application_name: str | None = None) -> sql.Com
     values = {
         "lock_timeout": f"{max(1, round(timeouts.lock * 1000))}ms",
         "statement_timeout": f"{round(timeouts.statement * 1000)}ms",
-        # A held merge waits for the decision, and that may take as long as it takes.
-        "idle_in_transaction_session_timeout": "0",
+        "idle_in_transaction_session_timeout": f"{round(timeouts.idle * 1000)}ms",
     }
     if application_name is not None:
         values["application_name"] = application_name
@@ -231,6 +238,14 @@ def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
     return sql.SQL("SELECT FROM {} WHERE branch = {}").format(
         qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id))
     )
+
+
+def require_marker(schema: str, branch_id: BranchId) -> sql.Composed:
+    """Fails where no such row is seen; with `concat`, since a constant would be cast anyway."""
+    return sql.SQL(
+        "SELECT CASE count(*) WHEN 0 THEN concat('the transaction was ended unseen')::int END "
+        "FROM {} WHERE branch = {}"
+    ).format(qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id)))
 
 
 # -- what stands -----------------------------------------------------------------------------------

@@ -435,6 +435,27 @@ _SETTLEMENT: Final = (
     ),
 )
 
+_ONE_PHASE: Final = (
+    _tested(
+        "lost answer of the one COMMIT taken for a yes",
+        "I5",
+        Edit(COORDINATOR, "            if standing != done:\n", "            if False:\n"),
+        "tests/test_one_phase.py::test_message_is_lost",
+    ),
+    _tested(
+        "any record taken for the one COMMIT's",
+        "I5",
+        Edit(COORDINATOR, "if standing != done:", "if standing is None:"),
+        "tests/test_one_phase.py::test_replay_of_an_abandoned_batch_that_does_not_commit",
+    ),
+    _tested(
+        "one phase, though Spark has to commit first",
+        "I5",
+        Edit(COORDINATOR, '        if self._policy != "prepared":\n', "        if False:\n"),
+        "tests/test_one_phase.py::test_policy_that_waits_for_spark_takes_two_phases",
+    ),
+)
+
 MUTANTS: Final = (
     *_BEFORE_THE_DECISION,
     *_RECOVERY,
@@ -443,4 +464,5 @@ MUTANTS: Final = (
     *_LOG_RULES,
     *_GUARD_AND_SINKS,
     *_SETTLEMENT,
+    *_ONE_PHASE,
 )
