@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not inst
 
 
 class Pooler:
-    """PgBouncer before one server, with fewer sessions than there are clients."""
+    """PgBouncer before one server; in transaction mode with fewer sessions than clients."""
 
     def __init__(self, folder: Path, guard: Guard, server_dsn: str, pool_mode: str) -> None:
         self.port = free_port()
@@ -51,7 +51,9 @@ class Pooler:
             f"[databases]\n* = host=127.0.0.1 port={port}\n[pgbouncer]\n"
             f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
             f"auth_type = trust\nauth_file = {folder}/users.txt\npool_mode = {pool_mode}\n"
-            "default_pool_size = 3\nmax_client_conn = 50\nquery_wait_timeout = 20\n"
+            # In a session of its own each worker keeps its connection from task to task.
+            f"default_pool_size = {8 if pool_mode == 'session' else 3}\n"
+            "max_client_conn = 50\nquery_wait_timeout = 20\n"
         )
         user = unprivileged_user()
         if user is not None:
