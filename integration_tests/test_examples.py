@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,11 +15,13 @@ import psycopg
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from integration_tests.postgres.world import roll_back_all
 from sparkonce.testing import checks
 from sparkonce.testing.crash import DriverProcess, Failpoints
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.testing.services import KafkaServer, Services, spark_kafka_jars
 from sparkonce.testing.services.process import Command, Guard
+from sparkonce.txn_log import open_log
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -62,6 +65,7 @@ def test_orders_killed_and_started_again(services: Services, tmp_path: Path) -> 
         until(lambda: rows_in_postgres() > before)
     finally:
         guard.close()
+        roll_back_all(services.postgres.dsn)
     in_postgres = Counter(row[0] for row in checks.read_postgres(services.postgres.dsn, "orders"))
     with checks.CommittedReader(services.kafka.bootstrap_servers, "orders") as reader:
         in_kafka = Counter(json.loads(m.value or b"")["id"] for m in reader.read_visible())
@@ -119,4 +123,5 @@ def test_kafka_to_kafka_through_kills(kafka: KafkaServer, tmp_path: Path) -> Non
             seen.setdefault(message.key, []).append(int(value["payment"]))
     in_order = list(range(PAYMENTS // KEYS))
     assert seen == {f"key {n}".encode(): in_order for n in range(KEYS)}
-    assert checks.kafka_leaks(kafka.bootstrap_servers, "sparkonce.") == []
+    with contextlib.closing(open_log(f"sqlite:///{tmp_path}/state/txn.db")) as log:
+        assert checks.kafka_leaks(kafka.bootstrap_servers, f"sparkonce.{log.log_id}.") == []

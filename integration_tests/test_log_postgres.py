@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from integration_tests.postgres.world import roll_back_all
 from integration_tests.proxy import Proxy, holds
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.testing.log_cases import claim, deliver, record
@@ -95,6 +96,7 @@ class TestPostgresLog(LogContract):
         self.server.start()
 
     def stored_bytes(self, address: str) -> int:
+        roll_back_all(self.server.dsn)
         with psycopg.connect(self.server.dsn, autocommit=True) as connection:
             schema = sql.Identifier(schema_of(address))
             connection.execute(sql.SQL("VACUUM {}.records").format(schema))

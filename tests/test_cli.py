@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ from pyspark.sql.streaming import DataStreamWriter
 
 DataStreamWriter.start(None)
 """
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was() -> Iterator[None]:
+    """The command has a process of its own, and changes how it logs."""
+    logger = logging.getLogger("sparkonce")
+    before = logger.level, logger.propagate, [*logger.handlers]
+    yield
+    logger.level, logger.propagate, logger.handlers = before
+    logger.setLevel(logger.level)  # which forgets what was cached
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -645,15 +645,15 @@ class LogContract:
                 halfway = self.stored_bytes(address)
                 assert log.find(first.id) is None
         log.forget(done, incarnation.token, retain=retain)
-        reader = self.open_log(address)
-        kept = reader.history("orders", limit=batches)
-        assert [r.id.batch_id for r in kept] == list(range(batches - 1, batches - 1 - retain, -1))
-        for found in (kept[0], kept[retain // 2], kept[-1]):
-            assert reader.find(found.id) == found
-            assert found.state is State.COMPLETE
-        assert reader.find(TransactionId("orders", QUERY, batches - 1 - retain)) is None
+        with closing(self.open_log(address)) as reader:
+            kept = reader.history("orders", limit=batches)
+            newest = batches - 1
+            assert [r.id.batch_id for r in kept] == list(range(newest, newest - retain, -1))
+            for found in (kept[0], kept[retain // 2], kept[-1]):
+                assert reader.find(found.id) == found
+                assert found.state is State.COMPLETE
+            assert reader.find(TransactionId("orders", QUERY, newest - retain)) is None
         assert self.stored_bytes(address) < 1.5 * halfway
-        reader.close()
 
     def test_ten_thousand_branches_fit_a_record(
         self, log: TransactionLog, other: TransactionLog
