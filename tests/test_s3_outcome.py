@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from botocore.stub import ANY, Stubber
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks.s3 import outcome
-from sparkonce.sinks.s3.client import Connection, Purpose
+from sparkonce.sinks.s3.client import Connection, Purpose, describe
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.manifest import Manifest
 from sparkonce.sinks.s3.outcome import FileOutcome
@@ -256,3 +257,13 @@ def test_conflict_of_two_puts(publishing: tuple[Publisher, Stubber]) -> None:
     stubber.add_client_error("get_object", "NoSuchKey", http_status_code=404)
     with pytest.raises(CommitUnresolvedError, match="NoSuchKey"):
         publisher.publish(Manifest("x", "q", "s3", 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_told"),
+    [("CreateMultipartUpload", True), ("GetBucketLifecycleConfiguration", False)],
+)
+def test_way_out_is_told_where_it_is_one(operation: str, is_told: bool) -> None:
+    """A server that has no CRC32C says so when the upload is created, and of much else too."""
+    error = ClientError({"Error": {"Code": "NotImplemented", "Message": "no"}}, operation)
+    assert ("checksum=" in describe(error)) == is_told

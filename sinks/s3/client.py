@@ -30,7 +30,6 @@ _THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingE
 _ADVICE = {
     "ExpiredToken": "the credentials have expired: give lasting ones, or none, so that boto3's "
     "chain renews them",
-    "NotImplemented": 'S3Sink: a server that has no CRC32C may need checksum="none"',
     "RequestTimeTooSkewed": "correct the clock of this machine or of the server",
 }
 
@@ -143,5 +142,7 @@ def describe(error: Exception) -> str:
         said = error.response["Error"]
         told = f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
         advice = _ADVICE.get(code_of(error))
+        if code_of(error) == "NotImplemented" and error.operation_name == "CreateMultipartUpload":
+            advice = 'a server that has no CRC32C may need checksum="none"'
         return f"{told}; {advice}" if advice else told
     return f"{type(error).__name__}: {error}"
