@@ -115,10 +115,12 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
             "reads its sources from the start and is refused",
         )
         return
+    committed = checkpoint.committed()
+    last = f"batch {committed} is the last" if committed >= 0 else "there is none"
     yield Finding(
         Level.WARNING,
-        f"{checkpoint.location} is on this machine's disk, batch {checkpoint.committed()} is the "
-        "last that Spark has committed",
+        f"{checkpoint.location} is on this machine's disk; of the batches that Spark has "
+        f"committed, {last}",
         "keep it where a driver on another machine finds it (HDFS, S3, …)",
     )
     bound = json.loads(checkpoint.read(_BINDING) or "{}")
