@@ -18,9 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pyarrow as pa
-from botocore.config import Config
 from harness import (
     Run,
     arguments,
@@ -125,14 +123,7 @@ def commit_of_many_objects(s3: S3Server) -> list[float]:
     owner = Owner("0" * 16, "bench")
     rows = pa.RecordBatch.from_pydict({"id": list(range(10))})
     target = sink(s3, f"many-{uuid.uuid4().hex[:10]}")
-    bare = boto3.client(
-        "s3",
-        endpoint_url=s3.endpoint_url,
-        region_name=s3.region,
-        aws_access_key_id=s3.access_key,
-        aws_secret_access_key=s3.secret_key,
-        config=Config(s3={"addressing_style": "path"}, max_pool_connections=PARALLEL_BRANCHES),
-    )
+    bare = s3_client(s3, connections=PARALLEL_BRANCHES)
 
     def prepare(attempt: int) -> Committable:
         handle = target.beginTransaction(BranchId(owner, 0, 1, "s3", 0, attempt))

@@ -38,7 +38,6 @@ from sparkonce.testing.services.server import LocalRuntime
 
 MODES = ("staged", "prepared")
 KEYED = "id bigint PRIMARY KEY, name text"
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
 
 def prepare(
@@ -120,7 +119,7 @@ def test_table_altered_while_a_task_waits_for_its_first_row(prepared: World) -> 
         change = "ALTER COLUMN id TYPE double precision"
         other.execute(f"ALTER TABLE {prepared.schema}.orders {change}".encode())
         writing = pool.submit(stage, sink)
-        eventually(lambda: prepared.run(WAITING)[0][0] > 0, "the COPY waits for the table")
+        eventually(lambda: prepared.waiting() > 0, "the COPY waits for the table")
         other.commit()
         with pytest.raises(PrepareRejectedError, match="'id' was bigint and is double precision"):
             writing.result(timeout=60)
@@ -214,9 +213,9 @@ def test_deadlock_with_another_writer_is_tried_again(prepared: World, mode: str)
             rival.execute(f"{update} 2".encode())
             gatekeeper.execute(f"SELECT pg_advisory_lock({gate})".encode())
             writing = pool.submit(prepare, sink)
-            eventually(lambda: prepared.run(WAITING) == [(1,)], "the merge has row 1")
+            eventually(lambda: prepared.waiting() == 1, "the merge has row 1")
             waiting = pool.submit(rival.execute, f"{update} 1".encode())
-            eventually(lambda: prepared.run(WAITING) == [(2,)], "the rival waits for row 1")
+            eventually(lambda: prepared.waiting() == 2, "the rival waits for row 1")
             gatekeeper.execute(f"SELECT pg_advisory_unlock({gate})".encode())
             gatekeeper.commit()
             waiting.result(timeout=60)

@@ -543,10 +543,6 @@ def test_deadlock_with_another_writer_is_tried_again(world: World) -> None:
         query = f"UPDATE {world.schema}.orders SET name = 'r' WHERE id = {row}"
         connection.execute(query.encode())
 
-    def waiting(count: int) -> bool:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        return int(world.run(query)[0][0]) >= count
-
     try:
         sink = world.ready(key=["id"])
         staged = stage(sink)
@@ -560,9 +556,9 @@ def test_deadlock_with_another_writer_is_tried_again(world: World) -> None:
             update(rival, 3)
             update(gate, 2)
             voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
-            eventually(lambda: waiting(1), "the merge has row 1 and waits for row 2")
+            eventually(lambda: world.waiting() >= 1, "the merge has row 1 and waits for row 2")
             blocked = pool.submit(update, rival, 1)
-            eventually(lambda: waiting(2), "the rival waits for row 1")
+            eventually(lambda: world.waiting() >= 2, "the rival waits for row 1")
             gate.rollback()  # the merge goes on to row 3
             blocked.result(DEADLINE_S)
             rival.commit()

@@ -372,8 +372,7 @@ def test_other_writer_takes_a_key_before_the_vote_ends(world: World, mode: str) 
     with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(f"INSERT INTO {world.schema}.orders VALUES (3, 'rival', 'r')".encode())
         voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        eventually(lambda: world.run(waiting)[0][0] > 0, "the merge waits for key 3")
+        eventually(lambda: world.waiting() > 0, "the merge waits for key 3")
         rival.commit()
         (merged,) = voting.result(DEADLINE_S)
     sink.commit(merged)
@@ -400,8 +399,7 @@ def test_other_writer_updates_a_row_that_is_deleted(world: World) -> None:
     with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(f"UPDATE {world.schema}.orders SET note = 'r' WHERE id = 2".encode())
         voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        eventually(lambda: world.run(waiting)[0][0] > 0, "the merge waits for row 2")
+        eventually(lambda: world.waiting() > 0, "the merge waits for row 2")
         rival.commit()
         (merged,) = voting.result(DEADLINE_S)
     sink.commit(merged)

@@ -167,6 +167,11 @@ class World:
         assert heard(child) == "ready"
         return child
 
+    def waiting(self) -> int:
+        """Sessions that wait for a lock."""
+        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        return int(self.run(query)[0][0])
+
     def end_sessions(self) -> None:
         """What tests before have left open to the server, here or in Spark's Python workers."""
         for pool in connections._pools.values():

@@ -157,15 +157,19 @@ def read_postgres(dsn: str, table: str) -> list[tuple[Any, ...]]:
         return connection.execute(query).fetchall()
 
 
-def s3_client(server: S3Server) -> S3Client:
-    """A plain client of the server."""
+def s3_client(server: S3Server, *, connections: int = 10) -> S3Client:
+    """A plain client of the server, for as many calls at a time."""
     return boto3.client(
         "s3",
         endpoint_url=server.endpoint_url,
         aws_access_key_id=server.access_key,
         aws_secret_access_key=server.secret_key,
         region_name=server.region,
-        config=Config(s3={"addressing_style": "path"}, retries={"mode": "standard"}),
+        config=Config(
+            s3={"addressing_style": "path"},
+            retries={"mode": "standard"},
+            max_pool_connections=connections,
+        ),
     )
 
 

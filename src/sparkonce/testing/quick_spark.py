@@ -36,18 +36,24 @@ def jvm_options() -> str:
     digest = hashlib.sha256(parts.encode()).hexdigest()[:12]
     archive = cached(cache_dir() / f"spark-classes-{digest}", _record) / _ARCHIVE
     shared = [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []
-    return " ".join((*JVM_FLAGS, QUICK_START, *shared))
+    return _quick(*shared)
 
 
 def submit_args() -> str:
     """The same as PYSPARK_SUBMIT_ARGS."""
-    return f"--driver-java-options '{jvm_options()}' pyspark-shell"
+    return _submit_args(jvm_options())
+
+
+def _quick(*more: str) -> str:
+    return " ".join((*JVM_FLAGS, QUICK_START, *more))
+
+
+def _submit_args(options: str) -> str:
+    return f"--driver-java-options '{options}' pyspark-shell"
 
 
 def _record(folder: Path) -> None:
-    options = " ".join(
-        (*JVM_FLAGS, QUICK_START, f"-XX:ArchiveClassesAtExit={folder / _ARCHIVE} -Xlog:disable")
-    )
+    options = _quick(f"-XX:ArchiveClassesAtExit={folder / _ARCHIVE}", "-Xlog:disable")
     scratch = folder / SCRATCH
     command = Command(
         [sys.executable, "-m", __name__],
@@ -55,14 +61,13 @@ def _record(folder: Path) -> None:
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path))),
-            "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{options}' pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": _submit_args(options),
             "TMPDIR": str(scratch),
         },
     )
     with own_guard(None) as guard, progress("making Spark start quickly", folder) as tick:
-        guard.run(
-            command, tick=tick
-        )  # if it fails, drivers start without, and say why if they do not
+        # If it fails, drivers start without it, and say why if they do not start at all.
+        guard.run(command, tick=tick)
 
 
 def main() -> None:
