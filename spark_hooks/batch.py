@@ -5,11 +5,15 @@
 
 Sinks that take the batch's own rows share one pass, or two where some of them want one writer. One
 with a `transform`, or with rows dealt out by their columns, gets a pass of its own.
+
+A batch that is expected to be small comes to the driver, which runs the same `PartitionWriter` over
+it (`sparkonce.spark_hooks.small_batches`).
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, cast
@@ -19,6 +23,7 @@ from pyspark import cloudpickle
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
+from sparkonce.model import DRIVER_ATTEMPT
 from sparkonce.sinks.base import AnySink, quoted
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
@@ -29,20 +34,34 @@ from sparkonce.spark_hooks.partition_writer import (
     shares_of,
 )
 from sparkonce.spark_hooks.rewrite import Rewrite
+from sparkonce.spark_hooks.small_batches import SmallBatches
 from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+logger = logging.getLogger("sparkonce")
+
 _ROW: Final = "sparkonce_row"
+
+_ROW_NUMBER: Final = f"monotonically_increasing_id() & {(1 << 33) - 1}"
+"""SQL: the number of a row in its partition, from 0."""
+
+_ATTEMPTS: Final = 1 << 14
+"""Attempt numbers of what the driver writes are taken modulo this, beyond those of tasks."""
 
 
 class SparkBatch:
     """A micro-batch as the coordinator sees it; see `sparkonce.spark_hooks.coordinator.Batch`."""
 
     def __init__(
-        self, df: DataFrame, batch_id: int, sinks: Sequence[AnySink], query: RunningQuery
+        self,
+        df: DataFrame,
+        batch_id: int,
+        sinks: Sequence[AnySink],
+        query: RunningQuery,
+        small: SmallBatches,
     ) -> None:
         self.batch_id = batch_id
         offsets = query.offsets(batch_id)
@@ -54,6 +73,8 @@ class SparkBatch:
         self.offsets = offsets
         self._df = df
         self._sinks = sinks
+        self._query = query
+        self._small = small
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
@@ -96,6 +117,8 @@ class SparkBatch:
             transform = together[0].transform
             df = rows if transform is None else transform(rows)
             shares |= self._write_pass(df, together, incarnation, rewrite)
+        if rewrite is None:
+            self._small.note(shares.values())
         return shares
 
     def drain(self) -> None:
@@ -108,6 +131,50 @@ class SparkBatch:
         incarnation: Incarnation,
         rewrite: Rewrite | None,
     ) -> dict[str, Share]:
+        summaries: Sequence[PartitionSummary] | None = None
+        # A state store does not take a batch that is computed twice.
+        if rewrite is None and self._small.is_next and not self._query.is_stateful:
+            summaries = self._write_here(df, sinks, incarnation)
+        if summaries is None:
+            summaries = self._write_on_executors(df, sinks, incarnation, rewrite)
+        return shares_of(sinks, summaries)
+
+    def _write_here(
+        self, df: DataFrame, sinks: Sequence[AnySink], incarnation: Incarnation
+    ) -> Sequence[PartitionSummary] | None:
+        """Let the driver write the rows as one partition; None if that is for the executors.
+
+        Every partition gives at most one row too many, which bounds what reaches the driver.
+        """
+        most = self._small.most_rows
+        rows, lanes = with_hashes(df.where(f"{_ROW_NUMBER} <= {most}"), sinks)
+        try:
+            table = rows.toArrow()
+            if table.num_rows > most:
+                self._small.forget()
+                return None
+            table = table.cast(_arrow_schema(rows))
+            copies = cloudpickle.loads(cloudpickle.dumps(sinks))  # as an executor gets them
+            writer = PartitionWriter(copies, incarnation, self.batch_id, lanes)
+            attempt = DRIVER_ATTEMPT + 1 + self.batch_id % _ATTEMPTS
+            return [writer.write(iter(table.to_batches()), 0, attempt)]
+        except Exception as error:  # noqa: BLE001 - a task that fails is run again, too
+            logger.warning(
+                "batch %d is small, and the driver could not write it: %s. The executors do so "
+                "now; driver_rows=0 leaves all batches to them",
+                self.batch_id,
+                error,
+            )
+            self._small.forget()
+            return None
+
+    def _write_on_executors(
+        self,
+        df: DataFrame,
+        sinks: Sequence[AnySink],
+        incarnation: Incarnation,
+        rewrite: Rewrite | None,
+    ) -> Sequence[PartitionSummary]:
         df, lanes = with_hashes(df, sinks)
         if sinks[0].writers is not None:
             prefix = "" if lanes is None else "lane0."
@@ -121,7 +188,7 @@ class SparkBatch:
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
-        return shares_of(sinks, summaries)
+        return summaries
 
 
 def check_pickles(sink: AnySink) -> None:

@@ -3,6 +3,7 @@
     CHECKPOINT/metadata        the query id
               /offsets/N       written before batch N runs; N is replayed while commits/N is absent
               /commits/N       written after foreachBatch has returned
+              /state/…         only where the query has a state
               /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
               /sparkonce-log   ours: that log itself, with log="checkpoint"
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pyspark import SparkContext
@@ -115,6 +117,11 @@ class RunningQuery:
     def is_active(self) -> bool:
         """Whether Spark may still write into the checkpoint."""
         return bool(self._query.isActive())
+
+    @cached_property
+    def is_stateful(self) -> bool:
+        """Whether the query has written state; known from its first batch on."""
+        return bool(self._fs.exists(self._path("state")))
 
     def committed(self) -> int:
         """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty."""

@@ -30,6 +30,7 @@ from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
+from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS, SmallBatches
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import TransactionRecord
@@ -75,6 +76,10 @@ class ExactlyOnce:
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start carries on, so nothing is lost.
         retain: batches of history that the log keeps.
+        driver_rows: after three batches of at most so many rows the driver itself writes the next
+            one, as one branch per sink, which saves the pass through Python workers; one that has
+            more rows all the same goes to the executors, which write all batches of a query with
+            state. 0: the executors write every batch.
 
     Raises:
         ConfigurationError: a setting cannot work.
@@ -92,6 +97,7 @@ class ExactlyOnce:
         adopt: bool | str = False,
         commit_timeout_s: float = 600.0,
         retain: int = 10_000,
+        driver_rows: int = DEFAULT_ROWS,
     ) -> None:
         if not is_label(name):
             raise ConfigurationError(
@@ -104,6 +110,8 @@ class ExactlyOnce:
             raise ConfigurationError(
                 f"retain={retain} and commit_timeout_s={commit_timeout_s} must be positive"
             )
+        if driver_rows < 0:
+            raise ConfigurationError(f"driver_rows={driver_rows}: expected 0 or more")
         self.name = name
         self.sinks = tuple(sinks)
         # That in the checkpoint is opened as soon as a query tells where its checkpoint is.
@@ -115,6 +123,8 @@ class ExactlyOnce:
         self._adopt = adopt
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
+        self._driver_rows = driver_rows
+        self._small = SmallBatches(driver_rows)
         self._lock = threading.RLock()
         self._query: RunningQuery | None = None
         self._coordinator: Coordinator | None = None
@@ -143,7 +153,7 @@ class ExactlyOnce:
                 query = self._turn_to(RunningQuery.find(batch_df.sparkSession, run))
             if self._failure is not None:
                 raise self._failure
-            batch = SparkBatch(batch_df, batch_id, self.sinks, query)
+            batch = SparkBatch(batch_df, batch_id, self.sinks, query, self._small)
             try:
                 if self._coordinator is None:
                     # What is decided must not wait for a sink that cannot be written to now.
@@ -265,6 +275,7 @@ class ExactlyOnce:
         if self._is_log_in_checkpoint:
             self._log = query.open_log()  # again: the folder may be a new one of the same name
         self._query, self._coordinator = query, None
+        self._small = SmallBatches(self._driver_rows)
         self._failure, self._is_validated = None, False
         return query
 

@@ -14,6 +14,7 @@ import pytest
 from integration_tests.crash.scenario import POLICIES, Scenario, shown
 from integration_tests.crash.targets import file_target, real_targets
 from sparkonce.failpoints import POINTS
+from sparkonce.model import DRIVER_ATTEMPT, BranchId
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.kills import Kill, beside_planning, crash_points
 from sparkonce.testing.services import Services
@@ -27,14 +28,24 @@ OF_EACH_POLICY = {
 }
 
 
-def kill_at_every_step(scenario: Scenario, steps: Sequence[Kill]) -> None:
-    """One batch after the other meets its step; then check everything."""
-    batch, driver = -1, scenario.driver
+def kill_at_every_step(scenario: Scenario, steps: Sequence[Kill], *, lead: int = 0) -> set[int]:
+    """One batch after the other meets its step; then check everything.
+
+    Args:
+        scenario: with `batches_of(steps, lead)` batches.
+        steps: in their order.
+        lead: batches that a driver writes before the one at which it is killed.
+
+    Returns:
+        The drivers' process ids.
+    """
+    batch, driver, pids = -1, scenario.driver, set()
     for step in steps:
-        batch += not step.again
+        batch += 0 if step.again else lead + 1
         names = [target.name for target in scenario.targets]
         driver.start(*step.arm(driver.failpoints, batch, names))
         seen, pid = scenario.visible_of(batch), driver.pid
+        pids.add(pid)
         if step.is_beside_planning:
             scenario.wait_until_planned(batch + 1)
         driver.kill()
@@ -46,6 +57,7 @@ def kill_at_every_step(scenario: Scenario, steps: Sequence[Kill]) -> None:
     assert batch + 1 < scenario.batches, "the last batch shows that the pipeline goes on"
     scenario.finish()
     scenario.print_table("policy", "batch", "killed at", "sink", "visible then")
+    return pids
 
 
 def run_chain(scenario: Scenario, steps: Sequence[Kill], *, whole: bool = True) -> None:
@@ -55,8 +67,8 @@ def run_chain(scenario: Scenario, steps: Sequence[Kill], *, whole: bool = True) 
     assert fired == {step.point for step in steps} | (fired & {"commit.before"})
 
 
-def batches_of(steps: Sequence[Kill]) -> int:
-    return sum(not step.again for step in steps) + 1
+def batches_of(steps: Sequence[Kill], lead: int = 0) -> int:
+    return sum(not step.again for step in steps) * (lead + 1) + 1
 
 
 @pytest.mark.parametrize("policy", ["prepared", pytest.param("checkpoint", marks=pytest.mark.slow)])
@@ -86,6 +98,42 @@ def test_driver_killed_around_sparks_commit_with_all_real_sinks(
     ]
     with Scenario(tmp_path, targets, batches_of(steps), "checkpoint") as scenario:
         run_chain(scenario, steps, whole=False)
+
+
+BY_DRIVER = {
+    "prepared": [
+        Kill("write.first", "none", "postgres", aborts=True),
+        Kill("precommit.after", "none", "kafka", aborts=True),
+        Kill("prepare_batch.after", "none", "versitygw", aborts=True),
+        Kill("decide.after", "none"),
+        Kill("commit.after", "ahead", "kafka"),
+        Kill("return.before", "all"),
+    ],
+    "checkpoint": [
+        Kill("precommit.before", "none", "s3mock", aborts=True),
+        Kill("prepared.after", "none", aborts=True),
+        beside_planning(Kill("decide.after", "none")),
+    ],
+}
+
+
+@pytest.mark.parametrize("policy", ["prepared", pytest.param("checkpoint", marks=pytest.mark.slow)])
+def test_driver_killed_with_small_batches_that_it_writes_itself(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
+) -> None:
+    """After three small batches: the prepared branches are of the process that is killed."""
+    targets, steps = real_targets(services, fresh_name), BY_DRIVER[policy]
+    with Scenario(tmp_path, targets, batches_of(steps, lead=3), policy) as scenario:
+        pids = kill_at_every_step(scenario, steps, lead=3)
+        hits = scenario.driver.failpoints.hits()
+        assert {hit.point for hit in hits} - {"commit.before"} == {step.point for step in steps}
+        assert {h.pid for h in hits if h.point.startswith(("write", "precommit"))} <= pids
+        decided = [step.point for step in steps].index("decide.after")
+        for share in scenario.record(batches_of(steps[: decided + 1], lead=3) - 2).shares.values():
+            (part,) = share.parts
+            branch_id = BranchId.from_name(part.branch)
+            assert branch_id is not None
+            assert branch_id.attempt > DRIVER_ATTEMPT
 
 
 @pytest.mark.slow

@@ -1,0 +1,267 @@
+"""Small batches that the driver writes: when it does, what sinks get, what follows a failure."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException
+
+from integration_tests.test_exactly_once import Job, ids
+from integration_tests.test_fingerprint import INCARNATION, TYPES
+from sparkonce import failpoints
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
+from sparkonce.sinks import FileSink
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.spark_hooks.batch import SparkBatch
+from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.small_batches import SmallBatches
+from sparkonce.txn_log.record import Fingerprint, Part, Share, State
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkonce import ExactlyOnce
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path)
+
+
+def by_driver(pipeline: ExactlyOnce, sink: str = "file") -> list[bool]:
+    """Of each batch, the first one first: whether the driver wrote it, as one branch."""
+    shares = [r.shares[sink] for r in reversed(pipeline.log.history("orders"))]
+    told = [{c.branch_id.attempt > DRIVER_ATTEMPT for c in s.committables} for s in shares]
+    assert all(len(s.committables) == 1 for s, t in zip(shares, told, strict=True) if True in t)
+    return [True in t for t in told]
+
+
+def fail_in(point: str, *, batch: int) -> failpoints.Handler:
+    def fail(reached: str, where: Mapping[str, object]) -> None:
+        if (reached, where.get("batch")) == (point, batch):
+            raise failpoints.InjectedError(reached)
+
+    return fail
+
+
+def halves(df: DataFrame) -> DataFrame:
+    return df.repartition(2, "id")
+
+
+def test_fourth_small_batch_is_written_by_the_driver(job: Job) -> None:
+    for n in range(6):
+        job.add(*ids(2 * n, 2 * n + 1))
+    pipeline = job.pipeline()
+    job.run(pipeline, halves)
+    assert job.visible() == Counter(range(12))
+    assert by_driver(pipeline) == [False] * 3 + [True] * 3
+    assert not list((job.out / "_sparkonce").iterdir())
+
+
+@pytest.mark.parametrize("settings", [{"driver_rows": 0}, {"driver_rows": 1}])
+def test_larger_batches_are_left_to_the_executors(job: Job, settings: dict[str, Any]) -> None:
+    for n in range(5):
+        job.add(*ids(2 * n, 2 * n + 1))
+    pipeline = job.pipeline(**settings)
+    job.run(pipeline)
+    assert job.visible() == Counter(range(10))
+    assert not any(by_driver(pipeline))
+
+
+@pytest.mark.parametrize("rows", [4, 5, 30])
+def test_batch_with_more_rows_than_expected_goes_to_the_executors(job: Job, rows: int) -> None:
+    """Four rows are the bound: four in one partition or in two, one more, and many more."""
+    for n in range(4):
+        job.add(*ids(n))
+    job.add(*ids(*range(4, 4 + rows)))
+    job.add(*ids(100))
+    pipeline = job.pipeline(driver_rows=4)
+    job.run(pipeline, halves)
+    assert job.visible() == Counter([*range(4 + rows), 100])
+    assert by_driver(pipeline) == [False] * 3 + [True] + [rows == 4] * 2
+    assert not list((job.out / "_sparkonce").iterdir())
+
+
+def test_batches_without_rows_count_as_small(job: Job) -> None:
+    for n in range(5):
+        job.add(*ids(n))
+    pipeline = job.pipeline()
+    job.run(pipeline, lambda df: df.where("id % 4 <> 3"))
+    assert job.visible() == Counter([0, 1, 2, 4])
+    assert by_driver(pipeline) == [False] * 4 + [True]
+    assert pipeline.log.history("orders")[1].shares["file"].committables == ()
+
+
+def test_rows_with_state_are_computed_once(job: Job) -> None:
+    """A batch that is read twice, since it has more rows than expected, would write state twice."""
+    for n in range(5):
+        job.add(*ids(n, n))
+    pipeline = job.pipeline()
+    job.run(pipeline, lambda df: df.dropDuplicates(["id"]))
+    assert job.visible() == Counter(range(5))
+    assert not any(by_driver(pipeline))
+
+
+def test_passes_of_their_own_and_single_writers(job: Job) -> None:
+    evens, one = job.sink_folder("evens"), job.sink_folder("one")
+    for n in range(5):
+        job.add(*ids(2 * n, 2 * n + 1))
+    pipeline = job.pipeline(
+        sinks=[
+            FileSink(job.out, select=["id", "id + 1 AS next"]),
+            FileSink(evens, name="evens", transform=lambda df: df.where("id % 2 = 0")),
+            FileSink(one, name="one", writers=1),
+        ]
+    )
+    job.run(pipeline, halves)
+    assert job.visible() == job.visible(one) == Counter(range(10))
+    assert job.visible(evens) == Counter(range(0, 10, 2))
+    for sink in ("file", "evens", "one"):
+        assert by_driver(pipeline, sink) == [False] * 3 + [True] * 2
+
+
+class FailingOnTheDriver(FileSink):
+    """Prepares nothing outside of a task."""
+
+    def preCommit(self, handle: Any) -> Committable:
+        if TaskContext.get() is None:
+            raise OSError("no route from here")
+        return super().preCommit(handle)
+
+
+def test_what_the_driver_cannot_write_the_executors_do(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing stays of the driver's try, in any sink; the next one comes after twice as many."""
+    bad = job.sink_folder("bad")
+    for n in range(10):
+        job.add(*ids(n))
+    pipeline = job.pipeline(sinks=[FileSink(job.out), FailingOnTheDriver(bad, name="bad")])
+    with caplog.at_level(logging.WARNING, "sparkonce"):
+        job.run(pipeline)
+    assert job.visible() == job.visible(bad) == Counter(range(10))
+    assert not any(by_driver(pipeline))
+    told = [r.getMessage() for r in caplog.records if "no route from here" in r.getMessage()]
+    assert [text.partition(" is small")[0] for text in told] == ["batch 3", "batch 9"]
+    assert "driver_rows=0 leaves all batches to them" in told[0]
+    for folder in (job.out, bad):
+        assert not list((folder / "_sparkonce").iterdir())
+
+
+def test_lost_branch_of_the_driver_is_written_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executors do so, in as many branches as the replay has partitions."""
+    for n in range(4):
+        job.add(*ids(4 * n, 4 * n + 1, 4 * n + 2, 4 * n + 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_in("decide.after", batch=3))
+        with pytest.raises(Exception, match=r"decide\.after"):
+            job.run(job.pipeline(), halves)
+    (hidden,) = (job.out / "_sparkonce").iterdir()
+    hidden.unlink()
+    pipeline = job.pipeline()
+    job.run(pipeline, halves)
+    assert job.visible() == Counter(range(16))
+    record, *_ = pipeline.log.history("orders")
+    (lost,) = record.lost
+    assert (record.state, record.revision, lost.branch_id.attempt > DRIVER_ATTEMPT) == (
+        State.COMPLETE,
+        1,
+        True,
+    )
+    assert len(record.shares["file"].committables) == 2
+
+
+def test_failing_batch_is_aborted_and_replayed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(5):
+        job.add(*ids(n))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_in("prepare_batch.after", batch=3))
+        with pytest.raises(Exception, match=r"prepare_batch\.after"):
+            job.run(job.pipeline())
+    assert job.visible() == Counter(range(3))
+    assert not list((job.out / "_sparkonce").iterdir())
+    job.run(job.pipeline())
+    assert job.visible() == Counter(range(5))
+
+
+class Capturing(TwoPhaseCommitSink[list[str]]):
+    """Puts all that it gets into its committable."""
+
+    kind = "capturing"
+
+    def beginTransaction(self, branch_id: BranchId) -> list[str]:
+        return [str(branch_id), str(TaskContext.get() is None)]
+
+    def write(self, handle: list[str], batch: pa.RecordBatch) -> None:
+        schema = [(field.name, str(field.type), field.nullable) for field in batch.schema]
+        handle += [f"{schema}: {row!r}" for row in batch.to_pylist()]
+
+    def preCommit(self, handle: list[str]) -> Committable:
+        branch_id = BranchId.from_name(handle[0])
+        assert branch_id is not None
+        return Committable(branch_id, {"on driver": handle[1], "rows": [*handle[2:]]})
+
+    def commit(self, committable: Committable) -> None: ...
+
+    def abort(self, branch: BranchId | Committable) -> None: ...
+
+
+class NoQuery:
+    """In the place of a query: one without state."""
+
+    is_stateful = False
+
+    def offsets(self, batch_id: int) -> tuple[str, ...]:
+        return (str(batch_id),)
+
+
+def captured(df: DataFrame, *, on_driver: bool) -> tuple[Any, Fingerprint]:
+    """What a sink got of the rows, and their fingerprint."""
+    small = SmallBatches(1000)
+    for _ in range(3 * on_driver):
+        small.note([])
+    query = cast("RunningQuery", NoQuery())
+    (share,) = SparkBatch(df, 7, [Capturing()], query, small).write(INCARNATION).values()
+    (committable,), (part,) = share.committables, share.parts
+    assert committable.payload["on driver"] == str(on_driver)
+    return committable.payload["rows"], part.content
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_sinks_get_the_same_from_the_driver(spark: SparkSession, kind: str, zone: str) -> None:
+    """Values and Arrow types, of each type that Spark has."""
+    values = [*TYPES[kind], "NULL"]
+    if "variant" in kind:  # toArrow fails at a null one: such batches are left to the executors
+        values = [value for value in values if "null" not in value.lower()]
+    query = " UNION ALL ".join(f"SELECT CAST({value} AS {kind}) AS v, 'x' AS w" for value in values)
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        df = spark.sql("SELECT NULL AS v, 'x' AS w" if kind == "void" else query).coalesce(1)
+        assert captured(df, on_driver=True) == captured(df, on_driver=False)
+    except AnalysisException:
+        if not any(new in kind for new in ("variant", "time", "collate")):
+            raise
+        pytest.skip(f"this Spark has no type {kind}")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_wide_rows_are_not_small() -> None:
+    """As many bytes as would be long in the driver's memory."""
+    small = SmallBatches(1000)
+    content = Fingerprint("sum", 10, 0)
+    for size, expected in [(100, False), (100, False), (100, True), (1 << 24, False)]:
+        small.note([Share("t", (Part(0, "b", size, content),))])
+        assert small.is_next is expected

@@ -1,0 +1,61 @@
+"""Small batches, which the driver writes itself.
+
+    three small batches in a row ─► the next one: its rows ─► driver: begin ─► write ─► preCommit
+                                         │                           └─ fails, as a task may
+                                         └─ more than expected ──────────┴─► executors, as ever
+
+A pass through Python workers costs a batch of a hundred rows more than all that its sinks do with
+it. What the driver writes is one branch per sink, under an attempt number that no task has; from
+there on the protocol is the same. When it is lost after the decision, all of the batch is, so the
+executors write it again from Spark's replay.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from sparkonce.txn_log.record import Share
+
+logger = logging.getLogger("sparkonce")
+
+DEFAULT_ROWS: Final = 1_000
+"""The most rows of a batch that the driver writes."""
+
+_MOST_BYTES: Final = 8 * 2**20
+_IN_A_ROW: Final = 3
+_MOST_IN_A_ROW: Final = 96
+
+
+class SmallBatches:
+    """Tells from the batches before whether the next one will be small.
+
+    Args:
+        most_rows: of a small batch; 0 where the driver is to write none.
+
+    Attributes:
+        most_rows: as given.
+    """
+
+    def __init__(self, most_rows: int) -> None:
+        self.most_rows = most_rows
+        self._in_a_row = 0
+        self._wanted = _IN_A_ROW
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the next batch is expected to be small."""
+        return self._in_a_row >= self._wanted
+
+    def note(self, shares: Iterable[Share]) -> None:
+        """Take note of a batch that was written."""
+        is_small = self.most_rows > 0 and all(
+            share.rows <= self.most_rows and share.bytes <= _MOST_BYTES for share in shares
+        )
+        self._in_a_row = self._in_a_row + 1 if is_small else 0
+
+    def forget(self) -> None:
+        """The batch was not small, or not for the driver: wait twice as long before the next."""
+        self._in_a_row = 0
+        self._wanted = min(2 * self._wanted, _MOST_IN_A_ROW)
