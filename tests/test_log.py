@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sparkonce.txn_log.record import (
     State,
     TransactionRecord,
 )
+from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -187,6 +189,19 @@ def test_record_of_an_older_version_is_read(path: Path) -> None:
     assert TransactionRecord.decode(found.encode(), "again") == expected
 
 
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("settled-*.json")), ids=lambda p: p.stem)
+def test_settlement_of_an_older_version_is_read(path: Path) -> None:
+    """An operator's word means the same for ever."""
+    incarnation = Incarnation("orders", Owner("0123456789abcdef", QUERY), 3)
+    expected = record(incarnation, 7, times={State.DECIDED: 12.25})
+    (committable,) = expected.shares["kafka"].committables
+    said = Settlement(str(committable.branch_id), Ruling.REDO, "ann@host", "bücket gone", 13.5, 4)
+    found = TransactionRecord.decode(path.read_text(), path.name)
+    assert found == replace(expected, settled=(said,))
+    assert found.ruling(committable) is Ruling.REDO
+    assert TransactionRecord.decode(found.encode(), "again") == found
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("head-*.json")), ids=lambda p: p.stem)
 def test_head_of_an_older_version_is_read(path: Path) -> None:
     """Every version that was ever written means the same today."""
@@ -208,6 +223,6 @@ def test_head_of_an_older_version_is_read(path: Path) -> None:
 
 def test_every_version_has_its_golden_file() -> None:
     """Whoever changes the format adds what it wrote until then."""
-    for kind in ("record", "head"):
+    for kind, first in {"record": 1, "head": 1, "settled": 2}.items():
         versions = {int(path.stem.rpartition("v")[2]) for path in GOLDEN.glob(f"{kind}-*.json")}
-        assert versions == set(range(1, FORMAT_VERSION + 1))
+        assert versions == set(range(first, FORMAT_VERSION + 1))
