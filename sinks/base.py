@@ -159,11 +159,15 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         self.transform = transform
         self.writers = writers
 
-    # -- on the executors ----------------------------------------------------------------------
+    # -- on the executors, or for a small batch in the driver ----------------------------------
 
     @abstractmethod
     def beginTransaction(self, branch_id: BranchId) -> HandleT:
-        """Open a branch; called once per task, at its first row."""
+        """Open a branch; called once per task, at its first row.
+
+        Of a small batch the driver is the task, and calls it before there are rows. If none come,
+        it calls `discard`.
+        """
 
     @abstractmethod
     def write(self, handle: HandleT, batch: pa.RecordBatch) -> None:

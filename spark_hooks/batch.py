@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, cast
 
@@ -34,7 +34,7 @@ from sparkonce.spark_hooks.partition_writer import (
     shares_of,
 )
 from sparkonce.spark_hooks.rewrite import Rewrite
-from sparkonce.spark_hooks.small_batches import SmallBatches
+from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
@@ -148,19 +148,24 @@ class SparkBatch:
         """
         most = self._small.most_rows
         rows, lanes = with_hashes(df.where(f"{_ROW_NUMBER} <= {most}"), sinks)
-        try:
+
+        def collected() -> Iterator[pa.RecordBatch]:
             table = rows.toArrow()
             if table.num_rows > most:
-                self._small.forget()
-                return None
-            table = table.cast(_arrow_schema(rows))
+                raise NotSmallError(f"it has more than {most} rows")
+            yield from table.cast(_arrow_schema(rows)).to_batches()
+
+        try:
             copies = cloudpickle.loads(cloudpickle.dumps(sinks))  # as an executor gets them
-            writer = PartitionWriter(copies, incarnation, self.batch_id, lanes)
+            # The branches are begun while Spark computes the rows.
+            writer = PartitionWriter(copies, incarnation, self.batch_id, lanes, is_eager=True)
             attempt = DRIVER_ATTEMPT + 1 + self.batch_id % _ATTEMPTS
-            return [writer.write(iter(table.to_batches()), 0, attempt)]
+            return [writer.write(collected(), 0, attempt)]
         except Exception as error:  # noqa: BLE001 - a task that fails is run again, too
-            logger.warning(
-                "batch %d is small, and the driver could not write it: %s. The executors do so "
+            level = logging.INFO if isinstance(error, NotSmallError) else logging.WARNING
+            logger.log(
+                level,
+                "batch %d: the driver could not write it as a small one: %s. The executors do so "
                 "now; driver_rows=0 leaves all batches to them",
                 self.batch_id,
                 error,

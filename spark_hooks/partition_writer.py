@@ -7,8 +7,9 @@
 Each sink has a thread of its own and waits for no other one; the rows wait for the slowest sink, so
 that none gets more than one batch ahead. The first error of any of them is the task's.
 
-A task without rows opens no branch. A task that fails frees its handles and aborts what it had
-prepared, as well as it can: what it cannot reach is an orphan, and the driver sweeps those.
+A task without rows opens no branch, or gives up what it has begun before them. A task that fails
+frees its handles and aborts what it had prepared, as well as it can: what it cannot reach is an
+orphan, and the driver sweeps those.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class PartitionWriter:
         lanes: for each sink the number of the struct column that holds its columns; as many
             columns of hashes follow. None where the rows themselves are every sink's.
         rewrite: which sinks and partitions to write again; default: all, for the first time.
+        is_eager: begin before the first row has come, as where rows are still being computed.
     """
 
     def __init__(
@@ -112,12 +114,15 @@ class PartitionWriter:
         batch_id: int,
         lanes: Sequence[int] | None = None,
         rewrite: Rewrite | None = None,
+        *,
+        is_eager: bool = False,
     ) -> None:
         self._sinks = sinks
         self._lanes = lanes
         self._incarnation = incarnation
         self._batch_id = batch_id
         self._rewrite = rewrite
+        self._is_eager = is_eager
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -153,10 +158,11 @@ class PartitionWriter:
             if failures:
                 wait(pool.submit(lane.branch.give_up) for lane in lanes)
                 raise failures[0]
+        prepared = [(lane.branch, c) for lane in lanes if (c := lane.branch.committable)]
         return PartitionSummary(
             partition,
-            {lane.branch.sink.name: lane.branch.part(partition) for lane in lanes},
-            tuple(c for lane in lanes if (c := lane.branch.committable) is not None),
+            {branch.sink.name: branch.part(partition) for branch, _ in prepared},
+            tuple(committable for _, committable in prepared),
         )
 
     def _feed(
@@ -166,7 +172,7 @@ class PartitionWriter:
         failures: list[BaseException],
     ) -> list[_Lane]:
         """Hand every row to its lanes, which are opened at the first one, and end them."""
-        lanes: list[_Lane] = []
+        lanes = open_lanes() if self._is_eager else []
         try:
             for batch in batches:
                 if failures:
@@ -240,7 +246,11 @@ class _Branch:
         self._bytes += rows.batch.nbytes
         self._contents.append(rows.content)
 
-    def prepare(self) -> None:
+    def end(self) -> None:
+        """Prepare what was written, or give up where no row has come."""
+        if not self._contents:
+            self.give_up()
+            return
         where = {"batch": self.branch_id.batch_id, "sink": self.sink.name}
         reach("precommit.before", **where)
         prepared = self._named(lambda: self.sink.preCommit(self._handle))
@@ -319,7 +329,7 @@ class _Lane:
                 reach("write.batch", **self._where)
                 self._room.release()
             if not self._failures:
-                self.branch.prepare()
+                self.branch.end()
         except BaseException as error:  # noqa: BLE001 - the task raises it
             self._failures.append(error)
         self._room.release()  # nobody waits for a lane that has ended

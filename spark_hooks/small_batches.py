@@ -28,6 +28,10 @@ _IN_A_ROW: Final = 3
 _MOST_IN_A_ROW: Final = 96
 
 
+class NotSmallError(Exception):
+    """A batch has more rows than the driver takes."""
+
+
 class SmallBatches:
     """Tells from the batches before whether the next one will be small.
 

@@ -68,6 +68,27 @@ def test_partition_without_rows_opens_no_branch(sinks: list[MemorySink]) -> None
     assert [sink.calls for sink in sinks] == [[], []]
 
 
+def test_eager_writer_begins_while_rows_are_computed(sinks: list[MemorySink]) -> None:
+    begun = [threading.Event() for _ in sinks]
+    for sink, event in zip(sinks, begun, strict=True):
+        sink.fail = lambda verb, event=event: verb == "beginTransaction" and event.set()  # type: ignore[misc]
+
+    def computed() -> Iterator[pa.RecordBatch]:
+        assert all(event.wait(5) for event in begun)
+        yield from batches(2)
+
+    writer = PartitionWriter(sinks, INCARNATION, 7, is_eager=True)
+    assert len(writer.write(computed(), 0, 11).committables) == 2
+    assert [sink.calls for sink in sinks] == [["beginTransaction", "write", "preCommit"]] * 2
+
+
+def test_eager_writer_gives_up_what_gets_no_rows(sinks: list[MemorySink]) -> None:
+    writer = PartitionWriter(sinks, INCARNATION, 7, is_eager=True)
+    summary = writer.write(batches(0), 0, 11)
+    assert (summary.parts, summary.committables) == ({}, ())
+    assert [sink.calls for sink in sinks] == [["beginTransaction", "discard"]] * 2
+
+
 @pytest.mark.parametrize("verb", ["beginTransaction", "write", "preCommit"])
 def test_failing_sink_is_named_and_nothing_stays_behind(sinks: list[MemorySink], verb: str) -> None:
     """Whatever fails: open handles are discarded, and what a neighbour prepared is aborted."""

@@ -328,23 +328,16 @@ def test_target_that_cannot_take_partitions_is_refused(
 
 
 def test_role_that_does_not_own_the_target_is_refused(world: Loads) -> None:
-    role = f"{world.schema}_role"
     world.partitioned()
-    world.run(
-        f"CREATE ROLE {role} LOGIN; GRANT USAGE, CREATE ON SCHEMA {world.schema} TO {role}; "
-        f"GRANT SELECT, INSERT ON {world.schema}.orders TO {role}"
-    )
-    try:
+    with world.role("SELECT, INSERT") as (role, dsn):
         with pytest.raises(ConfigurationError, match="owner"):
-            world.attaching(dsn=world.dsn.replace("postgres@", f"{role}@"))
+            world.attaching(dsn=dsn)
         world.run(f"ALTER TABLE {world.schema}.orders OWNER TO {role}")
         world.run(f"ALTER TABLE {world.schema}.small OWNER TO {role}")
-        sink = world.attaching(dsn=world.dsn.replace("postgres@", f"{role}@"))
+        sink = world.attaching(dsn=dsn)
         deliver(sink)
         assert world.state() == (3, 1, 0, 0)
         sink.close()
-    finally:
-        world.run(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
 
 
 @pytest.mark.parametrize("wrong", [{"key": ["id"]}, {"attach_rows": 0}])

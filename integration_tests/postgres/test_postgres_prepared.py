@@ -402,20 +402,16 @@ def test_no_room_is_told_at_the_start_and_when_a_task_prepares(
 def test_other_role_may_not_end_a_branch(prepared: World) -> None:
     """Both roles are named, nothing is called lost, and the right role goes on."""
     prepared.table()
-    role = f"{prepared.schema}_role"
-    prepared.run(f"CREATE ROLE {role} LOGIN; GRANT ALL ON SCHEMA {prepared.schema} TO {role}")
-    try:
+    with prepared.role() as (_, dsn):
         sink = ready(prepared)
         committable = prepare(sink)
-        other = prepared.sink(mode="prepared", dsn=prepared.dsn.replace("postgres@", f"{role}@"))
+        other = prepared.sink(mode="prepared", dsn=dsn)
         with pytest.raises(CommitUnresolvedError, match="permission denied.*log in as 'postgres'"):
             other.commit(committable)
         with pytest.raises(CommitUnresolvedError, match="could not be aborted.*pg_prepared_xacts"):
             other.abort(task())
         sink.commit(committable)
         other.close()
-    finally:
-        prepared.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
     assert prepared.state() == (3, 1, 0, 0)
 
 
@@ -454,14 +450,8 @@ def test_another_server_proves_nothing(prepared: World, fresh_name: Callable[[],
 
 
 def test_role_with_the_least_rights_can_do_everything(prepared: World) -> None:
-    schema, role = prepared.schema, f"{prepared.schema}_role"
     prepared.table(KEYED)
-    prepared.run(
-        f"CREATE ROLE {role} LOGIN; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; "
-        f"GRANT SELECT (id, name), INSERT (id, name), UPDATE (name) ON {schema}.orders TO {role}"
-    )
-    try:
-        dsn = prepared.dsn.replace("postgres@", f"{role}@")
+    with prepared.role("SELECT (id, name), INSERT (id, name), UPDATE (name)") as (_, dsn):
         for n, key in enumerate([None, ["id"]]):
             sink = ready(prepared, dsn=dsn, key=key)
             sink.commit(prepare(sink, branch_id=task(batch=n)))
@@ -470,8 +460,6 @@ def test_role_with_the_least_rights_can_do_everything(prepared: World) -> None:
                 sink.abort(branch)
             sink.close()
         assert prepared.state() == (3, 2, 0, 0)
-    finally:
-        prepared.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @pytest.mark.parametrize(

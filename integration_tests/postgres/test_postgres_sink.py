@@ -918,36 +918,26 @@ def test_setting_that_cannot_work_is_refused_before_data_moves(
     ],
 )
 def test_missing_right_or_unfit_table_is_named(prepared: World, spoil: str, message: str) -> None:
-    schema, role = prepared.schema, f"{prepared.schema}_role"
+    schema = prepared.schema
     prepared.table("id bigint PRIMARY KEY, name text")
-    prepared.run(
-        f"CREATE ROLE {role} LOGIN; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; "
-        f"GRANT SELECT, INSERT, UPDATE ON {schema}.orders TO {role}"
-    )
-    try:
-        dsn = prepared.dsn.replace("postgres@", f"{role}@")
+    with prepared.role("SELECT, INSERT, UPDATE") as (role, dsn):
         name = "v" if "VIEW" in spoil else "orders"
         prepared.run(spoil.format(s=schema, r=role))
         if "VIEW" in spoil:
             prepared.run(f"GRANT ALL ON {schema}.v TO {role}")
         sink = prepared.sink(f"{schema}.{name}", dsn=dsn, key=["id"])
-        with pytest.raises(ConfigurationError, match=message):
-            sink.validate(ROWS.schema)
-    finally:
-        prepared.run("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
-        prepared.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+        try:
+            with pytest.raises(ConfigurationError, match=message):
+                sink.validate(ROWS.schema)
+        finally:
+            prepared.run("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
 
 
 def test_role_with_the_least_rights_can_do_everything(world: World) -> None:
     """No superuser, no ownership of the target: what `validate` asks for is enough."""
-    schema, role = world.schema, f"{world.schema}_role"
     world.table("id bigint PRIMARY KEY, name text")
-    world.run(
-        f"CREATE ROLE {role} LOGIN; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; "
-        f"GRANT SELECT (id, name), INSERT, UPDATE (name) ON {schema}.orders TO {role}"
-    )
-    try:
-        sink = world.ready(dsn=world.dsn.replace("postgres@", f"{role}@"), key=["id"])
+    with world.role("SELECT (id, name), INSERT, UPDATE (name)") as (_, dsn):
+        sink = world.ready(dsn=dsn, key=["id"])
         deliver(sink)
         deliver(sink, batch=1)
         prepare(sink, batch=2)
@@ -955,8 +945,6 @@ def test_role_with_the_least_rights_can_do_everything(world: World) -> None:
             sink.abort(branch)
         assert world.state() == (3, 2, 0, 0)
         sink.close()
-    finally:
-        world.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_start_line_tells_how_a_merge_is_held(

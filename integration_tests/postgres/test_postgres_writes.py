@@ -862,15 +862,9 @@ def test_lost_merge_whose_key_was_taken(held_open: World, dead_letter: str | Non
 
 def test_role_that_may_read_and_update_some_columns_only(world: World) -> None:
     """Those of the key, and those that an update sets."""
-    schema, role = world.schema, f"{world.schema}_role"
     world.table(STATES)
-    world.run(f"INSERT INTO {schema}.orders VALUES (1, 'old', 'kept')")
-    world.run(
-        f"CREATE ROLE {role} LOGIN; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; "
-        f"GRANT INSERT, SELECT (id, status), UPDATE (status) ON {schema}.orders TO {role}"
-    )
-    try:
-        dsn = world.dsn.replace("postgres@", f"{role}@")
+    world.run(f"INSERT INTO {world.schema}.orders VALUES (1, 'old', 'kept')")
+    with world.role("INSERT, SELECT (id, status), UPDATE (status)") as (_, dsn):
         rows = pa.table({"id": [1, 2], "status": ["new", "new"], "note": ["n", "n"]})
         with pytest.raises(ConfigurationError, match="may not read column 'note'"):
             world.ready(rows.schema, key=["id"], dsn=dsn)
@@ -879,33 +873,24 @@ def test_role_that_may_read_and_update_some_columns_only(world: World) -> None:
         assert world.rows() == [(1, "new", "kept"), (2, "new", "n")]
         for sink in world.sinks:
             sink.close()
-    finally:
-        world.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_role_with_the_least_rights_merges_and_rejects(world: World) -> None:
-    schema, role = world.schema, f"{world.schema}_role"
     world.table("id bigint PRIMARY KEY, status text CHECK (status <> 'bad')")
-    world.run(
-        f"CREATE ROLE {role} LOGIN; GRANT USAGE, CREATE ON SCHEMA {schema} TO {role}; "
-        f"GRANT SELECT, INSERT, UPDATE (status) ON {schema}.orders TO {role}"
-    )
-    try:
-        options = {"dsn": world.dsn.replace("postgres@", f"{role}@"), "dead_letter": "rejects"}
+    with world.role("SELECT, INSERT, UPDATE (status)") as (role, dsn):
+        options = {"dsn": dsn, "dead_letter": "rejects"}
         with pytest.raises(ConfigurationError, match="GRANT DELETE on the table"):
             world.ready(CHANGES, **CDC, **options)
-        world.run(f"GRANT DELETE ON {schema}.orders TO {role}")
+        world.run(f"GRANT DELETE ON {world.schema}.orders TO {role}")
         sink = world.ready(CHANGES, **CDC, **options)
         deliver(sink, changes(("I", 1, 1, "a"), ("I", 1, 2, "b"), ("I", 1, 3, "bad")))
         deliver(sink, changes(("D", 1, 1, None)), batch=1)
         assert world.ids() == [2]
         assert len(rejected(world)) == 1
-        world.run(f"ALTER TABLE {schema}.rejects OWNER TO CURRENT_USER")
+        world.run(f"ALTER TABLE {world.schema}.rejects OWNER TO CURRENT_USER")
         with pytest.raises(ConfigurationError, match='rejects"; GRANT INSERT on it'):
             world.ready(CHANGES, **CDC, **options)
         sink.close()
-    finally:
-        world.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 # -- under Spark -----------------------------------------------------------------------------------

@@ -96,6 +96,19 @@ class World:
         self.run(f"CREATE TABLE {self.schema}.{name} ({columns})")
         return f"{self.schema}.{name}"
 
+    @contextlib.contextmanager
+    def role(self, rights: str = "") -> Iterator[tuple[str, str]]:
+        """A role that may make tables in the schema and has `rights` on orders; its conninfo."""
+        role = f"{self.schema}_role"
+        self.run(f"CREATE ROLE {role} LOGIN")
+        try:
+            self.run(f"GRANT USAGE, CREATE ON SCHEMA {self.schema} TO {role}")
+            if rights:
+                self.run(f"GRANT {rights} ON {self.schema}.orders TO {role}")
+            yield role, self.dsn.replace("postgres@", f"{role}@")
+        finally:
+            self.run(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+
     def sink(self, table: str | None = None, **options: Any) -> PostgresSink:
         options = {"lock_timeout": 10.0, **options}
         dsn = options.pop("dsn", self.dsn)
