@@ -538,7 +538,8 @@ def test_batches_with_the_same_keys_follow_each_other(
     for table in ("orders", "copies"):
         assert prepared.rows(table) == [(n, "b3") for n in range(50)]
     assert prepared.gids() == []
-    assert len(prepared.markers()) == 2 * 4 * 4
+    # Four tasks for each sink; the driver alone writes the fourth batch, which is small as well.
+    assert len(prepared.markers()) == 2 * (3 * 4 + 1)
 
 
 def test_key_held_by_an_orphan_fails_the_batch_and_the_sweep_ends_it(

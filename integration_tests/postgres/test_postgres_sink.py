@@ -947,6 +947,18 @@ def test_role_with_the_least_rights_can_do_everything(world: World) -> None:
         sink.close()
 
 
+def test_what_a_decision_names_is_on_the_disk(world: World) -> None:
+    """Staging too, from which a merge that was held open is made again after a crash."""
+    world.table()
+    sink = world.ready()
+    staged = stage(sink)
+    ((written,),) = world.run("SELECT pg_current_wal_insert_lsn()")
+    (committable,) = sink.prepareBatch(merge_of(), [staged])
+    assert world.run(f"SELECT pg_current_wal_flush_lsn() >= '{written}'::pg_lsn") == [(True,)]
+    sink.commit(committable)
+    assert world.state() == (3, 1, 0, 0)
+
+
 def test_start_line_tells_how_a_merge_is_held(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -114,8 +114,16 @@ def script(*statements: sql.Composable) -> sql.Composed:
     return sql.SQL("; ").join(statements)
 
 
-def settings(timeouts: Timeouts, application_name: str | None = None) -> sql.Composed:
-    """Settings of one transaction: set in it, so that they also hold behind a pooler."""
+def settings(
+    timeouts: Timeouts, application_name: str | None = None, *, is_flushed: bool = True
+) -> sql.Composed:
+    """Settings of one transaction: set in it, so that they also hold behind a pooler.
+
+    Args:
+        timeouts: of its statements.
+        application_name: of the session while it runs.
+        is_flushed: whether its COMMIT waits for the disk.
+    """
     values = {
         "lock_timeout": f"{max(1, round(timeouts.lock * 1000))}ms",
         "statement_timeout": f"{round(timeouts.statement * 1000)}ms",
@@ -127,14 +135,17 @@ def settings(timeouts: Timeouts, application_name: str | None = None) -> sql.Com
         sql.SQL("set_config({}, {}, true)").format(sql.Literal(key), sql.Literal(value))
         for key, value in values.items()
     ]
-    return sql.SQL("SELECT {}, {}, {}").format(sql.SQL(", ").join(calls), _DURABLE, _UNLIMITED)
+    flushed = _FLUSHED if is_flushed else _UNFLUSHED
+    return sql.SQL("SELECT {}, {}, {}").format(sql.SQL(", ").join(calls), flushed, _UNLIMITED)
 
 
 # What a server may leave unflushed, a crash takes back: then nothing was prepared.
-_DURABLE = sql.SQL(
+_FLUSHED = sql.SQL(
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' "
     "THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
 )
+
+_UNFLUSHED = sql.SQL("set_config('synchronous_commit', 'off', true)")
 
 # Known since Postgres 17; a held merge and a COPY last as long as Spark takes.
 _UNLIMITED = sql.SQL(

@@ -65,7 +65,10 @@ class StagingWriter:
         self._copying = contextlib.ExitStack()
         self._attach = attach
         self._pool = pool_of(address)
-        begin = script(READ_COMMITTED, settings(timeouts, self.name), *self._opening())
+        # The PREPARE TRANSACTION of the merge flushes all that was written before it, staging too;
+        # a crash of the server before that aborts the batch. A merge that is held open does not.
+        rules = settings(timeouts, self.name, is_flushed=not target.can_prepare)
+        begin = script(READ_COMMITTED, rules, *self._opening())
         with self._errors():
             self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
         try:
