@@ -141,3 +141,17 @@ def test_source_with_too_few_batches(tmp_path: Path) -> None:
         assert_exactly_once(
             lambda log: ExactlyOnce("shop", sinks=[], log=log), batches(2), {"sqlite": list}, 3
         )
+
+
+def test_reader_of_a_sink_that_is_not_there_is_named(shop: Shop, tmp_path: Path) -> None:
+    path = shop.path
+    with pytest.raises(
+        AssertionError, match=r"name \('sqlight',\), and the sinks are \['sqlite'\]"
+    ):
+        assert_exactly_once(
+            lambda log: ExactlyOnce("shop", sinks=[SqliteSink(path, "orders")], log=log),
+            batches(2),
+            {"sqlight": shop.in_sqlite},
+            kills=1,
+            folder=tmp_path / "run",
+        )

@@ -142,19 +142,78 @@ class TestAppendingSink(SinkContract):
             lose=lambda committable: next(tmp_path.glob(".*")).unlink(),
         )
 """
+LAZY_SINK = """
+import json
+from pathlib import Path
+from sparkonce.errors import PreparedBranchLostError
+from sparkonce.model import BranchId, Committable
+from sparkonce.sinks import RowSink
+
+class LazySink(RowSink):
+    kind = "lazy"
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = Path(folder)
+        self._client = None
+
+    def __getstate__(self):
+        return {**self.__dict__, "_client": None}
+
+    def close(self):
+        self._client = None
+
+    def _connect(self):
+        if self._client is None:
+            client = []
+SETTINGS
+            self._client = client
+
+    def _hidden(self, branch_id):
+        return self._folder / f".{branch_id}json"
+
+    def beginTransaction(self, branch_id):
+        return branch_id, []
+
+    def write_rows(self, handle, rows):
+        handle[1].extend(json.dumps(row) + chr(10) for row in rows)
+
+    def preCommit(self, handle):
+        branch_id, lines = handle
+        self._hidden(branch_id).write_text("".join(lines))
+        return Committable(branch_id)
+
+    def commit(self, committable):
+        self._connect()
+        hidden = self._hidden(committable.branch_id)
+        done = hidden.with_suffix(".done")
+        if done.exists():
+            return
+        if not hidden.exists():
+            raise PreparedBranchLostError("gone", committable.branch_id)
+        with (self._folder / "rows.jsonl").open("a") as visible:
+            visible.write(hidden.read_text())
+        done.touch()
+        hidden.unlink()
+
+    def abort(self, branch):
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        self._hidden(branch_id).unlink(missing_ok=True)
+"""
+"""Right but for its last steps: the rows are there before their proof. Connects at its first use,
+in many lines."""
 RACE = "test_commit_by_two_at_the_same_time"
 """Two commits at once double the rows of that sink or not, as it happens."""
 
 
-def test_wrong_sink_is_caught(tmp_path: Path) -> None:
-    """Each mistake of examples/wrong_sink.py turns tests red; those, and as the guide shows it."""
-    (tmp_path / "test_wrong.py").write_text(WRONG)
-    report = tmp_path / "report.xml"
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+def outcome(folder: Path, chosen: str) -> tuple[set[str], str]:
+    """Run the tests of a folder; which failed, and what pytest said."""
+    report = folder / "report.xml"
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(folder)])
     pytest_ = [sys.executable, "-m", "pytest"]
     done = subprocess.run(
-        [*pytest_, "-q", "-p", "no:cacheprovider", "-k", "not type", f"--junitxml={report}"],
-        cwd=tmp_path,
+        [*pytest_, "-q", "-p", "no:cacheprovider", "-k", chosen, f"--junitxml={report}"],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
@@ -162,9 +221,29 @@ def test_wrong_sink_is_caught(tmp_path: Path) -> None:
     )
     cases = ET.parse(report).iter("testcase")  # noqa: S314 - of our own run
     failed = {str(case.get("name")) for case in cases if case.find("failure") is not None}
+    return failed, done.stdout
+
+
+def test_every_last_line_of_a_commit_is_killed(tmp_path: Path) -> None:
+    """Also of a sink that runs more lines in a process that has just begun."""
+    settings = "\n".join(f"            client.append({n})" for n in range(40))
+    (tmp_path / "lazy_sink.py").write_text(LAZY_SINK.replace("SETTINGS", settings))
+    contract = WRONG.replace(
+        "examples.wrong_sink import AppendingSink", "lazy_sink import LazySink"
+    )
+    (tmp_path / "test_lazy.py").write_text(contract.replace("AppendingSink", "LazySink"))
+    failed, said = outcome(tmp_path, "between_the_lines")
+    assert failed == {"test_process_killed_between_the_lines_of_commit"}, said
+    assert "too much: {'id': 0" in said
+
+
+def test_wrong_sink_is_caught(tmp_path: Path) -> None:
+    """Each mistake of examples/wrong_sink.py turns tests red; those, and as the guide shows it."""
+    (tmp_path / "test_wrong.py").write_text(WRONG)
+    failed, said = outcome(tmp_path, "not type")
     shown = (ROOT / "docs" / "writing_a_sink.md").read_text().splitlines()
     named = {line.removeprefix("FAILED ") for line in shown if line.startswith("FAILED ")}
-    assert failed - {RACE} == named, done.stdout[-3000:]
+    assert failed - {RACE} == named, said[-3000:]
     for line in shown:
         if line.startswith("E   "):
-            assert line.removesuffix("…") in done.stdout
+            assert line.removesuffix("…") in said

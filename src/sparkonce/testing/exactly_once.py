@@ -38,8 +38,6 @@ from sparkonce.txn_log import open_log
 if TYPE_CHECKING:
     from sparkonce import ExactlyOnce
 
-"""A driver here lives for seconds, most of which a JVM would spend on compiling well."""
-
 PLANNING_S = 120.0
 PATIENCE_S = 600.0
 """For a driver to reach a point, or its end, also where many tests share a machine."""
@@ -127,7 +125,8 @@ class _Run:
         self._batches = [Counter(map(canonical, table.to_pylist())) for table in source]
         self.history: list[str] = []
         self._write(source)
-        order = Order(pipeline, self._log, source[0].schema, folder / "source", self._checkpoint)
+        where = (folder / "source", self._checkpoint)
+        order = Order(pipeline, self._log, source[0].schema, *where, tuple(readers))
         (folder / "order").write_bytes(cloudpickle.dumps(order))
         self._failpoints = Failpoints(folder / "failpoints")
         self.driver = DriverProcess(

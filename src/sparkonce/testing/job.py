@@ -37,6 +37,7 @@ class Order:
         schema: of the rows.
         source: folder with the files, `FILES_PER_BATCH` for each batch.
         checkpoint: folder.
+        sinks: that the pipeline should have, by name.
     """
 
     pipeline: Callable[[str], ExactlyOnce]
@@ -44,6 +45,7 @@ class Order:
     schema: pa.Schema
     source: Path
     checkpoint: Path
+    sinks: tuple[str, ...]
 
 
 def quiet_session(master: str, folder: Path) -> SparkSession:
@@ -67,6 +69,9 @@ def quiet_session(master: str, folder: Path) -> SparkSession:
 def main(order: Order) -> None:
     spark = quiet_session("local[2]", order.checkpoint.parent)
     pipeline = order.pipeline(order.log)
+    names = [sink.name for sink in pipeline.sinks]
+    if not set(order.sinks) <= set(names):
+        raise ValueError(f"readers= and kills= name {order.sinks}, and the sinks are {names}")
     query = (
         spark.readStream.schema(from_arrow_schema(order.schema, prefer_timestamp_ntz=True))
         .option("maxFilesPerTrigger", FILES_PER_BATCH)

@@ -3,6 +3,7 @@
 SinkWorld          what a user gives: how to make the sink, and what an outsider sees
 Stage              takes branches through the verbs as the coordinator does
 in_other_process   runs a verb in a real second process, which may be killed at its end
+lines_of_commit    how many lines a commit takes there, each a place to kill it
 """
 
 from __future__ import annotations
@@ -272,32 +273,61 @@ def in_other_process(
     Raises:
         AssertionError: the verb failed there; with its last lines.
     """
-    from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles, without starting it
-
     if verb in {"write", "task"}:
         args = (args[0], *map(shaped, args[1:]))
-    order = cloudpickle.dumps((sink, verb, args, is_killed, killed_at_line))
+    ends = {-signal.SIGKILL} if is_killed else {0}
+    if killed_at_line:  # a commit need not take as many lines each time
+        ends |= {-signal.SIGKILL}
+    said = _said_elsewhere(_Order(sink, verb, args, is_killed, killed_at_line), ends)
+    return [Committable.from_json(value) for value in said.get("prepared", ())]
+
+
+def lines_of_commit(sink: AnySink, committables: Sequence[Committable]) -> int:
+    """How many lines of the sink's own code a commit runs in a process that has just begun.
+
+    It opens its connections there, as the process does that is killed.
+    """
+    lines: int = _said_elsewhere(_Order(sink, "commit", tuple(committables)), {0})["lines"]
+    return lines
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a second process shall do; see `in_other_process`."""
+
+    sink: AnySink
+    verb: Verb
+    args: tuple[Any, ...]
+    is_killed: bool = False
+    killed_at_line: int | None = None
+
+
+def _said_elsewhere(order: _Order, ends: Collection[int]) -> dict[str, Any]:
+    from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles, without starting it
+
+    # As a plain tuple: there the module is called __main__.
+    fields = (order.sink, order.verb, order.args, order.is_killed, order.killed_at_line)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "sparkonce.testing.sink_world"],
-        input=order,
+        input=cloudpickle.dumps(fields),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))},
         cwd=Path.cwd(),
         check=False,
     )
-    ends = {-signal.SIGKILL} if is_killed else {0}
-    if killed_at_line:  # there, its commit may take fewer lines than here
-        ends |= {-signal.SIGKILL}
     assert done.returncode in ends, (
-        f"{verb} failed in another process (exit code {done.returncode}): a sink needs nothing but "
-        f"what it is pickled with. It said:\n{done.stderr.decode(errors='replace')[-2000:]}"
+        f"{order.verb} failed in another process (exit code {done.returncode}): a sink needs "
+        "nothing but what it is pickled with. It said:\n"
+        f"{done.stderr.decode(errors='replace')[-2000:]}"
     )
-    return [Committable.from_json(value) for value in json.loads(done.stdout or "[]")]
+    said: dict[str, Any] = json.loads(done.stdout or "{}")
+    return said
 
 
 def trace_lines(sink: AnySink, reached: Callable[[int], None]) -> None:
     """Call `reached(n)` before this thread runs the nth line of the sink's own code."""
     modules = {kind.__module__ for kind in type(sink).__mro__} - {TwoPhaseCommitSink.__module__}
+    modules = {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
     files = {getattr(sys.modules[name], "__file__", None) for name in modules}
     count = 0
 
@@ -316,28 +346,30 @@ def trace_lines(sink: AnySink, reached: Callable[[int], None]) -> None:
 
 def main() -> None:
     """The second process; its order comes by standard input."""
-    sink, verb, args, is_killed, killed_at_line = pickle.load(sys.stdin.buffer)  # noqa: S301 - ours
-    prepared: list[Committable] = []
-    if killed_at_line:
+    order = _Order(*pickle.load(sys.stdin.buffer))  # noqa: S301 - ours
+    sink, args, prepared, lines = order.sink, order.args, list[Committable](), 0
 
-        def kill_there(line: int) -> None:
-            if line == killed_at_line:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def reached(line: int) -> None:
+        nonlocal lines
+        lines = line
+        if line == order.killed_at_line:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        trace_lines(sink, kill_there)
-    if verb in {"write", "task"}:
+    if order.verb in {"write", "task"}:
         handle = sink.beginTransaction(args[0])
         for batch in args[1:]:
             sink.write(handle, batch)
-        if verb == "task":
+        if order.verb == "task":
             prepared.append(sink.preCommit(handle))
-    elif verb == "commit":
+    elif order.verb == "commit":
+        trace_lines(sink, reached)
         Stage(SinkWorld(lambda: sink, list, list)).commit(sink, args)
     else:
         for committable in args:
             sink.abort(committable)
-    print(json.dumps([committable.to_json() for committable in prepared]), flush=True)  # noqa: T201
-    if is_killed:
+    said = {"prepared": [committable.to_json() for committable in prepared], "lines": lines}
+    print(json.dumps(said), flush=True)  # noqa: T201
+    if order.is_killed:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
