@@ -497,6 +497,28 @@ def test_two_downloads_at_once(tmp_path: Path) -> None:
     assert len(made) == 1
 
 
+def test_folder_that_goes_while_progress_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A compiler removes its temporary folders while their size is looked at."""
+    (tmp_path / "kept").write_bytes(b"x" * 2_000_000)
+    going = tmp_path / "going"
+    going.mkdir()
+    scandir = os.scandir
+
+    def scan(path: Any) -> Any:
+        if Path(path) == going and going.exists():
+            going.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    monkeypatch.setattr(cache, "LINE_EVERY_S", 0)
+    with cache.progress("building", tmp_path) as tick:
+        tick()
+    assert not going.exists()
+    assert "building: 0 s, 2 MB …" in capsys.readouterr().err
+
+
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache.cache_dir() == tmp_path / "cache"
     monkeypatch.delenv("SPARKONCE_CACHE")

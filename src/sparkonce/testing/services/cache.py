@@ -130,7 +130,8 @@ def _line(text: str) -> None:
 
 def _size(folder: Path) -> str:
     size = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # a temporary file that is gone by now
-            size += file.lstat().st_size
+    for inside, _, names in os.walk(folder):  # which passes over folders that are gone by now
+        for name in names:
+            with contextlib.suppress(OSError):  # so is a temporary file
+                size += Path(inside, name).lstat().st_size
     return f"{size / 1e6:.0f} MB"
