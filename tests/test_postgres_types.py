@@ -99,6 +99,13 @@ def test_decimal_never_loses_a_digit(
         assert arrived.type.scale <= max(target_scale, 0)
 
 
+def test_decimal_that_moves_by_more_digits_than_arrow_has() -> None:
+    """Arrow's cast over 39 digits gives 0 and no error."""
+    array = pa.array([Decimal("1E-34")], pa.decimal128(34, 34))
+    with pytest.raises(ValueDoesNotFitError, match="does not fit"):
+        sent(array, numeric(1000, -5))
+
+
 @untimed
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_integer_becomes_a_decimal_for_numeric(value: int) -> None:

@@ -22,7 +22,6 @@ from pgpq import schema as pgpq_types
 
 from sparkonce.sinks.postgres.types import (
     DECIMAL_DIGITS,
-    INT_DIGITS,
     MICROSECOND_DIGITS,
     UUID_BYTES,
     ColumnPlan,
@@ -83,12 +82,11 @@ def _convert(array: Any, column: ColumnPlan) -> Any:
 
 
 def _to_decimal(array: Any, column: ColumnPlan) -> Any:
-    scale = column.type.scale
+    kept, scale = array.cast(column.arrow), column.type.scale
     if scale is not None and scale < 0:
-        if pa.types.is_integer(array.type):
-            array = array.cast(pa.decimal128(INT_DIGITS, 0))
-        array = array.cast(pa.decimal128(DECIMAL_DIGITS, scale))  # checks only
-    return array.cast(column.arrow)
+        # From whole numbers: over more digits than it has, Arrow's cast gives 0 and no error.
+        kept.cast(pa.decimal128(DECIMAL_DIGITS, scale))  # checks only
+    return kept
 
 
 def _check_string(array: Any, column: ColumnPlan) -> None:
