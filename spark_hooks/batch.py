@@ -23,7 +23,7 @@ from pyspark import cloudpickle
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
-from sparkonce.model import DRIVER_ATTEMPT
+from sparkonce.model import attempt_of_small_batch
 from sparkonce.sinks.base import AnySink, quoted
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
@@ -47,9 +47,6 @@ _ROW: Final = "sparkonce_row"
 
 _ROW_NUMBER: Final = f"monotonically_increasing_id() & {(1 << 33) - 1}"
 """SQL: the number of a row in its partition, from 0."""
-
-_ATTEMPTS: Final = 1 << 14
-"""Attempt numbers of what the driver writes are taken modulo this, beyond those of tasks."""
 
 
 class SparkBatch:
@@ -132,7 +129,7 @@ class SparkBatch:
         rewrite: Rewrite | None,
     ) -> dict[str, Share]:
         summaries: Sequence[PartitionSummary] | None = None
-        # A state store does not take a batch that is computed twice.
+        # To compute a batch twice, as one that turns out large is, would write its state twice.
         if rewrite is None and self._small.is_next and not self._query.is_stateful:
             summaries = self._write_here(df, sinks, incarnation)
         if summaries is None:
@@ -159,8 +156,7 @@ class SparkBatch:
             copies = cloudpickle.loads(cloudpickle.dumps(sinks))  # as an executor gets them
             # The branches are begun while Spark computes the rows.
             writer = PartitionWriter(copies, incarnation, self.batch_id, lanes, is_eager=True)
-            attempt = DRIVER_ATTEMPT + 1 + self.batch_id % _ATTEMPTS
-            return [writer.write(collected(), 0, attempt)]
+            return [writer.write(collected(), 0, attempt_of_small_batch(self.batch_id))]
         except Exception as error:  # noqa: BLE001 - a task that fails is run again, too
             level = logging.INFO if isinstance(error, NotSmallError) else logging.WARNING
             logger.log(

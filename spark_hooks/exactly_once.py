@@ -123,7 +123,6 @@ class ExactlyOnce:
         self._adopt = adopt
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
-        self._driver_rows = driver_rows
         self._small = SmallBatches(driver_rows)
         self._lock = threading.RLock()
         self._query: RunningQuery | None = None
@@ -275,7 +274,7 @@ class ExactlyOnce:
         if self._is_log_in_checkpoint:
             self._log = query.open_log()  # again: the folder may be a new one of the same name
         self._query, self._coordinator = query, None
-        self._small = SmallBatches(self._driver_rows)
+        self._small = SmallBatches(self._small.most_rows)
         self._failure, self._is_validated = None, False
         return query
 

@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError, ProtocolError
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.model import (
+    DRIVER_ATTEMPT,
+    BranchId,
+    Committable,
+    Owner,
+    attempt_of_small_batch,
+)
 from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.postgres.merge import Merge, statements
 from sparkonce.sinks.postgres.sql import branch_of_session, staging_name
@@ -377,7 +383,7 @@ branches = st.builds(
     token=st.integers(0, 10**6),
     sink=st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True),
     write_pass=st.integers(0, 99),
-    attempt=st.integers(0, DRIVER_ATTEMPT),
+    attempt=st.integers(0, DRIVER_ATTEMPT) | st.integers(0).map(attempt_of_small_batch),
 )
 
 

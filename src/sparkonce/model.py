@@ -30,6 +30,15 @@ ATTEMPT_BOUND = 1 << 16
 DRIVER_ATTEMPT = ATTEMPT_BOUND
 """The attempt number of a branch that the driver makes itself (`prepareBatch`)."""
 
+_SMALL_BATCHES = 1 << 14
+"""Attempt numbers of small batches repeat after so many."""
+
+
+def attempt_of_small_batch(batch_id: int) -> int:
+    """The attempt number where the driver writes a batch's rows: no task has it, nor the vote."""
+    return DRIVER_ATTEMPT + 1 + batch_id % _SMALL_BATCHES
+
+
 _NAME = re.compile(
     r"sparkonce\.(?P<log_id>[0-9a-f]{16})\.(?P<query_id>[0-9a-f-]{1,40})"
     r"\.t(?P<token>\d+)\.(?P<sink>[A-Za-z0-9_-]{1,32})\.p(?P<write_pass>\d+)\.a(?P<attempt>\d+)\."
@@ -84,7 +93,8 @@ class BranchId:
         token: fencing token of the incarnation that made the branch.
         sink: name of the sink.
         write_pass: 0 for the batch's own write, higher for each rewrite of lost branches.
-        attempt: Spark's task attempt id modulo `ATTEMPT_BOUND`, or `DRIVER_ATTEMPT`.
+        attempt: Spark's task attempt id modulo `ATTEMPT_BOUND`, `DRIVER_ATTEMPT`, or that of
+            `attempt_of_small_batch`.
     """
 
     owner: Owner

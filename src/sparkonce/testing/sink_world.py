@@ -278,7 +278,7 @@ def in_other_process(
     ends = {-signal.SIGKILL} if is_killed else {0}
     if killed_at_line:  # a commit need not take as many lines each time
         ends |= {-signal.SIGKILL}
-    said = _said_elsewhere(_Order(sink, verb, args, is_killed, killed_at_line), ends)
+    said = _said_elsewhere((sink, verb, args, is_killed, killed_at_line), ends)
     return [Committable.from_json(value) for value in said.get("prepared", ())]
 
 
@@ -287,36 +287,28 @@ def lines_of_commit(sink: AnySink, committables: Sequence[Committable]) -> int:
 
     It opens its connections there, as the process does that is killed.
     """
-    lines: int = _said_elsewhere(_Order(sink, "commit", tuple(committables)), {0})["lines"]
+    order: _Order = (sink, "commit", tuple(committables), False, None)
+    lines: int = _said_elsewhere(order, {0})["lines"]
     return lines
 
 
-@dataclass(frozen=True)
-class _Order:
-    """What a second process shall do; see `in_other_process`."""
-
-    sink: AnySink
-    verb: Verb
-    args: tuple[Any, ...]
-    is_killed: bool = False
-    killed_at_line: int | None = None
+_Order: TypeAlias = "tuple[AnySink, Verb, tuple[Any, ...], bool, int | None]"
+"""What a second process shall do: the arguments of `in_other_process`, in their order."""
 
 
 def _said_elsewhere(order: _Order, ends: Collection[int]) -> dict[str, Any]:
     from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles, without starting it
 
-    # As a plain tuple: there the module is called __main__.
-    fields = (order.sink, order.verb, order.args, order.is_killed, order.killed_at_line)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "sparkonce.testing.sink_world"],
-        input=cloudpickle.dumps(fields),
+        input=cloudpickle.dumps(order),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))},
         cwd=Path.cwd(),
         check=False,
     )
     assert done.returncode in ends, (
-        f"{order.verb} failed in another process (exit code {done.returncode}): a sink needs "
+        f"{order[1]} failed in another process (exit code {done.returncode}): a sink needs "
         "nothing but what it is pickled with. It said:\n"
         f"{done.stderr.decode(errors='replace')[-2000:]}"
     )
@@ -346,22 +338,23 @@ def trace_lines(sink: AnySink, reached: Callable[[int], None]) -> None:
 
 def main() -> None:
     """The second process; its order comes by standard input."""
-    order = _Order(*pickle.load(sys.stdin.buffer))  # noqa: S301 - ours
-    sink, args, prepared, lines = order.sink, order.args, list[Committable](), 0
+    sink, verb, args, is_killed, killed_at_line = pickle.load(sys.stdin.buffer)  # noqa: S301 - ours
+    prepared: list[Committable] = []
+    lines = 0
 
     def reached(line: int) -> None:
         nonlocal lines
         lines = line
-        if line == order.killed_at_line:
+        if line == killed_at_line:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    if order.verb in {"write", "task"}:
+    if verb in {"write", "task"}:
         handle = sink.beginTransaction(args[0])
         for batch in args[1:]:
             sink.write(handle, batch)
-        if order.verb == "task":
+        if verb == "task":
             prepared.append(sink.preCommit(handle))
-    elif order.verb == "commit":
+    elif verb == "commit":
         trace_lines(sink, reached)
         Stage(SinkWorld(lambda: sink, list, list)).commit(sink, args)
     else:
@@ -369,7 +362,7 @@ def main() -> None:
             sink.abort(committable)
     said = {"prepared": [committable.to_json() for committable in prepared], "lines": lines}
     print(json.dumps(said), flush=True)  # noqa: T201
-    if order.is_killed:
+    if is_killed:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
