@@ -19,6 +19,7 @@ from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import SmallBatches
 from sparkonce.txn_log.record import Fingerprint, Part, Share, State
 
@@ -229,7 +230,7 @@ def captured(df: DataFrame, *, on_driver: bool) -> tuple[Any, Fingerprint]:
     for _ in range(3 * on_driver):
         small.note([])
     query = cast("RunningQuery", NoQuery())
-    (share,) = SparkBatch(df, 7, [Capturing()], query, small).write(INCARNATION).values()
+    (share,) = SparkBatch(df, 7, [Capturing()], query, small, RecordBatches()).write(INCARNATION).values()
     (committable,), (part,) = share.committables, share.parts
     assert committable.payload["on driver"] == str(on_driver)
     return committable.payload["rows"], part.content

@@ -33,6 +33,7 @@ from sparkonce.spark_hooks.partition_writer import (
     PartitionWriter,
     shares_of,
 )
+from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.txn_log.record import Incarnation, Share
@@ -59,6 +60,7 @@ class SparkBatch:
         sinks: Sequence[AnySink],
         query: RunningQuery,
         small: SmallBatches,
+        record_batches: RecordBatches,
     ) -> None:
         self.batch_id = batch_id
         offsets = query.offsets(batch_id)
@@ -72,6 +74,7 @@ class SparkBatch:
         self._sinks = sinks
         self._query = query
         self._small = small
+        self._record_batches = record_batches
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
@@ -116,6 +119,7 @@ class SparkBatch:
             shares |= self._write_pass(df, together, incarnation, rewrite)
         if rewrite is None:
             self._small.note(shares.values())
+            self._record_batches.note(shares.values())
         return shares
 
     def drain(self) -> None:
@@ -184,7 +188,8 @@ class SparkBatch:
             df = df.repartition(sinks[0].writers, *keys)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
-        returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
+        with self._record_batches.unmeasured(df):
+            returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
         summaries = [PartitionSummary.decode(text) for text in returned.column(0).to_pylist()]
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):

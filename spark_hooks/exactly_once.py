@@ -30,6 +30,7 @@ from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
 from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
+from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS, SmallBatches
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.identity import Claim
@@ -124,6 +125,7 @@ class ExactlyOnce:
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
         self._small = SmallBatches(driver_rows)
+        self._record_batches = RecordBatches()
         self._lock = threading.RLock()
         self._query: RunningQuery | None = None
         self._coordinator: Coordinator | None = None
@@ -152,7 +154,9 @@ class ExactlyOnce:
                 query = self._turn_to(RunningQuery.find(batch_df.sparkSession, run))
             if self._failure is not None:
                 raise self._failure
-            batch = SparkBatch(batch_df, batch_id, self.sinks, query, self._small)
+            batch = SparkBatch(
+                batch_df, batch_id, self.sinks, query, self._small, self._record_batches
+            )
             try:
                 if self._coordinator is None:
                     # What is decided must not wait for a sink that cannot be written to now.
@@ -275,6 +279,7 @@ class ExactlyOnce:
             self._log = query.open_log()  # again: the folder may be a new one of the same name
         self._query, self._coordinator = query, None
         self._small = SmallBatches(self._small.most_rows)
+        self._record_batches = RecordBatches()
         self._failure, self._is_validated = None, False
         return query
 

@@ -1,0 +1,91 @@
+"""Record batches that Spark need not measure: when, and how large they get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.functions import udf
+
+from integration_tests.test_fingerprint import INCARNATION
+from integration_tests.test_small_batches import Capturing, NoQuery
+from sparkonce.spark_hooks.batch import SparkBatch
+from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.small_batches import SmallBatches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
+LIMIT_BYTES = 64 * 1024
+ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+NARROW, WIDE = 20, 4_000
+
+
+class Measuring(Capturing):
+    """Keeps the size of each record batch, in bytes."""
+
+    def write(self, handle: list[str], batch: pa.RecordBatch) -> None:
+        handle.append(str(batch.nbytes))
+
+
+@pytest.fixture
+def limited(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session that wants record batches of at most 100 rows and 64 KiB."""
+    before = {key: spark.conf.get(key) for key in (LIMIT, ROWS)}
+    spark.conf.set(LIMIT, str(LIMIT_BYTES))
+    spark.conf.set(ROWS, "100")
+    yield spark
+    assert spark.conf.get(LIMIT) == str(LIMIT_BYTES)
+    for key, value in before.items():
+        assert value is not None
+        spark.conf.set(key, value)
+
+
+def rows(spark: SparkSession, width: int) -> DataFrame:
+    return spark.range(0, 300, 1, 1).selectExpr(f"repeat('x', {width}) AS value")
+
+
+def largest(df: DataFrame, known: RecordBatches) -> int:
+    """The largest record batch that a sink gets, in bytes."""
+    query = cast("RunningQuery", NoQuery())
+    batch = SparkBatch(df, 7, [Measuring()], query, SmallBatches(0), known)
+    (share,) = batch.write(INCARNATION).values()
+    (committable,) = share.committables
+    return max(map(int, cast("list[str]", committable.payload["rows"])))
+
+
+def test_record_batches_of_narrow_rows_are_not_measured(limited: SparkSession) -> None:
+    """The first rows that are wide pass the limit, which shows it; the next are measured again."""
+    known = RecordBatches()
+    assert largest(rows(limited, NARROW), known) < LIMIT_BYTES
+    assert largest(rows(limited, WIDE), known) == pytest.approx(100 * WIDE, rel=0.02)
+    assert largest(rows(limited, WIDE), known) < LIMIT_BYTES + 2 * WIDE
+    assert largest(rows(limited, NARROW), known) < LIMIT_BYTES
+
+
+def test_first_batch_is_measured(limited: SparkSession) -> None:
+    assert largest(rows(limited, WIDE), RecordBatches()) < LIMIT_BYTES + 2 * WIDE
+
+
+def test_rows_that_would_come_near_the_limit_are_measured(limited: SparkSession) -> None:
+    """A hundred rows eight times as wide as those before would pass it."""
+    known = RecordBatches()
+    largest(rows(limited, LIMIT_BYTES // 800 + 1), known)
+    assert largest(rows(limited, WIDE), known) < LIMIT_BYTES + 2 * WIDE
+
+
+def test_rows_that_python_computes_are_measured(limited: SparkSession) -> None:
+    """The limit is also that of what the function gets, which may be wide where ours is narrow."""
+    known = RecordBatches()
+    assert largest(rows(limited, NARROW), known) < LIMIT_BYTES
+    same = udf(lambda value: value, "string")
+    chosen = rows(limited, WIDE).select(same("value").alias("value"))
+    mapped = rows(limited, WIDE).mapInArrow(lambda batches: batches, "value string")
+    for df in (chosen, mapped):
+        assert largest(df, known) < LIMIT_BYTES + 2 * WIDE
+        known = RecordBatches()
+        largest(rows(limited, NARROW), known)

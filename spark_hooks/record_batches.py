@@ -1,0 +1,79 @@
+"""Record batches on their way into Python workers, and a limit that takes longer to watch than they do.
+
+Spark measures a record batch anew after each of its rows, for fear that it grows beyond
+``spark.sql.execution.arrow.maxBytesPerBatch``. With narrow rows that makes half of the whole way
+from the JVM to a worker. Where the batches before tell that no record batch will come near the
+limit, it is lifted while ours are made; then Spark does not measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JError
+
+from sparkonce.txn_log.record import Share
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LIMIT: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_UNLIMITED: Final = 2**31 - 1
+"""The one value with which Spark does not measure."""
+
+_MARGIN: Final = 8
+"""How many times wider than ever before the rows may become and still stay under the limit."""
+
+
+class RecordBatches:
+    """Tells from the micro-batches before how wide the rows of the next one will be."""
+
+    def __init__(self) -> None:
+        self._row_bytes: float | None = None
+
+    def note(self, shares: Iterable[Share]) -> None:
+        """Take note of a micro-batch that was written."""
+        widths = [
+            max(part.bytes / part.content.rows for part in share.parts)
+            for share in shares
+            if share.parts
+        ]
+        if widths:
+            self._row_bytes = max(sum(widths), self._row_bytes or 0.0)
+
+    @contextmanager
+    def unmeasured(self, df: DataFrame) -> Iterator[None]:
+        """Within it, no limit is watched where none will be met; else nothing is changed.
+
+        Args:
+            df: the rows on their way. Where Python computes some of them, the limit is left, since
+                it also holds for what that Python gets, which may be wider.
+        """
+        session: Any = df.sparkSession
+        state: Any = session._jsparkSession.sessionState().conf()  # noqa: SLF001
+        if not self._is_far_below_limit(df, state):
+            yield
+            return
+        before = session.conf.get(_LIMIT) if state.contains(_LIMIT) else None
+        session.conf.set(_LIMIT, str(_UNLIMITED))
+        try:
+            yield
+        finally:
+            if before is None:
+                session.conf.unset(_LIMIT)
+            else:
+                session.conf.set(_LIMIT, before)
+
+    def _is_far_below_limit(self, df: DataFrame, state: Any) -> bool:
+        if self._row_bytes is None:
+            return False
+        try:
+            limit, rows = state.arrowMaxBytesPerBatch(), state.arrowMaxRecordsPerBatch()
+            pattern = df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
+            plan = df._jdf.queryExecution().analyzed()  # noqa: SLF001
+            is_from_python = plan.containsPattern(pattern.PYTHON_UDF())
+        except (Py4JError, TypeError):  # an older Spark does not measure, a newer one may differ
+            return False
+        return 0 < rows * self._row_bytes * _MARGIN < limit < _UNLIMITED and not is_from_python
