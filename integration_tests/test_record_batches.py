@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.functions import udf
 
@@ -17,6 +16,7 @@ from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import SmallBatches
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -52,7 +52,8 @@ def rows(spark: SparkSession, width: int) -> DataFrame:
 def largest(df: DataFrame, known: RecordBatches) -> int:
     """The largest record batch that a sink gets, in bytes."""
     query = cast("RunningQuery", NoQuery())
-    batch = SparkBatch(df, 7, [Measuring()], query, SmallBatches(0), known)
+    small = SmallBatches(0)
+    batch = SparkBatch(df, 7, [Measuring()], query, small=small, record_batches=known)
     (share,) = batch.write(INCARNATION).values()
     (committable,) = share.committables
     return max(map(int, cast("list[str]", committable.payload["rows"])))

@@ -59,6 +59,7 @@ class SparkBatch:
         batch_id: int,
         sinks: Sequence[AnySink],
         query: RunningQuery,
+        *,
         small: SmallBatches,
         record_batches: RecordBatches,
     ) -> None:

@@ -155,7 +155,12 @@ class ExactlyOnce:
             if self._failure is not None:
                 raise self._failure
             batch = SparkBatch(
-                batch_df, batch_id, self.sinks, query, self._small, self._record_batches
+                batch_df,
+                batch_id,
+                self.sinks,
+                query,
+                small=self._small,
+                record_batches=self._record_batches,
             )
             try:
                 if self._coordinator is None:

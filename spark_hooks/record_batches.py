@@ -1,4 +1,4 @@
-"""Record batches on their way into Python workers, and a limit that takes longer to watch than they do.
+"""Record batches on their way to Python workers, and the limit on their size.
 
 Spark measures a record batch anew after each of its rows, for fear that it grows beyond
 ``spark.sql.execution.arrow.maxBytesPerBatch``. With narrow rows that makes half of the whole way

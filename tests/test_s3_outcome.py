@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import ClientError
 from botocore.stub import ANY, Stubber
+from urllib3 import HTTPResponse
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Owner
@@ -25,6 +30,7 @@ from sparkonce.sinks.s3.upload import (
     StagedFile,
     Transfers,
     crc32c,
+    etag_of_parts,
 )
 
 BRANCH = BranchId(Owner("0" * 16, "q"), 7, 1, "s3", 0, 0)
@@ -122,6 +128,59 @@ def test_server_that_keeps_no_checksums() -> None:
             "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": f'"{MD5}"'}]}
         }
     transfers.close()
+    connection.close()
+
+
+def test_first_part_alone_carries_an_md5_where_checksums_are_kept() -> None:
+    """It tells whether the server's ETags are MD5s; damage is found by the checksums."""
+    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    transfers = Transfers()
+    stream = PartStream(
+        connection,
+        "lake",
+        BRANCH,
+        ObjectSettings(),
+        lambda: "key",
+        part_sizes=PartSizes(4096, 4096),
+        transfers=transfers,
+    )
+    once, send = (Stubber(connection.client(p)) for p in (Purpose.ONCE, Purpose.UPLOAD))
+    part = {"Bucket": "lake", "Key": "key", "UploadId": "upload"}
+    first, second = b"a" * 4096, b"b"
+    etags = [hashlib.md5(body, usedforsecurity=False).hexdigest() for body in (first, second)]
+    with once, send:
+        created = {"UploadId": "upload", "ChecksumAlgorithm": "CRC32C"}
+        once.add_response("create_multipart_upload", created)
+        for number, body, more in [(1, first, {"ContentMD5": ANY}), (2, second, {})]:
+            checked = {**more, "ChecksumCRC32C": crc32c(body)}
+            expected = {**part, "PartNumber": number, "Body": body, **checked}
+            send.add_response("upload_part", {"ETag": f'"{etags[number - 1]}"'}, expected)
+            stream.write(body)
+            wait(stream._parts)
+        stream.end()
+        staged = stream.staged(1)
+    assert staged.etag == etag_of_parts(etags)
+    transfers.close()
+    connection.close()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_payload_is_hashed_for_the_signature_without_tls_only(scheme: str) -> None:
+    """Behind TLS a checksum protects a part, as it does where boto3 is left to choose."""
+    connection = Connection(f"{scheme}://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    client = connection.client(Purpose.UPLOAD)
+    seen: list[bytes] = []
+
+    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        seen.append(request.headers["X-Amz-Content-SHA256"])
+        return AWSResponse(request.url, 200, {"ETag": '"x"'}, HTTPResponse(BytesIO(b"")))
+
+    client.meta.events.register("before-send.s3.UploadPart", answer)
+    client.upload_part(
+        Bucket="b", Key="k", UploadId="u", PartNumber=1, Body=b"x", ChecksumCRC32C=crc32c(b"x")
+    )
+    hashed = hashlib.sha256(b"x").hexdigest().encode()
+    assert seen == [b"UNSIGNED-PAYLOAD" if scheme == "https" else hashed]
     connection.close()
 
 

@@ -10,7 +10,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import boto3
 from botocore.config import Config
@@ -82,26 +82,38 @@ class Connection:
         session = _sessions.get((os.getpid(), self))
         if session is None:
             session = _sessions[os.getpid(), self] = boto3.session.Session()
-        return session.client(
-            "s3",
-            endpoint_url=self.endpoint_url,
-            region_name=self.region,
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-            aws_session_token=self.session_token,
-            config=Config(
-                connect_timeout=_CONNECT_TIMEOUT_S,
-                read_timeout=read_timeout_s,
-                retries={"mode": "standard", "total_max_attempts": attempts},
-                max_pool_connections=_CONNECTIONS,
-                tcp_keepalive=True,
-                s3={"addressing_style": "path" if self.path_style else "auto"},
-                # Parts carry the checksums that the server is known to have (upload.py); others
-                # than Amazon's trip over those that boto3 would add of its own accord.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            ),
+        style: Literal["path", "auto"] = "path" if self.path_style else "auto"
+        config = Config(
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=read_timeout_s,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            max_pool_connections=_CONNECTIONS,
+            tcp_keepalive=True,
+            s3={"addressing_style": style},
+            # Parts carry the checksums that the server is known to have (upload.py); others
+            # than Amazon's trip over those that boto3 would add of its own accord.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
         )
+
+        def make(config: Config) -> S3Client:
+            return session.client(
+                "s3",
+                endpoint_url=self.endpoint_url,
+                region_name=self.region,
+                aws_access_key_id=self.access_key,
+                aws_secret_access_key=self.secret_key,
+                aws_session_token=self.session_token,
+                config=config,
+            )
+
+        client = make(config)
+        if purpose is Purpose.UPLOAD and client.meta.endpoint_url.startswith("https:"):
+            # As boto3 does by itself where a part has an MD5: TLS and a checksum protect it.
+            unsigned = Config(s3={"addressing_style": style, "payload_signing_enabled": False})
+            client.close()
+            client = make(config.merge(unsigned))
+        return client
 
 
 _clients: dict[tuple[int, Connection, Purpose], S3Client] = {}

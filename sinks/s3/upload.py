@@ -8,8 +8,8 @@ Memory is bounded whatever the size of the file: the buffer, and the parts in fl
 branch has at most two over all its files. Parts grow with the file, unless they shall have one
 size, as some servers demand.
 
-A part carries its MD5, and its CRC32C where the server keeps that: a part that arrives damaged is
-refused.
+A part carries its CRC32C where the server keeps that, else its MD5: a part that arrives damaged is
+refused. The first one carries both, since it tells whether the server's ETags are MD5s.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ PARTS_PER_SIZE = 1000
 Checksum: TypeAlias = Literal["crc32c", "none"]
 _ALGORITHM: Final = "CRC32C"
 _CREATE_ATTEMPTS = 4
+_MD5 = re.compile(r"[0-9a-f]{32}")
 _METADATA_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 ResultT = TypeVar("ResultT")
@@ -191,7 +192,7 @@ class PartSizes:
 
 class _Part(NamedTuple):
     etag: str
-    is_md5: bool
+    is_md5: bool  # of all but the first only: whether it may be one
     checksum: str | None
 
 
@@ -352,18 +353,21 @@ class PartStream:
         key, upload_id = self._upload()
         checksum = crc32c(body) if self._keeps_checksums else None
         checked: dict[str, Any] = {} if checksum is None else {"ChecksumCRC32C": checksum}
-        md5 = hashlib.md5(body, usedforsecurity=False)
+        md5 = None
+        if checksum is None or number == 1:
+            md5 = hashlib.md5(body, usedforsecurity=False)
+            checked["ContentMD5"] = base64.b64encode(md5.digest()).decode()
         answer = self._connection.client(Purpose.UPLOAD).upload_part(
             Bucket=self._bucket,
             Key=key,
             UploadId=upload_id,
             PartNumber=number,
             Body=body,
-            ContentMD5=base64.b64encode(md5.digest()).decode(),
             **checked,
         )
         etag = answer["ETag"].strip('"')
-        return _Part(etag, etag == md5.hexdigest(), checksum)
+        is_md5 = bool(_MD5.fullmatch(etag)) if md5 is None else etag == md5.hexdigest()
+        return _Part(etag, is_md5, checksum)
 
     def _upload(self) -> tuple[str, str]:
         with self._creating:
