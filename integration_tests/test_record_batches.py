@@ -35,14 +35,12 @@ class Measuring(Capturing):
 @pytest.fixture
 def limited(spark: SparkSession) -> Iterator[SparkSession]:
     """A session that wants record batches of at most 100 rows and 64 KiB."""
-    before = {key: spark.conf.get(key) for key in (LIMIT, ROWS)}
     spark.conf.set(LIMIT, str(LIMIT_BYTES))
     spark.conf.set(ROWS, "100")
     yield spark
     assert spark.conf.get(LIMIT) == str(LIMIT_BYTES)
-    for key, value in before.items():
-        assert value is not None
-        spark.conf.set(key, value)
+    spark.conf.unset(LIMIT)
+    spark.conf.unset(ROWS)
 
 
 def rows(spark: SparkSession, width: int) -> DataFrame:
@@ -90,3 +88,11 @@ def test_rows_that_python_computes_are_measured(limited: SparkSession) -> None:
         assert largest(df, known) < LIMIT_BYTES + 2 * WIDE
         known = RecordBatches()
         largest(rows(limited, NARROW), known)
+
+
+def test_limit_that_nobody_set_is_not_set_afterwards(spark: SparkSession) -> None:
+    known = RecordBatches()
+    largest(rows(spark, NARROW), known)
+    largest(rows(spark, NARROW), known)
+    set_here = spark._jsparkSession.sessionState().conf()  # noqa: SLF001
+    assert not set_here.contains(LIMIT)

@@ -53,7 +53,7 @@ class RecordBatches:
         """
         session: Any = df.sparkSession
         state: Any = session._jsparkSession.sessionState().conf()  # noqa: SLF001
-        if not self._is_far_below_limit(df, state):
+        if not (self._is_far_below_limit(df, state) and session.conf.isModifiable(_LIMIT)):
             yield
             return
         before = session.conf.get(_LIMIT) if state.contains(_LIMIT) else None
