@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-import mmap
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -262,10 +261,9 @@ class PartStream:
         self._next_key = next_key
         self._part_sizes = part_sizes
         self._transfers = transfers
-        # Takes memory as it fills, is never moved and goes back to the system at once: with many
-        # open files a bytearray each takes half as much again.
-        self._buffer = mmap.mmap(-1, part_sizes.of(1))
+        self._pieces: list[memoryview] = []
         self._filled = 0
+        self._wanted = part_sizes.of(1)
         self._position = 0
         self._parts: list[Future[_Part]] = []
         self._creating = threading.Lock()
@@ -284,15 +282,18 @@ class PartStream:
         return len(self._parts)
 
     def write(self, data: bytes | memoryview) -> int:
-        view = memoryview(data).cast("B")
-        size = len(view)
+        size = memoryview(data).nbytes
         self._position += size
-        while len(view) > 0 and not self._discarded:
-            piece = view[: len(self._buffer) - self._filled]
-            self._buffer[self._filled : self._filled + len(piece)] = piece
+        if self._discarded:
+            return size
+        # What is no bytes object is the caller's memory, which may change afterwards.
+        view = memoryview(data if isinstance(data, bytes) else bytes(data))
+        while len(view) > 0:
+            piece = view[: self._wanted - self._filled]
+            self._pieces.append(piece)
             self._filled += len(piece)
             view = view[len(piece) :]
-            if self._filled == len(self._buffer):
+            if self._filled == self._wanted:
                 self._ship()
         return size
 
@@ -307,9 +308,8 @@ class PartStream:
 
     def end(self) -> None:
         """Send the rest; nothing may be written after it."""
-        if self._filled or not self._parts:
+        if self._pieces or not self._parts:
             self._ship()
-        self._buffer.close()
 
     def staged(self, rows: int) -> StagedFile:
         """Wait until the server has every part."""
@@ -329,7 +329,7 @@ class PartStream:
     def discard(self) -> None:
         """Swallow what is still written; a Parquet writer ends with a footer in any case."""
         self._discarded = True
-        self._buffer.close()
+        self._pieces.clear()
 
     def abort(self) -> None:
         """Abort the upload, if there is one. Call it when the transfers are closed."""
@@ -342,11 +342,10 @@ class PartStream:
     def _ship(self) -> None:
         # Before the copy, which then takes the memory of a part that has been sent.
         self._transfers.reserve()
-        body = self._buffer[: self._filled]
+        body = b"".join(self._pieces)
+        self._pieces.clear()
         number = len(self._parts) + 1
-        self._buffer.close()
-        self._buffer = mmap.mmap(-1, self._part_sizes.of(number + 1))
-        self._filled = 0
+        self._filled, self._wanted = 0, self._part_sizes.of(number + 1)
         self._parts.append(self._transfers.submit(lambda: self._send(number, body)))
 
     def _send(self, number: int, body: bytes) -> _Part:
