@@ -94,5 +94,5 @@ def test_limit_that_nobody_set_is_not_set_afterwards(spark: SparkSession) -> Non
     known = RecordBatches()
     largest(rows(spark, NARROW), known)
     largest(rows(spark, NARROW), known)
-    set_here = spark._jsparkSession.sessionState().conf()  # noqa: SLF001
+    set_here = spark._jsparkSession.sessionState().conf()
     assert not set_here.contains(LIMIT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -101,67 +102,80 @@ def test_encrypted_with_a_key_and_a_checksum(commit: Callable[..., None]) -> Non
         commit({**head, "ChecksumCRC32C": f"{crc32c(b'y')}-1"}, file=file)
 
 
-def test_server_that_keeps_no_checksums() -> None:
-    """It passes over the wish, and then gets none: it might refuse them."""
+@contextmanager
+def uploading(
+    settings: ObjectSettings | None = None, part_bytes: int = 5 << 20
+) -> Iterator[tuple[PartStream, Stubber, Stubber]]:
+    """A stream, and the clients that create its upload and send its parts."""
     connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
     transfers = Transfers()
-    sizes = PartSizes(5 << 20, 5 << 20)
-    stream = PartStream(
-        connection,
-        "lake",
-        BRANCH,
-        ObjectSettings(),
-        lambda: "key",
-        part_sizes=sizes,
-        transfers=transfers,
-    )
     once, send = (Stubber(connection.client(p)) for p in (Purpose.ONCE, Purpose.UPLOAD))
-    part = {"Bucket": "lake", "Key": "key", "UploadId": "upload", "PartNumber": 1}
     with once, send:
+        yield (
+            PartStream(
+                connection,
+                "lake",
+                BRANCH,
+                settings or ObjectSettings(),
+                lambda: "key",
+                part_sizes=PartSizes(part_bytes, part_bytes),
+                transfers=transfers,
+            ),
+            once,
+            send,
+        )
+    transfers.close()
+    connection.close()
+
+
+PART = {"Bucket": "lake", "Key": "key", "UploadId": "upload", "PartNumber": 1}
+
+
+def test_server_that_keeps_no_checksums() -> None:
+    """It passes over the wish, and then gets none: it might refuse them."""
+    with uploading() as (stream, once, send):
         once.add_response("create_multipart_upload", {"UploadId": "upload"})
         send.add_response(
-            "upload_part", {"ETag": f'"{MD5}"'}, {**part, "Body": b"hello", "ContentMD5": ANY}
+            "upload_part", {"ETag": f'"{MD5}"'}, {**PART, "Body": b"hello", "ContentMD5": ANY}
         )
         stream.write(b"hello")
         stream.end()
         assert stream.staged(1).completion() == {
             "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": f'"{MD5}"'}]}
         }
-    transfers.close()
-    connection.close()
 
 
 def test_first_part_alone_carries_an_md5_where_checksums_are_kept() -> None:
     """It tells whether the server's ETags are MD5s; damage is found by the checksums."""
-    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
-    transfers = Transfers()
-    stream = PartStream(
-        connection,
-        "lake",
-        BRANCH,
-        ObjectSettings(),
-        lambda: "key",
-        part_sizes=PartSizes(4096, 4096),
-        transfers=transfers,
-    )
-    once, send = (Stubber(connection.client(p)) for p in (Purpose.ONCE, Purpose.UPLOAD))
-    part = {"Bucket": "lake", "Key": "key", "UploadId": "upload"}
     first, second = b"a" * 4096, b"b"
     etags = [hashlib.md5(body, usedforsecurity=False).hexdigest() for body in (first, second)]
-    with once, send:
+    with uploading(part_bytes=len(first)) as (stream, once, send):
         created = {"UploadId": "upload", "ChecksumAlgorithm": "CRC32C"}
         once.add_response("create_multipart_upload", created)
         for number, body, more in [(1, first, {"ContentMD5": ANY}), (2, second, {})]:
             checked = {**more, "ChecksumCRC32C": crc32c(body)}
-            expected = {**part, "PartNumber": number, "Body": body, **checked}
+            expected = {**PART, "PartNumber": number, "Body": body, **checked}
             send.add_response("upload_part", {"ETag": f'"{etags[number - 1]}"'}, expected)
             stream.write(body)
             wait(stream._parts)
         stream.end()
-        staged = stream.staged(1)
-    assert staged.etag == etag_of_parts(etags)
-    transfers.close()
-    connection.close()
+        assert stream.staged(1).etag == etag_of_parts(etags)
+
+
+def test_memory_of_the_caller_is_copied() -> None:
+    """An encoder may fill the buffer anew that it has handed over."""
+    buffer = bytearray(b"hello")
+    with uploading() as (stream, once, send):
+        once.add_response("create_multipart_upload", {"UploadId": "upload"})
+        expected = {**PART, "Body": b"hello, hello", "ContentMD5": ANY}
+        send.add_response("upload_part", {"ETag": f'"{MD5}"'}, expected)
+        stream.write(memoryview(buffer))
+        buffer[:] = b", hel"
+        stream.write(memoryview(buffer))
+        buffer[:] = b"XXXXX"
+        stream.write(b"lo")
+        stream.end()
+        assert stream.staged(1).bytes == 12
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -238,18 +252,7 @@ KMS = ObjectSettings(
 
 def test_settings_of_every_object() -> None:
     """Encryption, storage class and tags are asked for when the upload is created."""
-    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
-    transfers = Transfers()
-    stream = PartStream(
-        connection,
-        "lake",
-        BRANCH,
-        KMS,
-        lambda: "key",
-        part_sizes=PartSizes(5 << 20, 5 << 20),
-        transfers=transfers,
-    )
-    with Stubber(connection.client(Purpose.ONCE)) as once:
+    with uploading(KMS) as (stream, once, _):
         once.add_response(
             "create_multipart_upload",
             {"UploadId": "upload"},
@@ -265,9 +268,6 @@ def test_settings_of_every_object() -> None:
             },
         )
         assert stream._upload() == ("key", "upload")
-    stream.discard()
-    transfers.close()
-    connection.close()
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def _record(folder: Path) -> None:
             "TMPDIR": str(scratch),
         },
     )
-    with own_guard(None) as guard, progress("making Spark start quickly", folder) as tick:
+    with own_guard(None) as guard, progress("making Spark start quickly") as tick:
         # If it fails, drivers start without it, and say why if they do not start at all.
         guard.run(command, tick=tick)
 

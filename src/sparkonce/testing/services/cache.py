@@ -57,20 +57,26 @@ def cached(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 @contextlib.contextmanager
-def progress(what: str, folder: Path) -> Iterator[Callable[[], None]]:
-    """Show on stderr that something is being fetched into a folder; call the result now and then.
+def progress(what: str, folder: Path | None = None) -> Iterator[Callable[[], None]]:
+    """Show on stderr that something is being done; call the result now and then.
 
-    A spinner with the folder's size on a terminal, a plain line every ten seconds elsewhere.
+    A spinner on a terminal, a plain line every ten seconds elsewhere; both with the seconds that
+    it takes, and with the size of the folder that it fills, where there is one.
     """
     begin = time.monotonic()
+
+    def told() -> str:
+        took = f"{time.monotonic() - begin:.0f} s"
+        return took if folder is None else f"{took}, {_size(folder)}"
+
     if sys.stderr.isatty():
         with _spinner.shown(what) as update:
-            yield _at_most_every(SPINNER_EVERY_S, lambda: update(_size(folder)))
+            yield _at_most_every(SPINNER_EVERY_S, lambda: update(told()))
         return
     _line(f"{what} (once) …")
 
     def tell() -> None:
-        _line(f"{what}: {time.monotonic() - begin:.0f} s, {_size(folder)} …")
+        _line(f"{what}: {told()} …")
 
     yield _at_most_every(LINE_EVERY_S, tell)
 
@@ -87,18 +93,18 @@ class _Spinner:
     def shown(self, what: str) -> Iterator[Callable[[str], None]]:
         self._change(what, "")
         try:
-            yield lambda size: self._change(what, size)
+            yield lambda told: self._change(what, told)
         finally:
             self._change(what, None)
 
-    def _change(self, what: str, size: str | None) -> None:
+    def _change(self, what: str, told: str | None) -> None:
         from rich.console import Console  # noqa: PLC0415  # a terminal's luxury
 
         with self._lock:
-            if size is None:
+            if told is None:
                 self._tasks.pop(what, None)
             else:
-                self._tasks[what] = size
+                self._tasks[what] = told
             text = ", ".join(f"{task} {done}".strip() for task, done in self._tasks.items())
             if self._status is None:
                 self._status = Console(stderr=True).status("")
