@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from pyspark.sql.functions import udf
 
+from integration_tests.test_exactly_once import Job, ids
 from integration_tests.test_fingerprint import INCARNATION
 from integration_tests.test_small_batches import Capturing, NoQuery
 from sparkonce.spark_hooks.batch import SparkBatch
@@ -23,6 +26,13 @@ LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch"
 LIMIT_BYTES = 64 * 1024
 ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 NARROW, WIDE = 20, 4_000
+
+
+class PlainQuery(NoQuery):
+    """One that computes nothing in Python."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.plan = spark.range(1)._jdf.queryExecution().analyzed()
 
 
 class Measuring(Capturing):
@@ -49,7 +59,7 @@ def rows(spark: SparkSession, width: int) -> DataFrame:
 
 def largest(df: DataFrame, known: RecordBatches) -> int:
     """The largest record batch that a sink gets, in bytes."""
-    query = cast("RunningQuery", NoQuery())
+    query = cast("RunningQuery", PlainQuery(df.sparkSession))
     small = SmallBatches(0)
     batch = SparkBatch(df, 7, [Measuring()], query, small=small, record_batches=known)
     (share,) = batch.write(INCARNATION).values()
@@ -88,6 +98,40 @@ def test_rows_that_python_computes_are_measured(limited: SparkSession) -> None:
         assert largest(df, known) < LIMIT_BYTES + 2 * WIDE
         known = RecordBatches()
         largest(rows(limited, NARROW), known)
+
+
+def test_rows_of_a_query_are_not_measured(limited: SparkSession, tmp_path: Path) -> None:
+    job = Job(limited, tmp_path)
+    for n in range(2):
+        job.add(*ids(*range(300 * n, 300 * n + 300)))
+    pipeline = job.pipeline(sinks=[Measuring(name="file")], driver_rows=0)
+    job.run(pipeline, lambda df: df.selectExpr(f"repeat('x', if(id < 300, 9, {WIDE})) AS value"))
+    newest, _ = pipeline.log.history("orders")
+    (committable,) = newest.shares["file"].committables
+    sizes = map(int, cast("list[str]", committable.payload["rows"]))
+    assert max(sizes) == pytest.approx(100 * WIDE, rel=0.02)
+
+
+def test_limit_holds_for_python_in_the_query_itself(limited: SparkSession, tmp_path: Path) -> None:
+    """What the query computes before foreachBatch has its settings from before."""
+    sizes = tmp_path / "sizes"
+
+    def narrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            with sizes.open("a") as file:
+                file.write(f"{batch.nbytes}\n")
+            yield batch.select(["id"])
+
+    job = Job(limited, tmp_path)
+    for n in range(3):
+        job.add(*ids(*range(300 * n, 300 * n + 300)))
+    wide = f"id, repeat('x', {WIDE}) AS value"
+    pipeline = job.pipeline(driver_rows=0)
+    job.run(pipeline, lambda df: df.selectExpr(*wide.split(", ", 1)).mapInArrow(narrow, "id long"))
+    assert job.visible() == Counter(range(900))
+    known = [int(line) for line in sizes.read_text().split()]
+    assert sum(known) > 3 * 300 * WIDE
+    assert max(known) < LIMIT_BYTES + 2 * WIDE
 
 
 def test_limit_that_nobody_set_is_not_set_afterwards(spark: SparkSession) -> None:

@@ -189,7 +189,7 @@ class SparkBatch:
             df = df.repartition(sinks[0].writers, *keys)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
-        with self._record_batches.unmeasured(df):
+        with self._record_batches.unmeasured(df, self._query):
             returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
         summaries = [PartitionSummary.decode(text) for text in returned.column(0).to_pylist()]
         partitions = {summary.partition for summary in summaries}

@@ -123,6 +123,11 @@ class RunningQuery:
         """Whether the query has written state; known from its first batch on."""
         return bool(self._fs.exists(self._path("state")))
 
+    @property
+    def plan(self) -> Any:
+        """Spark's logical plan of the current batch, up to foreachBatch."""
+        return self._query.lastExecution().analyzed()
+
     def committed(self) -> int:
         """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty."""
         latest = self._query.commitLog().getLatestBatchId()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
 
+from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.txn_log.record import Share
 
 if TYPE_CHECKING:
@@ -44,16 +45,17 @@ class RecordBatches:
             self._row_bytes = max(sum(widths), self._row_bytes or 0.0)
 
     @contextmanager
-    def unmeasured(self, df: DataFrame) -> Iterator[None]:
+    def unmeasured(self, df: DataFrame, query: RunningQuery) -> Iterator[None]:
         """Within it, no limit is watched where none will be met; else nothing is changed.
 
         Args:
-            df: the rows on their way. Where Python computes some of them, the limit is left, since
-                it also holds for what that Python gets, which may be wider.
+            df: the rows on their way.
+            query: which made the batch. Where Python computes some of the rows, there or in `df`,
+                the limit is left: it also holds for what that Python gets, which may be wider.
         """
         session: Any = df.sparkSession
         state: Any = session._jsparkSession.sessionState().conf()  # noqa: SLF001
-        if not (self._is_far_below_limit(df, state) and session.conf.isModifiable(_LIMIT)):
+        if not (self._is_far_below_limit(state) and _is_without_python(df, query)):
             yield
             return
         before = session.conf.get(_LIMIT) if state.contains(_LIMIT) else None
@@ -66,14 +68,22 @@ class RecordBatches:
             else:
                 session.conf.set(_LIMIT, before)
 
-    def _is_far_below_limit(self, df: DataFrame, state: Any) -> bool:
+    def _is_far_below_limit(self, state: Any) -> bool:
         if self._row_bytes is None:
             return False
         try:
             limit, rows = state.arrowMaxBytesPerBatch(), state.arrowMaxRecordsPerBatch()
-            pattern = df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
-            plan = df._jdf.queryExecution().analyzed()  # noqa: SLF001
-            is_from_python = plan.containsPattern(pattern.PYTHON_UDF())
-        except (Py4JError, TypeError):  # an older Spark does not measure, a newer one may differ
+            is_modifiable = bool(state.isModifiable(_LIMIT))
+        except Py4JError:  # an older Spark, which does not measure
             return False
-        return 0 < rows * self._row_bytes * _MARGIN < limit < _UNLIMITED and not is_from_python
+        return is_modifiable and 0 < rows * self._row_bytes * _MARGIN < limit < _UNLIMITED
+
+
+def _is_without_python(df: DataFrame, query: RunningQuery) -> bool:
+    try:
+        trees = df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees  # noqa: SLF001
+        python = trees.TreePattern.PYTHON_UDF()
+        plans = df._jdf.queryExecution().analyzed(), query.plan  # noqa: SLF001
+        return not any(plan.containsPattern(python) for plan in plans)
+    except (Py4JError, TypeError):  # a Spark that has other names for this
+        return False
