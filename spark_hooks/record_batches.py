@@ -85,5 +85,5 @@ def _is_without_python(df: DataFrame, query: RunningQuery) -> bool:
         python = trees.TreePattern.PYTHON_UDF()
         plans = df._jdf.queryExecution().analyzed(), query.plan  # noqa: SLF001
         return not any(plan.containsPattern(python) for plan in plans)
-    except (Py4JError, TypeError):  # a Spark that has other names for this
+    except (Py4JError, AttributeError, TypeError):  # a Spark that has other names for this
         return False
