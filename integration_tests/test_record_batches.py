@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from pyspark.sql.functions import udf
+from pyspark.sql.functions import udf, udtf
 
 from integration_tests.test_exactly_once import Job, ids
 from integration_tests.test_fingerprint import INCARNATION
 from integration_tests.test_small_batches import Capturing, NoQuery
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import SmallBatches
 
@@ -32,7 +34,7 @@ class PlainQuery(NoQuery):
     """One that computes nothing in Python."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self.plan = spark.range(1)._jdf.queryExecution().analyzed()
+        self.plan = spark.range(1)._jdf.queryExecution().optimizedPlan()
 
 
 class Measuring(Capturing):
@@ -47,10 +49,12 @@ def limited(spark: SparkSession) -> Iterator[SparkSession]:
     """A session that wants record batches of at most 100 rows and 64 KiB."""
     spark.conf.set(LIMIT, str(LIMIT_BYTES))
     spark.conf.set(ROWS, "100")
-    yield spark
-    assert spark.conf.get(LIMIT) == str(LIMIT_BYTES)
-    spark.conf.unset(LIMIT)
-    spark.conf.unset(ROWS)
+    try:
+        yield spark
+        assert spark.conf.get(LIMIT) == str(LIMIT_BYTES)
+    finally:
+        spark.conf.unset(LIMIT)
+        spark.conf.unset(ROWS)
 
 
 def rows(spark: SparkSession, width: int) -> DataFrame:
@@ -134,9 +138,83 @@ def test_limit_holds_for_python_in_the_query_itself(limited: SparkSession, tmp_p
     assert max(known) < LIMIT_BYTES + 2 * WIDE
 
 
-def test_limit_that_nobody_set_is_not_set_afterwards(spark: SparkSession) -> None:
+def test_wide_rows_among_narrow_ones_are_measured(limited: SparkSession) -> None:
+    """It is the widest record batch of a task that counts, not the mean of its rows."""
+    width = f"if(id < 20000, {NARROW}, {WIDE})"
+    skewed = limited.range(0, 20_100, 1, 1).selectExpr(f"repeat('x', {width}) AS value")
     known = RecordBatches()
-    largest(rows(spark, NARROW), known)
-    largest(rows(spark, NARROW), known)
-    set_here = spark._jsparkSession.sessionState().conf()
-    assert not set_here.contains(LIMIT)
+    for _ in range(2):
+        assert largest(skewed, known) < LIMIT_BYTES + 2 * WIDE
+
+
+def test_rows_of_a_table_function_in_python_are_measured(limited: SparkSession) -> None:
+    class Same:
+        def eval(self, value: str) -> Iterator[tuple[str]]:
+            yield (value,)
+
+    limited.udtf.register("same_value", udtf(Same, returnType="same: string"))  # type: ignore[arg-type]
+    known = RecordBatches()
+    largest(rows(limited, NARROW), known)
+    wide = rows(limited, WIDE)
+    wide.createOrReplaceTempView("wide")
+    joined = limited.sql("SELECT same AS value FROM wide, LATERAL same_value(value)")
+    assert largest(joined, known) < LIMIT_BYTES + 2 * WIDE
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_limit_is_put_back(spark: SparkSession, is_set: bool) -> None:
+    """Also when the pass fails, as it was: set, or by default."""
+    known, df = RecordBatches(), rows(spark, NARROW)
+    known.note([PartitionSummary(0, {}, (), row_bytes=NARROW)])
+    if is_set:
+        spark.conf.set(LIMIT, "32m")
+    seen = []
+
+    def fail() -> None:
+        with known.unmeasured(df, cast("RunningQuery", PlainQuery(spark))):
+            seen.append(spark.conf.get(LIMIT))
+            raise ZeroDivisionError
+
+    try:
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert seen == [str(2**31 - 1)]
+        state = spark._jsparkSession.sessionState().conf()
+        assert state.contains(LIMIT) is is_set
+        assert not is_set or spark.conf.get(LIMIT) == "32m"
+    finally:
+        spark.conf.unset(LIMIT)
+
+
+def test_second_query_of_a_session_does_not_keep_the_limit_lifted(spark: SparkSession) -> None:
+    df, query = rows(spark, NARROW), cast("RunningQuery", PlainQuery(spark))
+    first, second = RecordBatches(), RecordBatches()
+    for known in (first, second):
+        known.note([PartitionSummary(0, {}, (), row_bytes=NARROW)])
+    before = spark.conf.get(LIMIT)
+    outer, inner = first.unmeasured(df, query), second.unmeasured(df, query)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    assert spark.conf.get(LIMIT) == before
+
+
+def test_platform_that_lets_nobody_set_the_limit(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch is written all the same, measured; it is said once."""
+    tries = []
+
+    def refuse(_: object, key: str, value: str) -> None:
+        tries.append((key, value))
+        raise PermissionError("not on the list")
+
+    known = RecordBatches()
+    known.note([PartitionSummary(0, {}, (), row_bytes=NARROW)])
+    monkeypatch.setattr(type(spark.conf), "set", refuse)
+    caplog.set_level(logging.INFO, "sparkonce")
+    assert largest(rows(spark, NARROW), known) > 0
+    assert largest(rows(spark, NARROW), known) > 0
+    assert tries == [(LIMIT, str(2**31 - 1))]
+    assert caplog.text.count("not on the list") == 1

@@ -230,9 +230,9 @@ def captured(df: DataFrame, *, on_driver: bool) -> tuple[Any, Fingerprint]:
     for _ in range(3 * on_driver):
         small.note([])
     query = cast("RunningQuery", NoQuery())
-    (share,) = (
-        SparkBatch(df, 7, [Capturing()], query, small, RecordBatches()).write(INCARNATION).values()
-    )
+    known = RecordBatches()
+    batch = SparkBatch(df, 7, [Capturing()], query, small=small, record_batches=known)
+    (share,) = batch.write(INCARNATION).values()
     (committable,), (part,) = share.committables, share.parts
     assert committable.payload["on driver"] == str(on_driver)
     return committable.payload["rows"], part.content

@@ -120,7 +120,6 @@ class SparkBatch:
             shares |= self._write_pass(df, together, incarnation, rewrite)
         if rewrite is None:
             self._small.note(shares.values())
-            self._record_batches.note(shares.values())
         return shares
 
     def drain(self) -> None:
@@ -139,6 +138,7 @@ class SparkBatch:
             summaries = self._write_here(df, sinks, incarnation)
         if summaries is None:
             summaries = self._write_on_executors(df, sinks, incarnation, rewrite)
+        self._record_batches.note(summaries)
         return shares_of(sinks, summaries)
 
     def _write_here(

@@ -125,8 +125,8 @@ class RunningQuery:
 
     @property
     def plan(self) -> Any:
-        """Spark's logical plan of the current batch, up to foreachBatch."""
-        return self._query.lastExecution().analyzed()
+        """Spark's optimized plan of the current batch, up to foreachBatch."""
+        return self._query.lastExecution().optimizedPlan()
 
     def committed(self) -> int:
         """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty."""

@@ -55,11 +55,13 @@ class PartitionSummary:
         partition: Spark's partition id.
         parts: by sink name; none when the partition had no rows.
         committables: one per sink; none when the partition had no rows.
+        row_bytes: of the record batch with the widest rows, their mean in bytes of Arrow memory.
     """
 
     partition: int
     parts: Mapping[str, Part]
     committables: tuple[Committable, ...]
+    row_bytes: float = 0.0
 
     def encode(self) -> str:
         return json.dumps(
@@ -67,6 +69,7 @@ class PartitionSummary:
                 "partition": self.partition,
                 "parts": {name: part.to_json() for name, part in self.parts.items()},
                 "committables": [c.to_json() for c in self.committables],
+                "row_bytes": self.row_bytes,
             }
         )
 
@@ -75,7 +78,7 @@ class PartitionSummary:
         value = json.loads(text)
         parts = {name: Part.from_json(part) for name, part in value["parts"].items()}
         committables = tuple(Committable.from_json(c) for c in value["committables"])
-        return cls(value["partition"], parts, committables)
+        return cls(value["partition"], parts, committables, value["row_bytes"])
 
 
 def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -> dict[str, Share]:
@@ -147,13 +150,14 @@ class PartitionWriter:
                 pass
             return PartitionSummary(partition, {}, ())
         failures: list[BaseException] = []
+        widths = [0.0]
         with ThreadPoolExecutor(len(sinks), thread_name_prefix="sparkonce") as pool:
 
             def open_lanes() -> list[_Lane]:
                 branches = [_Branch(sink, self._branch_id(sink, attempt)) for sink in sinks]
                 return [_Lane(pool, branch, partition, failures) for branch in branches]
 
-            lanes = self._feed(batches, open_lanes, failures)
+            lanes = self._feed(_measured(batches, widths), open_lanes, failures)
             wait(lane.done for lane in lanes)
             if failures:
                 wait(pool.submit(lane.branch.give_up) for lane in lanes)
@@ -163,6 +167,7 @@ class PartitionWriter:
             partition,
             {branch.sink.name: branch.part(partition) for branch, _ in prepared},
             tuple(committable for _, committable in prepared),
+            max(widths),
         )
 
     def _feed(
@@ -216,6 +221,13 @@ class PartitionWriter:
             write_pass=0 if self._rewrite is None else self._rewrite.write_pass,
             attempt=attempt,
         )
+
+
+def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterator[pa.RecordBatch]:
+    """The batches, with the mean width of each one's rows, in bytes, appended to `widths`."""
+    for batch in batches:
+        widths.append(batch.nbytes / max(batch.num_rows, 1))
+        yield batch
 
 
 class _Rows(NamedTuple):

@@ -2,12 +2,14 @@
 
 Spark measures a record batch anew after each of its rows, for fear that it grows beyond
 ``spark.sql.execution.arrow.maxBytesPerBatch``. With narrow rows that makes half of the whole way
-from the JVM to a worker. Where the batches before tell that no record batch will come near the
-limit, it is lifted while ours are made; then Spark does not measure.
+from the JVM to a worker. Where the record batches before tell that none will come near the limit,
+it is lifted while ours are made; then Spark does not measure.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -15,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError
 
 from sparkonce.spark_hooks.checkpoint import RunningQuery
-from sparkonce.txn_log.record import Share
+from sparkonce.spark_hooks.partition_writer import PartitionSummary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+logger = logging.getLogger("sparkonce")
 
 _LIMIT: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _UNLIMITED: Final = 2**31 - 1
@@ -27,22 +31,22 @@ _UNLIMITED: Final = 2**31 - 1
 _MARGIN: Final = 8
 """How many times wider than ever before the rows may become and still stay under the limit."""
 
+_setting = threading.Lock()
+"""Held while the limit is read and set: another query may have the same session."""
+
 
 class RecordBatches:
-    """Tells from the micro-batches before how wide the rows of the next one will be."""
+    """Tells from the record batches before how wide the rows of the next ones will be."""
 
     def __init__(self) -> None:
         self._row_bytes: float | None = None
+        self._is_refused = False
 
-    def note(self, shares: Iterable[Share]) -> None:
-        """Take note of a micro-batch that was written."""
-        widths = [
-            max(part.bytes / part.content.rows for part in share.parts)
-            for share in shares
-            if share.parts
-        ]
-        if widths:
-            self._row_bytes = max(sum(widths), self._row_bytes or 0.0)
+    def note(self, summaries: Iterable[PartitionSummary]) -> None:
+        """Take note of what the tasks of a pass got."""
+        widest = max((summary.row_bytes for summary in summaries), default=0.0)
+        if widest:
+            self._row_bytes = max(widest, self._row_bytes or 0.0)
 
     @contextmanager
     def unmeasured(self, df: DataFrame, query: RunningQuery) -> Iterator[None]:
@@ -53,37 +57,44 @@ class RecordBatches:
             query: which made the batch. Where Python computes some of the rows, there or in `df`,
                 the limit is left: it also holds for what that Python gets, which may be wider.
         """
-        session: Any = df.sparkSession
-        state: Any = session._jsparkSession.sessionState().conf()  # noqa: SLF001
-        if not (self._is_far_below_limit(state) and _is_without_python(df, query)):
-            yield
-            return
-        before = session.conf.get(_LIMIT) if state.contains(_LIMIT) else None
-        session.conf.set(_LIMIT, str(_UNLIMITED))
+        conf: Any = df.sparkSession.conf
+        state: Any = df.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001
+        with _setting:
+            lifts = self._is_far_below_limit(state) and _is_without_python(df, query)
+            before = conf.get(_LIMIT) if lifts and state.contains(_LIMIT) else None
+            lifts = lifts and self._lift(conf)
         try:
             yield
         finally:
-            if before is None:
-                session.conf.unset(_LIMIT)
-            else:
-                session.conf.set(_LIMIT, before)
+            if lifts and before is None:
+                conf.unset(_LIMIT)
+            elif lifts:
+                conf.set(_LIMIT, before)
 
     def _is_far_below_limit(self, state: Any) -> bool:
-        if self._row_bytes is None:
+        if self._row_bytes is None or self._is_refused:
             return False
         try:
             limit, rows = state.arrowMaxBytesPerBatch(), state.arrowMaxRecordsPerBatch()
-            is_modifiable = bool(state.isModifiable(_LIMIT))
         except Py4JError:  # an older Spark, which does not measure
             return False
-        return is_modifiable and 0 < rows * self._row_bytes * _MARGIN < limit < _UNLIMITED
+        return bool(0 < rows * self._row_bytes * _MARGIN < limit < _UNLIMITED)
+
+    def _lift(self, conf: Any) -> bool:
+        try:
+            conf.set(_LIMIT, str(_UNLIMITED))
+        except Exception as error:  # noqa: BLE001 - some platforms let nobody set it
+            logger.info("%s cannot be set here, so Spark measures every row: %s", _LIMIT, error)
+            self._is_refused = True
+            return False
+        return True
 
 
 def _is_without_python(df: DataFrame, query: RunningQuery) -> bool:
     try:
-        trees = df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees  # noqa: SLF001
-        python = trees.TreePattern.PYTHON_UDF()
-        plans = df._jdf.queryExecution().analyzed(), query.plan  # noqa: SLF001
-        return not any(plan.containsPattern(python) for plan in plans)
+        patterns = df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
+        python = patterns.PYTHON_UDF(), patterns.EVAL_PYTHON_UDTF()
+        plans = df._jdf.queryExecution().optimizedPlan(), query.plan  # noqa: SLF001
+        return not any(plan.containsPattern(p) for plan in plans for p in python)
     except (Py4JError, AttributeError, TypeError):  # a Spark that has other names for this
         return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import ClientError
@@ -102,6 +104,21 @@ def test_encrypted_with_a_key_and_a_checksum(commit: Callable[..., None]) -> Non
         commit({**head, "ChecksumCRC32C": f"{crc32c(b'y')}-1"}, file=file)
 
 
+@pytest.mark.parametrize("other", ["etag", "checksum"])
+def test_etag_and_checksum_both_prove(commit: Callable[..., None], other: str) -> None:
+    file = replace(FILE, checksums=(crc32c(b"x"),))
+    head = {
+        "Metadata": OURS,
+        "ETag": f'"{FILE.etag}"',
+        "ChecksumCRC32C": file.checksum,
+        "ContentLength": 10,
+    }
+    commit(head, file=file)
+    wrong = {"etag": {"ETag": f'"{"0" * 32}-1"'}, "checksum": {"ChecksumCRC32C": "AAAAAA==-1"}}
+    with pytest.raises(CommitUnresolvedError, match="not this branch's"):
+        commit({**head, **wrong[other]}, file=file)
+
+
 @contextmanager
 def uploading(
     settings: ObjectSettings | None = None, part_bytes: int = 5 << 20
@@ -145,21 +162,52 @@ def test_server_that_keeps_no_checksums() -> None:
         }
 
 
-def test_first_part_alone_carries_an_md5_where_checksums_are_kept() -> None:
-    """It tells whether the server's ETags are MD5s; damage is found by the checksums."""
+@pytest.mark.parametrize("shows", [True, False])
+def test_parts_carry_an_md5_until_the_server_has_shown_its_checksum(shows: bool) -> None:
+    """The first one tells whether the server's ETags are MD5s; then CRC32C finds damage."""
     first, second = b"a" * 4096, b"b"
     etags = [hashlib.md5(body, usedforsecurity=False).hexdigest() for body in (first, second)]
     with uploading(part_bytes=len(first)) as (stream, once, send):
         created = {"UploadId": "upload", "ChecksumAlgorithm": "CRC32C"}
         once.add_response("create_multipart_upload", created)
-        for number, body, more in [(1, first, {"ContentMD5": ANY}), (2, second, {})]:
-            checked = {**more, "ChecksumCRC32C": crc32c(body)}
-            expected = {**PART, "PartNumber": number, "Body": body, **checked}
-            send.add_response("upload_part", {"ETag": f'"{etags[number - 1]}"'}, expected)
+        for number, body in [(1, first), (2, second)]:
+            shown = {"ChecksumCRC32C": crc32c(body)}
+            carried = shown if shows and number > 1 else {**shown, "ContentMD5": ANY}
+            answer = {"ETag": f'"{etags[number - 1]}"', **(shown if shows else {})}
+            send.add_response(
+                "upload_part", answer, {**PART, "PartNumber": number, "Body": body, **carried}
+            )
             stream.write(body)
             wait(stream._parts)
         stream.end()
         assert stream.staged(1).etag == etag_of_parts(etags)
+
+
+def test_etags_that_only_look_like_md5s() -> None:
+    """With KMS keys they do; what the first part shows holds for all."""
+    with uploading(part_bytes=4) as (stream, once, send):
+        created = {"UploadId": "upload", "ChecksumAlgorithm": "CRC32C"}
+        once.add_response("create_multipart_upload", created)
+        for body in (b"aaaa", b"b"):
+            send.add_response("upload_part", {"ETag": f'"{MD5}"', "ChecksumCRC32C": crc32c(body)})
+            stream.write(body)
+            wait(stream._parts)
+        stream.end()
+        assert stream.staged(1).etag is None
+
+
+@pytest.mark.parametrize("kind", [bytes, pa.py_buffer])
+def test_one_write_that_fills_several_parts(kind: Callable[[bytes], Any]) -> None:
+    with uploading(part_bytes=4) as (stream, once, send):
+        once.add_response("create_multipart_upload", {"UploadId": "upload"})
+        for number, body in enumerate([b"0123", b"4567", b"89ab", b"c"], start=1):
+            expected = {**PART, "PartNumber": number, "Body": body, "ContentMD5": ANY}
+            send.add_response("upload_part", {"ETag": f'"{MD5}"'}, expected)
+        stream._transfers._pool = ThreadPoolExecutor(1)  # the stub wants them in their order
+        stream.write(kind(b"01"))
+        stream.write(kind(b"23456789abc"))
+        stream.end()
+        assert stream.staged(1).bytes == 13
 
 
 def test_memory_of_the_caller_is_copied() -> None:
@@ -178,9 +226,17 @@ def test_memory_of_the_caller_is_copied() -> None:
         assert stream.staged(1).bytes == 12
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_payload_is_hashed_for_the_signature_without_tls_only(scheme: str) -> None:
-    """Behind TLS a checksum protects a part, as it does where boto3 is left to choose."""
+@pytest.mark.parametrize(
+    ("scheme", "wanted", "is_hashed"),
+    [("http", "", True), ("https", "", False), ("https", "true", True), ("http", "false", False)],
+)
+def test_payload_is_hashed_for_the_signature_without_tls_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str, wanted: str, is_hashed: bool
+) -> None:
+    """Behind TLS a checksum protects a part; what boto3's own file says stands above that."""
+    config = tmp_path / "config"
+    config.write_text(f"[default]\ns3 =\n  payload_signing_enabled = {wanted}\n" * bool(wanted))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     connection = Connection(f"{scheme}://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
     client = connection.client(Purpose.UPLOAD)
     seen: list[bytes] = []
@@ -194,7 +250,7 @@ def test_payload_is_hashed_for_the_signature_without_tls_only(scheme: str) -> No
         Bucket="b", Key="k", UploadId="u", PartNumber=1, Body=b"x", ChecksumCRC32C=crc32c(b"x")
     )
     hashed = hashlib.sha256(b"x").hexdigest().encode()
-    assert seen == [b"UNSIGNED-PAYLOAD" if scheme == "https" else hashed]
+    assert seen == [hashed if is_hashed else b"UNSIGNED-PAYLOAD"]
     connection.close()
 
 

@@ -108,7 +108,10 @@ class Connection:
             )
 
         client = make(config)
-        if purpose is Purpose.UPLOAD and client.meta.endpoint_url.startswith("https:"):
+        merged = getattr(client.meta.config, "s3", None) or {}  # with what boto3's own files say
+        signs_payload = merged.get("payload_signing_enabled")
+        is_tls = client.meta.endpoint_url.startswith("https:")
+        if purpose is Purpose.UPLOAD and is_tls and signs_payload is None:
             # As boto3 does by itself where a part has an MD5: TLS and a checksum protect it.
             unsigned = Config(s3={"addressing_style": style, "payload_signing_enabled": False})
             client.close()

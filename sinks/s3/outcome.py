@@ -7,9 +7,9 @@
 
 S3 may answer 200 with an error in the body, and its answer may be lost; some servers answer 200 to
 the completion of an upload that is gone, others deny an upload that they have completed. What
-proves the commit is the object: our branch id in its metadata, and the ETag that its parts give.
-Where the server's ETags are no MD5s (with KMS keys, and on servers with a scheme of their own) it
-is the object's CRC32C instead, and the size where there is none.
+proves the commit is the object: our branch id in its metadata, and the ETag and the CRC32C that its
+parts give. Where the server's ETags are no MD5s (with KMS keys, and on servers with a scheme of
+their own) it is the CRC32C alone, and the size where the server keeps none.
 
 "Lost" takes a terminal answer first and a fresh, absent proof after it, in that order: a commit
 that happened in between is seen by the last HEAD. That one is repeated for a while, since servers
@@ -155,11 +155,14 @@ class FileOutcome:
         ).startswith("aws:kms")
         if not file.parts:  # found by its name: nothing more is known
             return Seen.OURS
+        proofs = []
         if file.etag is not None and is_md5:
-            return Seen.OURS if etag == file.etag else Seen.FOREIGN
+            proofs.append(etag == file.etag)
         if file.checksums and "ChecksumCRC32C" in head:
-            return Seen.OURS if head["ChecksumCRC32C"] == file.checksum else Seen.FOREIGN
-        return Seen.OURS if head["ContentLength"] == file.bytes else Seen.FOREIGN
+            proofs.append(head["ChecksumCRC32C"] == file.checksum)
+        if not proofs:
+            proofs.append(head["ContentLength"] == file.bytes)
+        return Seen.OURS if all(proofs) else Seen.FOREIGN
 
     def _look_patiently(self, file: StagedFile) -> Seen:
         deadline = time.monotonic() + SETTLE_S

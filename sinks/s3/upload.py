@@ -8,8 +8,8 @@ Memory is bounded whatever the size of the file: the buffer, and the parts in fl
 branch has at most two over all its files. Parts grow with the file, unless they shall have one
 size, as some servers demand.
 
-A part carries its CRC32C where the server keeps that, else its MD5: a part that arrives damaged is
-refused. The first one carries both, since it tells whether the server's ETags are MD5s.
+A part carries its CRC32C where the server keeps that, and its MD5 until the server has shown that
+it does: a part that arrives damaged is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
+import mmap
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -191,7 +192,7 @@ class PartSizes:
 
 class _Part(NamedTuple):
     etag: str
-    is_md5: bool  # of all but the first only: whether it may be one
+    is_md5: bool  # of a part that has carried none: whether it looks like one
     checksum: str | None
 
 
@@ -261,14 +262,16 @@ class PartStream:
         self._next_key = next_key
         self._part_sizes = part_sizes
         self._transfers = transfers
-        self._pieces: list[memoryview] = []
+        # Takes memory as it first fills, and is never moved: with many open files a bytearray each
+        # takes half as much again.
+        self._buffer = mmap.mmap(-1, part_sizes.of(1))
         self._filled = 0
-        self._wanted = part_sizes.of(1)
         self._position = 0
         self._parts: list[Future[_Part]] = []
         self._creating = threading.Lock()
         self._created: tuple[str, str] | None = None
         self._keeps_checksums = False
+        self._has_shown_checksum = False
         self._discarded = False
         self.closed = False
 
@@ -282,18 +285,15 @@ class PartStream:
         return len(self._parts)
 
     def write(self, data: bytes | memoryview) -> int:
-        size = memoryview(data).nbytes
+        view = memoryview(data).cast("B")
+        size = len(view)
         self._position += size
-        if self._discarded:
-            return size
-        # What is no bytes object is the caller's memory, which may change afterwards.
-        view = memoryview(data if isinstance(data, bytes) else bytes(data))
-        while len(view) > 0:
-            piece = view[: self._wanted - self._filled]
-            self._pieces.append(piece)
+        while len(view) > 0 and not self._discarded:
+            piece = view[: len(self._buffer) - self._filled]
+            self._buffer[self._filled : self._filled + len(piece)] = piece
             self._filled += len(piece)
             view = view[len(piece) :]
-            if self._filled == self._wanted:
+            if self._filled == len(self._buffer):
                 self._ship()
         return size
 
@@ -308,8 +308,9 @@ class PartStream:
 
     def end(self) -> None:
         """Send the rest; nothing may be written after it."""
-        if self._pieces or not self._parts:
+        if self._filled or not self._parts:
             self._ship()
+        self._buffer.close()
 
     def staged(self, rows: int) -> StagedFile:
         """Wait until the server has every part."""
@@ -329,7 +330,7 @@ class PartStream:
     def discard(self) -> None:
         """Swallow what is still written; a Parquet writer ends with a footer in any case."""
         self._discarded = True
-        self._pieces.clear()
+        self._buffer.close()
 
     def abort(self) -> None:
         """Abort the upload, if there is one. Call it when the transfers are closed."""
@@ -342,10 +343,12 @@ class PartStream:
     def _ship(self) -> None:
         # Before the copy, which then takes the memory of a part that has been sent.
         self._transfers.reserve()
-        body = b"".join(self._pieces)
-        self._pieces.clear()
+        body = self._buffer[: self._filled]
         number = len(self._parts) + 1
-        self._filled, self._wanted = 0, self._part_sizes.of(number + 1)
+        if (size := self._part_sizes.of(number + 1)) != len(self._buffer):
+            self._buffer.close()
+            self._buffer = mmap.mmap(-1, size)
+        self._filled = 0
         self._parts.append(self._transfers.submit(lambda: self._send(number, body)))
 
     def _send(self, number: int, body: bytes) -> _Part:
@@ -353,7 +356,7 @@ class PartStream:
         checksum = crc32c(body) if self._keeps_checksums else None
         checked: dict[str, Any] = {} if checksum is None else {"ChecksumCRC32C": checksum}
         md5 = None
-        if checksum is None or number == 1:
+        if not self._has_shown_checksum:
             md5 = hashlib.md5(body, usedforsecurity=False)
             checked["ContentMD5"] = base64.b64encode(md5.digest()).decode()
         answer = self._connection.client(Purpose.UPLOAD).upload_part(
@@ -366,6 +369,8 @@ class PartStream:
         )
         etag = answer["ETag"].strip('"')
         is_md5 = bool(_MD5.fullmatch(etag)) if md5 is None else etag == md5.hexdigest()
+        if checksum is not None and answer.get("ChecksumCRC32C") == checksum:
+            self._has_shown_checksum = True
         return _Part(etag, is_md5, checksum)
 
     def _upload(self) -> tuple[str, str]:
