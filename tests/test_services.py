@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyspark
 import pytest
 import yaml
 
+from sparkonce.testing import quick_spark
 from sparkonce.testing.services import (
     KINDS,
     S3Settings,
@@ -652,3 +654,23 @@ def test_unreachable_postgres_is_copied(tmp_path: Path, monkeypatch: pytest.Monk
     assert (copied / "postgres").is_file()
     assert (copied / "../../../" / libraries.name / "libpq.so").resolve().is_file()
     assert postgres.reachable_binaries(None) == binaries
+
+
+def test_archive_of_sparks_classes_is_made_anew_for_new_jars(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A JVM refuses one whose jars were installed again since, in the same place."""
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "__init__.py"))
+    asked: list[Path] = []
+
+    def cached(path: Path, _: object) -> Path:
+        asked.append(path)
+        return path
+
+    monkeypatch.setattr(quick_spark, "cached", cached)
+    for time_s in (1, 1, 2):
+        os.utime(jars, (time_s, time_s))
+        quick_spark.jvm_options.__wrapped__()
+    assert asked[0] == asked[1] != asked[2]

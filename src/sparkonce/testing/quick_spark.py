@@ -31,8 +31,10 @@ def jvm_options() -> str:
     """
     import pyspark  # noqa: PLC0415 - an extra
 
-    # An archive fits one JVM and one class path; any other JVM starts without it.
-    parts = f"{Path(java()).resolve()} {pyspark.__file__} {pyspark.__version__}"
+    # An archive fits one JVM, and the jars that it saw; any other JVM starts without it.
+    jars = Path(pyspark.__file__).parent / "jars"
+    installed = jars.stat().st_mtime_ns if jars.is_dir() else 0
+    parts = f"{Path(java()).resolve()} {jars} {pyspark.__version__} {installed}"
     digest = hashlib.sha256(parts.encode()).hexdigest()[:12]
     archive = cached(cache_dir() / f"spark-classes-{digest}", _record) / _ARCHIVE
     shared = [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []
