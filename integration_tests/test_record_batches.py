@@ -37,6 +37,10 @@ class PlainQuery(NoQuery):
         self.plan = spark.range(1)._jdf.queryExecution().optimizedPlan()
 
 
+def plain_query(spark: SparkSession) -> RunningQuery:
+    return cast("RunningQuery", PlainQuery(spark))
+
+
 class Measuring(Capturing):
     """Keeps the size of each record batch, in bytes."""
 
@@ -63,7 +67,7 @@ def rows(spark: SparkSession, width: int) -> DataFrame:
 
 def largest(df: DataFrame, known: RecordBatches) -> int:
     """The largest record batch that a sink gets, in bytes."""
-    query = cast("RunningQuery", PlainQuery(df.sparkSession))
+    query = plain_query(df.sparkSession)
     small = SmallBatches(0)
     batch = SparkBatch(df, 7, [Measuring()], query, small=small, record_batches=known)
     (share,) = batch.write(INCARNATION).values()
@@ -129,9 +133,9 @@ def test_limit_holds_for_python_in_the_query_itself(limited: SparkSession, tmp_p
     job = Job(limited, tmp_path)
     for n in range(3):
         job.add(*ids(*range(300 * n, 300 * n + 300)))
-    wide = f"id, repeat('x', {WIDE}) AS value"
+    wide = ["id", f"repeat('x', {WIDE}) AS value"]
     pipeline = job.pipeline(driver_rows=0)
-    job.run(pipeline, lambda df: df.selectExpr(*wide.split(", ", 1)).mapInArrow(narrow, "id long"))
+    job.run(pipeline, lambda df: df.selectExpr(*wide).mapInArrow(narrow, "id long"))
     assert job.visible() == Counter(range(900))
     known = [int(line) for line in sizes.read_text().split()]
     assert sum(known) > 3 * 300 * WIDE
@@ -171,7 +175,7 @@ def test_limit_is_put_back(spark: SparkSession, is_set: bool) -> None:
     seen = []
 
     def fail() -> None:
-        with known.unmeasured(df, cast("RunningQuery", PlainQuery(spark))):
+        with known.unmeasured(df, plain_query(spark)):
             seen.append(spark.conf.get(LIMIT))
             raise ZeroDivisionError
 
@@ -187,7 +191,7 @@ def test_limit_is_put_back(spark: SparkSession, is_set: bool) -> None:
 
 
 def test_second_query_of_a_session_does_not_keep_the_limit_lifted(spark: SparkSession) -> None:
-    df, query = rows(spark, NARROW), cast("RunningQuery", PlainQuery(spark))
+    df, query = rows(spark, NARROW), plain_query(spark)
     first, second = RecordBatches(), RecordBatches()
     for known in (first, second):
         known.note([PartitionSummary(0, {}, (), row_bytes=NARROW)])

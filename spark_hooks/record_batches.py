@@ -39,14 +39,12 @@ class RecordBatches:
     """Tells from the record batches before how wide the rows of the next ones will be."""
 
     def __init__(self) -> None:
-        self._row_bytes: float | None = None
+        self._row_bytes = 0.0
         self._is_refused = False
 
     def note(self, summaries: Iterable[PartitionSummary]) -> None:
         """Take note of what the tasks of a pass got."""
-        widest = max((summary.row_bytes for summary in summaries), default=0.0)
-        if widest:
-            self._row_bytes = max(widest, self._row_bytes or 0.0)
+        self._row_bytes = max([self._row_bytes, *(summary.row_bytes for summary in summaries)])
 
     @contextmanager
     def unmeasured(self, df: DataFrame, query: RunningQuery) -> Iterator[None]:
@@ -72,7 +70,7 @@ class RecordBatches:
                 conf.set(_LIMIT, before)
 
     def _is_far_below_limit(self, state: Any) -> bool:
-        if self._row_bytes is None or self._is_refused:
+        if not self._row_bytes or self._is_refused:
             return False
         try:
             limit, rows = state.arrowMaxBytesPerBatch(), state.arrowMaxRecordsPerBatch()
