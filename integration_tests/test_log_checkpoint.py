@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import SparkContext
 
-from integration_tests.test_log_s3 import client_of
 from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.sinks import FileSink
+from sparkonce.testing import checks
 from sparkonce.testing.log_cases import claim, deliver
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.testing.services import ServiceKind, Services, s3a_jars
@@ -153,7 +153,7 @@ def test_checkpoint_on_s3a(
     kinds: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
     for kind in kinds:
         server = start_kind(kind).s3[kind]
-        client = client_of(server)
+        client = checks.s3_client(server)
         client.create_bucket(Bucket=kind)
         client.close()
         of_bucket = f"spark.hadoop.fs.s3a.bucket.{kind}"

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from integration_tests.proxy import Proxy
 from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.testing import checks
 from sparkonce.testing.log_cases import claim, deliver, record
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.testing.services import S3Server, ServiceKind, Services
@@ -26,17 +25,6 @@ if TYPE_CHECKING:
 StartKind = Callable[[ServiceKind], Services]
 
 
-def client_of(server: S3Server) -> S3Client:
-    return boto3.client(
-        "s3",
-        endpoint_url=server.endpoint_url,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
-        config=Config(s3={"addressing_style": "path"}),
-    )
-
-
 @pytest.fixture
 def fresh_log(
     fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
@@ -48,7 +36,7 @@ def fresh_log(
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
         name = fresh_name()
-        client = client_of(server)
+        client = checks.s3_client(server)
         client.create_bucket(Bucket=name)
         client.close()
         endpoint = f"endpoint_url={server.endpoint_url}&region={server.region}&path_style=true"
@@ -72,7 +60,7 @@ class TestObjectStoreLog(LogContract):
 
     @contextmanager
     def objects(self, address: str) -> Iterator[tuple[S3Client, str, list[Any]]]:
-        client, bucket = client_of(self.server), urlsplit(address).netloc
+        client, bucket = checks.s3_client(self.server), urlsplit(address).netloc
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
         yield client, bucket, [found for page in pages for found in page.get("Contents", [])]
         client.close()

@@ -177,20 +177,11 @@ def fresh_table(
 @pytest.fixture
 def s3_client(s3: S3Server) -> Iterator[S3Client]:
     """A boto3 client of the S3 server in turn."""
-    import boto3
-    from botocore.config import Config
+    from sparkonce.testing import checks
 
     s3.start()  # a test before may have left it killed
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3.endpoint_url,
-        aws_access_key_id=s3.access_key,
-        aws_secret_access_key=s3.secret_key,
-        region_name=s3.region,
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    yield client
-    client.close()
+    with contextlib.closing(checks.s3_client(s3)) as client:
+        yield client
 
 
 @pytest.fixture
