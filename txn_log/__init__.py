@@ -65,7 +65,7 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
     if url.startswith(_CHECKPOINT) and len(url) > len(_CHECKPOINT):
         return checkpoint_log(url.removeprefix(_CHECKPOINT), create=create)
     raise ConfigurationError(
-        f"log={_without_secrets(url)!r}: expected sqlite:///relative/path.db, "
+        f"log={_kind(url)!r}: expected sqlite:///relative/path.db, "
         "sqlite:////absolute/path.db, postgresql://host/database, s3://bucket/prefix, or "
         "checkpoint:/path/of/the/checkpoint"
     )
@@ -99,5 +99,7 @@ def checkpoint_log(location: str, conf: Any = None, *, create: bool = True) -> T
     return DocumentLog(FolderPlace(folder), create=create)
 
 
-def _without_secrets(url: str) -> str:
-    return re.sub(r"//.*@", "//…@", url)
+def _kind(url: str) -> str:
+    """What may be shown of an address that cannot be read: any other part may be a password."""
+    scheme, colon, _ = url.partition(":")
+    return f"{scheme}:…" if colon and re.fullmatch(r"[\w+.-]+", scheme) else "…"

@@ -17,12 +17,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
+from sparkonce.conninfo import SECRETS, read_conninfo
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -133,23 +133,16 @@ class PostgresLog(OptimisticLog):
     """
 
     def __init__(self, url: str, *, create: bool = True, statement_timeout_s: float = 30.0) -> None:
-        parts = urlsplit(url)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        server, _, parameters = url.partition("?")
+        query = dict(parse_qsl(parameters, keep_blank_values=True))
         schema = query.pop("schema", "sparkonce")
         if _LABEL.fullmatch(schema) is None:
             raise ConfigurationError(
                 f"log=postgresql://…?schema={schema}: a schema's name has 1 to 63 letters, digits "
                 "and _, and does not begin with a digit"
             )
-        conninfo = urlunsplit(parts._replace(query=urlencode(query, quote_via=quote)))
-        try:
-            known = conninfo_to_dict(conninfo)
-        except psycopg.ProgrammingError:
-            # libpq's message quotes what it could not read, which may be the password.
-            raise ConfigurationError(
-                "log=postgresql://… is no URL that libpq reads (is a special character of the "
-                "password not percent-encoded?)"
-            ) from None
+        conninfo = f"{server}?{urlencode(query, quote_via=quote)}"
+        known = read_conninfo(conninfo, "log=postgresql://… is no URL that libpq reads")
         settings = {key: value for key, value in _DEFAULTS.items() if key not in known}
         # In closures, so that no dump of the object shows the password.
         self._new_connection: Callable[[], _Connection] = lambda: psycopg.connect(
@@ -159,7 +152,7 @@ class PostgresLog(OptimisticLog):
             client_encoding="UTF8",
             **settings,  # type: ignore[arg-type]
         )
-        hidden = [str(known[key]) for key in ("password", "sslpassword") if known.get(key)]
+        hidden = [known[key] for key in SECRETS if known.get(key)]
         self._hide: Callable[[str], str] = lambda text: _without(text, hidden)
         self._timeout_ms = round(statement_timeout_s * 1000)
         self._schema = schema

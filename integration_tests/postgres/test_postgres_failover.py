@@ -80,6 +80,29 @@ def test_standby_that_has_all_finishes_the_commit(
     assert standby.state() == (9, 3, 0, 0)
 
 
+@pytest.mark.parametrize("setting", ["synchronous_commit = off", "statement_timeout = 500"])
+@pytest.mark.parametrize("mode", MODES)
+def test_commit_waits_for_the_standby_whatever_the_role_says(
+    pair: PostgresPair, worlds: tuple[World, World], mode: str, setting: str
+) -> None:
+    """COMMIT PREPARED takes its settings from the role: it may return before the standby has it."""
+    pair.wait_for_standby()
+    primary, standby = worlds
+    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET {setting}")
+    sink = primary.ready(dsn=pair.dsn, mode=mode, lock_timeout=2)
+    committable = prepare(sink)
+    pair.cut_off()
+    for _ in range(2):
+        with pytest.raises(CommitUnresolvedError, match="no standby .* has confirmed"):
+            sink.commit(committable)
+        assert primary.state()[:2] == (3, 1)  # visible all the same
+    pair.join_again()
+    sink.commit(committable)
+    pair.primary.kill()
+    pair.promote()
+    assert standby.state() == (3, 1, 0, 0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_branch_that_the_standby_never_received_is_lost(
     pair: PostgresPair, worlds: tuple[World, World], mode: str, caplog: pytest.LogCaptureFixture

@@ -6,6 +6,7 @@ Both ways to hold a merge are tested: as a prepared transaction, and open in the
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import pickle
@@ -193,6 +194,20 @@ def test_threads_commit_one_branch_at_the_same_time(world: World) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda _: commit_until_known(sink, committable), range(6)))
     assert world.state() == (3, 1, 0, 0)
+
+
+@pytest.mark.parametrize("ends", ["SELECT 1 / 0", "ROLLBACK"])
+def test_held_merge_that_was_ended_unseen_is_merged_again(held_open: World, ends: str) -> None:
+    """COMMIT answers the same without a transaction, as behind a pooler that lost the session."""
+    held_open.table()
+    sink = held_open.ready()
+    of_task = stage(sink, ROWS)
+    (committable,) = sink.prepareBatch(merge_of(), [of_task])
+    (connection,) = sink._held.values()
+    with contextlib.suppress(psycopg.Error):
+        connection.execute(ends)
+    sink.commit(committable)
+    assert held_open.state() == (3, 1, 0, 0)
 
 
 def test_merge_held_by_a_driver_that_lives_but_is_cut_off(held_open: World) -> None:

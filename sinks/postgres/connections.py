@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.conninfo import SECRETS, read_conninfo
 
 PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
@@ -45,8 +45,6 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 }
 """Used where the user's conninfo does not say otherwise."""
 
-_SECRETS = ("password", "sslpassword")
-
 
 @dataclass(frozen=True)
 class Address:
@@ -56,15 +54,11 @@ class Address:
 
     @classmethod
     def read(cls, conninfo: str) -> Address:
-        try:
-            conninfo_to_dict(conninfo)
-        except psycopg.ProgrammingError:
-            # libpq's message quotes what it could not read, which may be the password.
-            raise ConfigurationError(
-                "PostgresSink: conninfo= is neither a URL like postgresql://host:5432/database "
-                "nor a list like 'host=… port=… dbname=…' (is a special character of the password "
-                "not percent-encoded?)"
-            ) from None
+        read_conninfo(
+            conninfo,
+            "PostgresSink: conninfo= is neither a URL like postgresql://host:5432/database nor a "
+            "list like 'host=… port=… dbname=…'",
+        )
         return cls(conninfo)
 
     def __repr__(self) -> str:
@@ -116,7 +110,7 @@ class Address:
         text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
         text = text or str(error).partition("\nDETAIL:")[0].strip() or type(error).__name__
         known = conninfo_to_dict(self.conninfo)
-        for secret in _SECRETS:
+        for secret in SECRETS:
             if known.get(secret):
                 text = text.replace(str(known[secret]), "***")
         return text
@@ -131,6 +125,22 @@ def roll_back(connection: PgConnection) -> None:
     if connection.info.transaction_status != TransactionStatus.IDLE:
         with contextlib.suppress(psycopg.Error):
             connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def limited(connection: PgConnection, limit_s: float) -> Iterator[None]:
+    """Cancel what still runs after so many seconds.
+
+    For what `statement_timeout` does not end: a COMMIT that waits for a standby.
+    """
+    timer = threading.Timer(limit_s, connection.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # the next statement must not be what it cancels
 
 
 def retrying() -> Retrying:

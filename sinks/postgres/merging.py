@@ -49,14 +49,13 @@ from sparkonce.sinks.postgres.merge import (
     duplicate_told,
     statements,
 )
-from sparkonce.sinks.postgres.server import Server, Shape
+from sparkonce.sinks.postgres.server import Server, Shape, await_standbys, end_prepared
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,
     MARKER_TABLE,
     READ_COMMITTED,
     Timeouts,
-    commit_prepared,
     end_holders,
     find_marker,
     insert_marker,
@@ -213,7 +212,9 @@ class Merger:
     def commit_held(self, connection: PgConnection) -> bool:
         """Commit the transaction that this process holds open; False when it was lost."""
         try:
-            return _last_tag(connection, COMMIT) == "COMMIT"
+            # Outside of its transaction COMMIT answers the same: a pooler may have lost that one.
+            is_ours = require_marker(self._merge.schema, self._branch_id)
+            return _last_tag(connection, script(is_ours, COMMIT)) == "COMMIT"
         except psycopg.Error:
             return False  # or it was not: the marker tells
         finally:
@@ -235,19 +236,18 @@ class Merger:
     def commit(self) -> None:
         """Make the batch visible; idempotent. The situations are numbered in the module's text."""
         try:
-            if self._merge.prepared and self._commit_prepared():  # 1
-                return
-            self._check_server()
-            if self._is_committed():  # 2
-                return
-            self._merge_again()  # 3
+            if not (self._merge.prepared and self._commit_prepared()):  # else 1
+                self._check_server()
+                if not self._is_committed():  # else 2
+                    self._merge_again()  # 3
+            self._pool.run(lambda connection: await_standbys(connection, self._timeouts))
         except psycopg.Error as error:  # 6
             self._unresolved(self._address.said(error), error)
 
     def _commit_prepared(self) -> bool:
         """False when there is no such prepared transaction, so that the marker row is final."""
         try:
-            self._pool.run(lambda c: c.execute(commit_prepared(str(self._branch_id))))
+            self._pool.run(lambda c: end_prepared(c, str(self._branch_id), self._timeouts))
         except pg.UndefinedObject:
             return False
         except pg.FeatureNotSupported:  # it stands, in another database

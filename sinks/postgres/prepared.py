@@ -43,13 +43,12 @@ from sparkonce.sinks.postgres.connections import (
     roll_back,
 )
 from sparkonce.sinks.postgres.merge import Merge, duplicate_key, duplicate_told, statements
-from sparkonce.sinks.postgres.server import Server, Shape
+from sparkonce.sinks.postgres.server import Server, Shape, await_standbys, end_prepared
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     MARKER_TABLE,
     READ_COMMITTED,
     Timeouts,
-    commit_prepared,
     copy_into,
     drop_staging,
     find_marker,
@@ -237,7 +236,7 @@ class Finisher:
         self, connection: PgConnection, what: str, branch_id: BranchId, held: Prepared
     ) -> None:
         try:
-            connection.execute(commit_prepared(str(branch_id)))  # 1
+            end_prepared(connection, str(branch_id), self._timeouts)  # 1
         except (pg.UndefinedObject, pg.FeatureNotSupported) as error:
             # On this connection, since the next one may lead to another server.
             told = Server.ask(connection).why_not(held.system, held.database)
@@ -247,6 +246,7 @@ class Finisher:
                 raise
             if not self._is_marked(connection, branch_id, held):  # else 2
                 self._lost(what, branch_id, held)  # 3
+        await_standbys(connection, self._timeouts)
 
     def _is_marked(self, connection: PgConnection, branch_id: BranchId, held: Prepared) -> bool:
         try:

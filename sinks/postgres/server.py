@@ -12,11 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg.rows import namedtuple_row
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.postgres.catalog import system_identifier
-from sparkonce.sinks.postgres.connections import PgConnection
+from sparkonce.sinks.postgres.connections import PgConnection, limited
+from sparkonce.sinks.postgres.sql import (
+    COMMIT,
+    READ_COMMITTED,
+    WAITS_FOR_STANDBYS,
+    WRITE_NOTHING,
+    Timeouts,
+    commit_prepared,
+    script,
+    settings,
+)
 
 logger = logging.getLogger("sparkonce")
 
@@ -130,6 +141,38 @@ class Server:
                 self.prepared_now,
                 self.prepared_most,
             )
+
+
+def end_prepared(connection: PgConnection, gid: str, timeouts: Timeouts) -> None:
+    """COMMIT PREPARED; whether standbys have it is for `await_standbys` to see."""
+    with limited(connection, timeouts.lock):
+        connection.execute(commit_prepared(gid))
+
+
+def await_standbys(connection: PgConnection, timeouts: Timeouts) -> None:
+    """Return when the standbys that a commit waits for have all that was committed.
+
+    COMMIT PREPARED alone does not say so. It runs outside of any transaction, under whatever
+    `synchronous_commit` and `statement_timeout` the role has; a wait that is cut short is a
+    warning, and no error; and a server that starts again does not take up the wait.
+
+    Raises:
+        psycopg.Error: they have not confirmed it within `lock_timeout`.
+    """
+    if connection.execute(WAITS_FOR_STANDBYS).fetchone() != (True,):
+        return
+    warnings: list[psycopg.errors.Diagnostic] = []
+    connection.add_notice_handler(warnings.append)
+    try:
+        with limited(connection, timeouts.lock):
+            connection.execute(script(READ_COMMITTED, settings(timeouts), WRITE_NOTHING, COMMIT))
+    finally:
+        connection.remove_notice_handler(warnings.append)
+    if warnings:
+        raise psycopg.OperationalError(
+            f"committed, but no standby in synchronous_standby_names has confirmed it within "
+            f"{timeouts.lock:g} s, so a failover would take it back; let the standby run"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,11 @@ def rollback_prepared(gid: str) -> sql.Composed:
     return sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
 
 
+WAITS_FOR_STANDBYS = sql.SQL("SELECT current_setting('synchronous_standby_names') <> ''")
+
+WRITE_NOTHING = sql.SQL("SELECT pg_logical_emit_message(true, 'sparkonce', '')")
+"""What a COMMIT has to wait for, as for any write, and nobody reads."""
+
 CHECK_CONSTRAINTS_NOW = sql.SQL("SET CONSTRAINTS ALL IMMEDIATE")
 
 

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from typing import Self
 
 import psycopg
+from psycopg import sql
 
 from sparkonce.testing.services.postgres import local_postgres
 from sparkonce.testing.services.process import Guard, free_port
 from sparkonce.testing.services.server import PostgresServer
 from sparkonce.testing.services.services import make_root
+
+_RECEIVES = "SELECT count(*) > 0 FROM pg_stat_wal_receiver"
 
 
 class PostgresPair:
@@ -31,6 +34,7 @@ class PostgresPair:
         version: int | None = None,
     ) -> None:
         self.primary = primary
+        self._known = ""
         root = make_root(None)
         guard = Guard(remove=[root])
         with contextlib.ExitStack() as on_error:
@@ -65,9 +69,16 @@ class PostgresPair:
         with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
             while connection.execute(reached, row).fetchone() != (True,):
                 pass
+            (self._known,) = connection.execute("SHOW primary_conninfo").fetchone() or ("",)
             self._change(self.standby, "primary_conninfo", "")
-            ended = "SELECT count(*) FROM pg_stat_wal_receiver"
-            while connection.execute(ended).fetchone() != (0,):
+            while connection.execute(_RECEIVES).fetchone() != (False,):
+                pass
+
+    def join_again(self) -> None:
+        """Let the standby receive what it was cut off from; returns when it begins to."""
+        self._change(self.standby, "primary_conninfo", self._known)
+        with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
+            while connection.execute(_RECEIVES).fetchone() != (True,):
                 pass
 
     def promote(self) -> None:
@@ -87,5 +98,6 @@ class PostgresPair:
     @staticmethod
     def _change(server: PostgresServer, setting: str, value: str) -> None:
         with psycopg.connect(server.dsn, autocommit=True) as connection:
-            connection.execute(f"ALTER SYSTEM SET {setting} = '{value}'".encode())
+            query = sql.SQL("ALTER SYSTEM SET {} = {}")
+            connection.execute(query.format(sql.Identifier(setting), sql.Literal(value)))
             connection.execute("SELECT pg_reload_conf()")

@@ -1,0 +1,63 @@
+"""Connection strings of Postgres: what is read, and that no password shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkonce.conninfo import read_conninfo
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks import PostgresSink
+from sparkonce.txn_log import open_log
+
+SECRET = "S3cr"
+UNESCAPED = (
+    f"postgresql://app:{SECRET}/etPW@h:1/shop",
+    f"postgresql://app:{SECRET}@etPW@h/shop",
+    f"postgresql://app:{SECRET}/et@P/W@h/shop?sslmode=require",
+    f"postgresql://app:{SECRET}/shop",
+)
+
+
+@pytest.mark.parametrize("conninfo", UNESCAPED)
+def test_password_that_is_not_escaped_is_refused_and_not_shown(conninfo: str) -> None:
+    """libpq reads most of these, and finds the rest of the password in host or database."""
+    for refused in (
+        lambda: PostgresSink(conninfo, table="orders"),
+        lambda: open_log(conninfo),
+    ):
+        with pytest.raises(ConfigurationError, match="not percent-encoded") as caught:
+            refused()
+        assert SECRET not in str(caught.value)
+        assert "etPW" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"host=db user=app password={SECRET} dbname=shop",
+        f"postgresql+psycopg://db/shop?user=app&password={SECRET}",
+        f"mysql://app:{SECRET}@db/shop",
+        f"//app:{SECRET}@db/shop",
+    ],
+)
+def test_address_of_no_known_log_is_not_repeated(address: str) -> None:
+    """Nobody knows where its password stands."""
+    with pytest.raises(ConfigurationError, match="expected sqlite:///relative") as caught:
+        open_log(address)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("conninfo", "known"),
+    [
+        ("postgresql://app:a%2Fb%40c@h:1/shop", {"password": "a/b@c", "host": "h", "port": "1"}),
+        ("postgresql://a,b:1/shop?user=me@tenant", {"host": "a,b", "user": "me@tenant"}),
+        ("postgresql://app:a[b?c#d@h/shop", {"password": "a[b?c#d", "host": "h"}),
+        ("postgresql://[::1]:5432,h:5433/", {"host": "::1,h", "port": "5432,5433"}),
+        ("host=/run/pg dbname=a@b user=x", {"host": "/run/pg", "dbname": "a@b"}),
+        ("", {}),
+    ],
+)
+def test_what_libpq_reads_is_read(conninfo: str, known: dict[str, str]) -> None:
+    """Escaped passwords, several servers, sockets, users with an @."""
+    assert known.items() <= read_conninfo(conninfo, "it is nothing").items()
