@@ -242,6 +242,15 @@ def test_uuid_strings_are_read_in_every_spelling(values: list[uuid.UUID | None],
     assert sent(array, kind("uuid")).to_pylist() == [None if v is None else v.bytes for v in values]
 
 
+@pytest.mark.parametrize(
+    "text", ["0x" + "1" * 30, "1_" * 16, " " + "1" * 31, "+" + "1" * 31, "1" * 31, "{}", ""]
+)
+def test_number_that_is_no_uuid_is_not_made_one(text: str) -> None:
+    """Python's `uuid` takes each of the first four, and gives another one."""
+    with pytest.raises(ValueDoesNotFitError):
+        sent(pa.array([text]), kind("uuid"))
+
+
 def test_text_that_is_no_uuid_is_refused_without_being_shown() -> None:
     with pytest.raises(ValueDoesNotFitError) as caught:
         sent(pa.array(["my secret"]), kind("uuid"))

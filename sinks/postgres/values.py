@@ -10,6 +10,7 @@ the exact type of its column's plan before it is encoded.
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from sparkonce.sinks.postgres.types import (
 _FIRST_DAY = -2_440_588  # the first date of Postgres, counted from 1970
 _DAY_US = 86_400 * 10**MICROSECOND_DIGITS
 
+_UUID_DIGITS = re.compile(r"[0-9a-fA-F]{32}")
 _CANONICAL_UUID = r"^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}$"
 
 # The stubs have a type for each kind of array and none for "an array of the plan's type".
@@ -144,10 +146,11 @@ def _to_uuid(array: Any) -> Any:
 def _read_uuid(text: str | None) -> bytes | None:
     if text is None:
         return None
-    try:
-        return uuid.UUID(text).bytes
-    except ValueError:
-        raise pa.ArrowInvalid("not a UUID") from None
+    # As `uuid.UUID` reads it, which takes whatever `int` takes for a number: "0x1…", "1_1…", " 1…".
+    digits = text.replace("urn:", "").replace("uuid:", "").strip("{}").replace("-", "")
+    if _UUID_DIGITS.fullmatch(digits) is None:
+        raise pa.ArrowInvalid("not a UUID")
+    return bytes.fromhex(digits)
 
 
 def python_values(array: Any, column: ColumnPlan) -> list[Any]:
