@@ -8,6 +8,9 @@ import pytest
 from kafka.admin import KafkaAdminClient
 
 from integration_tests import test_kafka_sink as contract
+from sparkonce.model import BranchId
+from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.outcome import _is_complete
 from sparkonce.testing.services import KafkaServer, ServiceError, start_services
 from sparkonce.testing.services.java import java
 
@@ -88,3 +91,12 @@ def test_upgrade_is_finished_between_prepare_and_commit(
 def test_brokers_that_do_not_fence(sink: contract.KafkaSink) -> None:
     """The ways around it are what runs here."""
     assert not sink._finisher.end_fences()
+
+
+def test_state_after_a_commit(sink: contract.KafkaSink, branch: BranchId) -> None:
+    """It is forgotten when the producer is fenced; a repair of its markers goes by what is left."""
+    committable = contract.prepare(sink, branch)
+    sink.commit(committable)
+    state = sink._finisher.describe([branch.name])[branch.name]
+    assert state.state == "Empty"
+    assert _is_complete(KafkaBranch.of(committable), state)

@@ -168,12 +168,24 @@ def test_markers_that_the_broker_left_out(
     assert written == [f"write markers 5/1 {missing}"]
 
 
+def test_markers_that_a_broker_without_fencing_left_out() -> None:
+    """There the coordinator forgets the commit when the id is fenced; that is proven before."""
+    finisher = PaperFinisher(
+        ends=[False], fences=False, markers=[OURS], open=[True, True, False], state=state("Empty")
+    )
+    outcome(finisher, 5).commit(committable())
+    changes = [asked for asked in finisher.asked if asked not in {"describe", "marker"}]
+    assert changes == ["fence", "write markers 5/1 {'orders': [2]}"]
+
+
 @pytest.mark.parametrize(
     "found",
     [
         None,
         state("PrepareCommit"),
         state("CompleteAbort"),
+        state("Empty", epoch=0),
+        state("Empty", epoch=2),
         state("CompleteCommit", epoch=0),  # not fenced: what is open may be a zombie's
         state("CompleteCommit", epoch=2),
         state("CompleteCommit", producer_id=9),

@@ -342,10 +342,13 @@ class Outcome:
 
 
 def _is_complete(branch: KafkaBranch, state: TransactionState) -> bool:
-    """Committed, with the producer fenced: what is still open in a partition is this branch."""
+    """Of a committed branch: its producer is fenced, so what is open in a partition is the branch.
+
+    EndTxn that fences leaves CompleteCommit; `_fence`, where it does not, leaves Empty.
+    """
     held = (state.producer_id, state.producer_epoch)
     ours = (branch.producer_id, branch.producer_epoch + 1)
-    return state.state == "CompleteCommit" and held == ours
+    return state.state in {"CompleteCommit", "Empty"} and held == ours
 
 
 def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
@@ -355,8 +358,7 @@ def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
 
 def _may_be_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
     """Whether `_fence` may have left this behind, as it does after a commit."""
-    fenced = (branch.producer_id, branch.producer_epoch + 1)
-    return state.state == "Empty" and (state.producer_id, state.producer_epoch) == fenced
+    return state.state == "Empty" and _is_complete(branch, state)
 
 
 def _story(branch: KafkaBranch, state: TransactionState | None) -> str:
