@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from integration_tests.test_exactly_once import Job, ids
 from integration_tests.test_fingerprint import INCARNATION, TYPES, typed
@@ -17,6 +18,7 @@ from sparkonce import failpoints
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.spark_hooks import batch
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.record_batches import RecordBatches
@@ -231,27 +233,61 @@ def captured(df: DataFrame, *, on_driver: bool) -> tuple[Any, Fingerprint]:
         small.note([])
     query = cast("RunningQuery", NoQuery())
     known = RecordBatches()
-    batch = SparkBatch(df, 7, [Capturing()], query, small=small, record_batches=known)
-    (share,) = batch.write(INCARNATION).values()
+    rows = SparkBatch(df, 7, [Capturing()], query, small=small, record_batches=known)
+    (share,) = rows.write(INCARNATION).values()
     (committable,), (part,) = share.committables, share.parts
     assert committable.payload["on driver"] == str(on_driver)
     return committable.payload["rows"], part.content
 
 
+@pytest.fixture
+def set_conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    """Sets Spark's settings for one test."""
+    before: dict[str, str | None] = {}
+
+    def put(key: str, value: str) -> None:
+        before.setdefault(key, spark.conf.get(key))
+        spark.conf.set(key, value)
+
+    yield put
+    for key, value in before.items():
+        spark.conf.set(key, str(value))
+
+
+ZONE = "spark.sql.session.timeZone"
+LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_sinks_get_the_same_from_the_driver(spark: SparkSession, kind: str, zone: str) -> None:
+def test_sinks_get_the_same_from_the_driver(
+    spark: SparkSession, kind: str, zone: str, set_conf: Callable[[str, str], None]
+) -> None:
     """Values and Arrow types, of each type that Spark has."""
     values = [*TYPES[kind], "NULL"]
     if "variant" in kind:  # toArrow fails at a null one: such batches are left to the executors
         values = [value for value in values if "null" not in value.lower()]
-    before = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", zone)
-    try:
-        df = typed(spark, kind, values).coalesce(1)
+    set_conf(ZONE, zone)
+    df = typed(spark, kind, values).coalesce(1)
+    of_driver = captured(df, on_driver=True)
+    assert captured(df, on_driver=False) == of_driver
+    set_conf(LARGE, "true")
+    assert captured(df, on_driver=False) == captured(df, on_driver=True) == of_driver
+
+
+def test_sinks_get_the_same_from_the_driver_of_an_older_spark(
+    spark: SparkSession, set_conf: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `to_arrow_schema` knows no zone but UTC; its executors know the session's."""
+
+    def older(schema: Any) -> Any:
+        return to_arrow_schema(schema, timezone="UTC")
+
+    monkeypatch.setattr(batch, "to_arrow_schema", older)
+    set_conf(ZONE, "Asia/Kolkata")
+    for kind in ("timestamp", "array<timestamp>", "map<string, timestamp>", "struct<a: timestamp>"):
+        df = typed(spark, kind, [*TYPES.get(kind, ()), "NULL"]).coalesce(1)
         assert captured(df, on_driver=True) == captured(df, on_driver=False)
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def test_wide_rows_are_not_small() -> None:

@@ -25,6 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
 from sparkonce.sinks.base import AnySink, quoted
+from sparkonce.spark_hooks.arrow_types import in_zone
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (
@@ -267,5 +268,5 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
     timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
     # Older versions of PySpark take no zone and show UTC.
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    schema: pa.Schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
-    return schema
+    schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
+    return in_zone(schema, timezone)

@@ -34,6 +34,7 @@ from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
 from sparkonce.sinks.base import AnySink, check_committable
+from sparkonce.spark_hooks.arrow_types import plain
 from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
@@ -157,7 +158,7 @@ class PartitionWriter:
                 branches = [_Branch(sink, self._branch_id(sink, attempt)) for sink in sinks]
                 return [_Lane(pool, branch, partition, failures) for branch in branches]
 
-            lanes = self._feed(_measured(batches, widths), open_lanes, failures)
+            lanes = self._feed(_measured(plain(batches), widths), open_lanes, failures)
             wait(lane.done for lane in lanes)
             if failures:
                 wait(pool.submit(lane.branch.give_up) for lane in lanes)

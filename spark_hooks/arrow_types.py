@@ -1,0 +1,60 @@
+"""The Arrow types in which a sink gets its rows, whatever Spark's settings and version send.
+
+`spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than to the
+driver, and some versions of PySpark tell another time zone. Each sink would have to know both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+
+def in_zone(schema: pa.Schema, zone: str) -> pa.Schema:
+    """The schema with its instants in this time zone."""
+
+    def change(kind: pa.DataType) -> pa.DataType:
+        return pa.timestamp(kind.unit, zone) if pa.types.is_timestamp(kind) and kind.tz else kind
+
+    return _changed(schema, change)
+
+
+def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches with their large strings and binaries as plain ones.
+
+    Raises:
+        pa.ArrowInvalid: a column of one batch is larger than 2 GiB.
+    """
+    sent = wanted = pa.schema([])
+    for batch in batches:
+        if batch.schema != sent:
+            sent, wanted = batch.schema, _changed(batch.schema, _plain)
+        yield batch if sent == wanted else batch.cast(wanted)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(kind) else kind
+
+
+def _changed(schema: pa.Schema, change: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
+    return pa.schema([_field(field, change) for field in schema]).with_metadata(schema.metadata)
+
+
+def _field(
+    field: pa.Field[pa.DataType], change: Callable[[pa.DataType], pa.DataType]
+) -> pa.Field[pa.DataType]:
+    return field.with_type(_type(field.type, change))
+
+
+def _type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    if isinstance(kind, pa.StructType):
+        return pa.struct([_field(kind.field(n), change) for n in range(kind.num_fields)])
+    if isinstance(kind, pa.ListType):
+        return pa.list_(_field(kind.value_field, change))
+    if isinstance(kind, pa.MapType):
+        key, item = (_field(field, change) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item)  # type: ignore[call-overload, no-any-return] # fields are taken
+    return change(kind)
