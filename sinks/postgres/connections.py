@@ -133,7 +133,12 @@ def limited(connection: PgConnection, limit_s: float) -> Iterator[None]:
 
     For what `statement_timeout` does not end: a COMMIT that waits for a standby.
     """
-    timer = threading.Timer(limit_s, connection.cancel)
+
+    def cancel() -> None:
+        with contextlib.suppress(psycopg.Error):  # or it has ended, or nobody answers
+            connection.cancel_safe()
+
+    timer = threading.Timer(limit_s, cancel)
     timer.daemon = True
     timer.start()
     try:
