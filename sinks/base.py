@@ -411,7 +411,9 @@ class RowSink(TwoPhaseCommitSink[HandleT]):
 
 
 def check_committable(sink: AnySink, committable: object, branch_id: BranchId) -> Committable:
-    """What `preCommit` or `prepareBatch` returned, if a decision can hold it.
+    """What `preCommit` or `prepareBatch` returned, as it comes out of a decision again.
+
+    JSON turns numbers among a dictionary's keys into text, and tuples into lists.
 
     Args:
         sink: whose it is.
@@ -436,14 +438,14 @@ def check_committable(sink: AnySink, committable: object, branch_id: BranchId) -
             "keep the branch id of beginTransaction in the handle, and put that one in"
         )
     try:
-        json.dumps(dict(committable.payload), allow_nan=False)
+        payload = json.loads(json.dumps(dict(committable.payload), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ProtocolError(
             f"{where}: the payload of {found} is not JSON ({_not_json(committable.payload)}"
             f"{error}): put text, numbers, lists and dictionaries in, or make it a Payload "
             "(sparkonce.sinks), which also holds bytes"
         ) from error
-    return committable
+    return replace(committable, payload=payload)
 
 
 def _not_json(payload: Mapping[str, Any]) -> str:

@@ -133,6 +133,13 @@ def test_what_precommit_must_not_return(committable: object, told: str) -> None:
         check_committable(ListSink(), committable, BRANCH)
 
 
+def test_payload_is_as_a_record_gives_it_back() -> None:
+    """Else the checksum of the record would be that of something else: numbers sort otherwise."""
+    kept: Any = {"ends": {9: 1, 10: (2, 3)}}
+    checked = check_committable(ListSink(), Committable(BRANCH, kept), BRANCH)
+    assert checked.payload == {"ends": {"9": 1, "10": [2, 3]}} == stored(checked).payload
+
+
 def test_vote_passes_the_tasks_committables_on_or_makes_its_own() -> None:
     """Both are of the batch; one of another batch is refused."""
     by_driver = replace(BRANCH, attempt=DRIVER_ATTEMPT)

@@ -200,7 +200,14 @@ def _headers(column: pa.Array[Any]) -> list[list[tuple[str, bytes | None]] | Non
     for row in rows:
         if row is not None and any(h is None or h["key"] is None for h in row):
             raise RowError("the column 'headers' holds a header without a key")
-    return [None if row is None else [(h["key"], h["value"]) for h in row] for row in rows]
+        if row is not None and any("\0" in h["key"] for h in row):
+            raise RowError("the column 'headers' holds a key with a NUL, at which it would end")
+    # As bytes, since confluent-kafka ends text at a NUL.
+    return [None if row is None else [(h["key"], _as_bytes(h["value"])) for h in row] for row in rows]
+
+
+def _as_bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
 
 
 def _timestamps(column: pa.Array[Any]) -> list[int | None]:
