@@ -153,12 +153,24 @@ def test_partition_headers_and_timestamp() -> None:
     ]
 
 
+def test_headers_of_text_are_sent_as_bytes() -> None:
+    """confluent-kafka ends a value that is text at a NUL."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+    rows = batch(
+        value=pa.array(["1"]),
+        headers=pa.array([[{"key": "h", "value": "a\0ä"}, {"key": "n", "value": None}]], kind),
+    )
+    ((message,),) = messages(rows).values()
+    assert message["headers"] == [("h", "a\0ä".encode()), ("n", None)]
+
+
 @pytest.mark.parametrize(
     ("column", "values"),
     [
         ("partition", pa.array([-1], pa.int32())),
         ("headers", pa.array([[{"key": None, "value": b"x"}]], HEADERS)),
         ("headers", pa.array([[None]], HEADERS)),
+        ("headers", pa.array([[{"key": "a\0b", "value": b"x"}]], HEADERS)),
         ("timestamp", pa.array([0], TIME)),
     ],
 )

@@ -405,6 +405,20 @@ def test_fixed_and_enum_and_map() -> None:
             {"b": None},
             r"'value\.a\.b' is null",
         ),
+        (pa.bool_(), "boolean", None, "'value.a' is null"),
+        (pa.list_(pa.bool_()), {"type": "array", "items": "boolean"}, [True, None], r"\[\]' is"),
+        (
+            pa.map_(pa.string(), pa.bool_()),
+            ["null", {"type": "map", "values": "boolean"}],
+            [("secret", None)],
+            r"'value.a\{\}' is null",
+        ),
+        (
+            pa.string(),
+            {"type": "string", "logicalType": "uuid"},
+            "secret",
+            "'value.a' is text that is no UUID",
+        ),
         (
             pa.string(),
             ["null", {"type": "enum", "name": "E", "symbols": ["A", "B"]}],
@@ -425,6 +439,22 @@ def test_row_that_does_not_fit(kind: pa.DataType, avro: Any, value: Any, words: 
     with pytest.raises(RowError, match=words) as refused:
         AvroSchema("value", one(avro), 1).encoded(rows)
     assert "secret" not in str(refused.value)
+
+
+def test_nulls_where_the_schema_has_them() -> None:
+    """Also below a null, in a slice, and beside a row that is a tombstone."""
+    inner = {"type": "record", "name": "S", "fields": [{"name": "b", "type": "boolean"}]}
+    flags = {"type": "map", "values": ["null", "boolean"]}
+    written = record({"name": "s", "type": ["null", inner]}, {"name": "m", "type": flags})
+    kind = pa.struct([("s", pa.struct([("b", pa.bool_())])), ("m", pa.map_("string", pa.bool_()))])
+    given = [{"s": {"b": None}, "m": []}, {"s": None, "m": [("a", None)]}, None]
+    given += [{"s": {"b": True}, "m": [("a", False), ("b", None)]}]
+    rows = pa.array(given, kind).slice(1)
+    assert read(rows, written) == [
+        {"s": None, "m": {"a": None}},
+        None,
+        {"s": {"b": True}, "m": {"a": False, "b": None}},
+    ]
 
 
 @pytest.mark.parametrize(

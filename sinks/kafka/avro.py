@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import fastavro
 import pyarrow as pa
+import pyarrow.compute as pc
 from fastavro.schema import SchemaParseException
 
 from sparkonce.errors import ConfigurationError
@@ -274,6 +275,7 @@ _TIMES: Final = frozenset(
 """By whether the column is without a time zone."""
 
 _PLAIN: Final = frozenset({None, "uuid"})
+_UUID: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 _INTO: Final = (
     (pa.types.is_boolean, {"boolean"}),
@@ -311,6 +313,7 @@ class AvroSchema:
         """
         parsed = parse(self.text)
         rows: pa.Array[Any] = column.cast(fit(column.type, self.text))
+        _check(rows.drop_null(), parsed.schema, parsed, self.column)
         has_millis = "-millis" in self.text
         head = b"\0" + self.schema_id.to_bytes(4, "big")
         encoded: list[bytes | None] = []
@@ -365,11 +368,37 @@ def _in_millis(value: Any, schema: Schema, parsed: _Parsed) -> Any:
     return value
 
 
+def _check(values: pa.Array[Any], schema: Schema, parsed: _Parsed, path: str) -> None:
+    """Refuse what fastavro would write as something else, or nobody could read.
+
+    Raises:
+        RowError: a null where the schema has none, which it makes false of a boolean; or text that
+            is no UUID.
+    """
+    one, nullable = parsed.resolved(schema)
+    if values.null_count and not nullable:
+        raise RowError(f"{path!r} is null, which the schema does not allow")
+    values = values.drop_null()
+    if isinstance(values, pa.StructArray):
+        inner = {item["name"]: item["type"] for item in one["fields"]}
+        for item, array in zip(values.type, values.flatten(), strict=True):
+            _check(array, inner[item.name], parsed, f"{path}.{item.name}")
+    elif isinstance(values, pa.MapArray):
+        start, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        _check(values.items.slice(start, end - start), one["values"], parsed, f"{path}{{}}")
+    elif isinstance(values, (pa.ListArray, pa.LargeListArray)):
+        _check(values.flatten(), one["items"], parsed, f"{path}[]")
+    elif one.get("logicalType") == "uuid":
+        is_uuid = pc.match_substring_regex(values, _UUID)
+        if not pc.all(is_uuid, min_count=0).as_py():
+            raise RowError(f"{path!r} is text that is no UUID")
+
+
 def _misfit(value: Any, schema: Schema, parsed: _Parsed, path: str) -> str | None:
     """Which part of a value does not fit the schema, and why, without its content."""
-    one, nullable = parsed.resolved(schema)
+    one, _ = parsed.resolved(schema)
     if value is None:
-        return None if nullable else f"{path!r} is null, which the schema does not allow"
+        return None
     inner: list[tuple[Any, Schema, str]] = []
     if one["type"] == "record":
         fields = (item for item in one["fields"] if item["name"] in value)

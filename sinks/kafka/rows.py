@@ -203,7 +203,9 @@ def _headers(column: pa.Array[Any]) -> list[list[tuple[str, bytes | None]] | Non
         if row is not None and any("\0" in h["key"] for h in row):
             raise RowError("the column 'headers' holds a key with a NUL, at which it would end")
     # As bytes, since confluent-kafka ends text at a NUL.
-    return [None if row is None else [(h["key"], _as_bytes(h["value"])) for h in row] for row in rows]
+    return [
+        None if row is None else [(h["key"], _as_bytes(h["value"])) for h in row] for row in rows
+    ]
 
 
 def _as_bytes(value: str | bytes | None) -> bytes | None:
