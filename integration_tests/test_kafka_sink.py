@@ -516,6 +516,25 @@ def test_markers_written_by_hand(
     eventually(lambda: marked(sink, branch, topic), "marker visible")
 
 
+def test_time_before_the_first_row(sink: KafkaSink, branch: BranchId, world: World) -> None:
+    """Where rows are long in coming no clock runs, and what librdkafka tells does not pile up."""
+    handle = sink.beginTransaction(branch)
+
+    def is_polled() -> bool:
+        sink.idle(handle)
+        return handle._reports.statistics is not None
+
+    eventually(is_polled, "statistics are taken")
+    handle._began_at -= 86_400
+    handle._deadline -= 86_400
+    sink.write(handle, ROWS)
+    committable = sink.preCommit(handle)
+    assert committable.safe_until is not None
+    assert committable.safe_until > time.time()
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
 def test_where_kafka_keeps_the_proof(sink: KafkaSink, owner: Owner, world: World) -> None:
     """The partition of a group's offsets is the one that the coordinator names."""
     for attempt in range(10):

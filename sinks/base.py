@@ -9,6 +9,7 @@
 | `beginTransaction` | a Spark task, at its first row | yes: the batch is aborted | no |
 | `write` | the same task, any number of times | yes: the same | no |
 | `preCommit` | the same task, at its last row | yes: the same. Last chance | no |
+| `idle` | the same task, while no rows come | yes: the batch is aborted | yes |
 | `discard` | the same task, after a failure | must not raise | no |
 | `prepareBatch` | driver, when every task has prepared | yes: the same | no |
 | `commit` | any driver, also days later | unresolved: repeated; lost: proven | yes: idempotent |
@@ -186,6 +187,12 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
         Raises:
             PrepareRejectedError: a row failed; the batch is aborted.
+        """
+
+    def idle(self, handle: HandleT) -> None:
+        """Keep the handle alive while no rows come; called about once a second until some do.
+
+        For clients that have to be polled, or servers that hang up.
         """
 
     def discard(self, handle: HandleT) -> None:

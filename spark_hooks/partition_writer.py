@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import reduce
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Semaphore
 from typing import Any, NamedTuple, Self, cast
 
@@ -43,6 +43,9 @@ logger = logging.getLogger("sparkonce")
 
 _BATCHES_WAITING = 1
 """Record batches that a sink may have before it while it writes another one."""
+
+IDLE_S = 1.0
+"""How long a sink waits for rows until it is told so."""
 
 SUMMARY_SCHEMA = StructType([StructField("summary", StringType())])
 """Of the rows that a `PartitionWriter` returns. Spark would parse a string anew for each batch."""
@@ -259,6 +262,9 @@ class _Branch:
         self._bytes += rows.batch.nbytes
         self._contents.append(rows.content)
 
+    def idle(self) -> None:
+        self._named(lambda: self.sink.idle(self._handle))
+
     def end(self) -> None:
         """Prepare what was written, or give up where no row has come."""
         if not self._contents:
@@ -337,7 +343,7 @@ class _Lane:
         try:
             self.branch.begin()
             reach("write.first", **self._where)
-            while (rows := self._rows.get()) is not None and not self._failures:
+            while (rows := self._next()) is not None and not self._failures:
                 self.branch.write(rows)
                 reach("write.batch", **self._where)
                 self._room.release()
@@ -346,6 +352,13 @@ class _Lane:
         except BaseException as error:  # noqa: BLE001 - the task raises it
             self._failures.append(error)
         self._room.release()  # nobody waits for a lane that has ended
+
+    def _next(self) -> _Rows | None:
+        while True:
+            try:
+                return self._rows.get(timeout=IDLE_S)
+            except Empty:
+                self.branch.idle()
 
 
 _spared = False

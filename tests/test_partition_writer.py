@@ -11,10 +11,11 @@ import pytest
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import Owner
+from sparkonce.spark_hooks import partition_writer
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Incarnation
-from tests.world import MemorySink, Process, Store, hashed
+from tests.world import Handle, MemorySink, Process, Store, hashed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +107,27 @@ def test_failing_sink_is_named_and_nothing_stays_behind(sinks: list[MemorySink],
     opened = [sink for sink in sinks if not (sink is sinks[1] and verb == "beginTransaction")]
     for sink in opened:
         assert sink.calls[-1] in {"discard", "abort"}
+
+
+def test_sink_is_told_while_no_rows_come(
+    sinks: list[MemorySink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {sink.name: threading.Event() for sink in sinks}
+
+    class Patient(MemorySink):
+        def idle(self, handle: Handle) -> None:
+            assert handle.branch_id.sink == self.name
+            told[self.name].set()
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield from batches(2)
+        assert all(event.wait(5) for event in told.values())
+        yield from batches(3)
+
+    monkeypatch.setattr(partition_writer, "IDLE_S", 0.01)
+    patient = [Patient(sink.store, sink.process, sink.name) for sink in sinks]
+    PartitionWriter(patient, INCARNATION, 7).write(rows(), 5, 11)
+    assert [len(sink.store.prepared) for sink in patient] == [1, 1]
 
 
 def test_slow_sink_holds_no_other_one_back(sinks: list[MemorySink]) -> None:

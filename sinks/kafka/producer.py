@@ -147,8 +147,7 @@ class OpenTransaction:
         self._servers = config["bootstrap.servers"]
         self._token = config.get("oauth_cb")
         self._timeout_ms = int(str(config["transaction.timeout.ms"]))
-        self._began_at = time.time()
-        self._deadline = time.monotonic() + self._timeout_ms / 1000
+        self._start_clock()
         self._producer: Producer | None = None
         try:
             producer = Producer(
@@ -172,6 +171,8 @@ class OpenTransaction:
         Raises:
             PrepareRejectedError: naming the topic and the reason.
         """
+        if not self._topics:  # only now does the broker's clock start
+            self._start_clock()
         send = self._row_by_row if ROW_BY_ROW.intersection(batch.schema.names) else self._many
         try:
             for topic, messages in messages_by_topic(batch, self._topic, self._used):
@@ -186,6 +187,11 @@ class OpenTransaction:
         except _CLIENT_ERRORS as error:
             raise self._rejected("rows cannot be written", error) from error
         self._gate()
+
+    def idle(self) -> None:
+        """Take what librdkafka has to tell: its statistics pile up where nobody does."""
+        with contextlib.suppress(*_CLIENT_ERRORS):  # `write` and `prepare` meet them again
+            self._live.poll(0)
 
     def prepare(self) -> KafkaBranch:
         """Flush, check, mark; leave the transaction open and free the producer.
@@ -230,6 +236,10 @@ class OpenTransaction:
                 producer.abort_transaction(ABORT_TIMEOUT_S)
 
     # -- steps -----------------------------------------------------------------------------------
+
+    def _start_clock(self) -> None:
+        self._began_at = time.time()
+        self._deadline = time.monotonic() + self._timeout_ms / 1000
 
     @property
     def _live(self) -> Producer:

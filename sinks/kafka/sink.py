@@ -175,6 +175,9 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def preCommit(self, handle: OpenTransaction) -> Committable:
         return handle.prepare().committable(handle.branch_id)
 
+    def idle(self, handle: OpenTransaction) -> None:
+        handle.idle()
+
     def discard(self, handle: OpenTransaction) -> None:
         handle.abandon()
 
