@@ -35,7 +35,7 @@ from sparkonce.sinks.kafka.client import Connection, refresh
 from sparkonce.sinks.kafka.settings import KafkaSettings
 from sparkonce.sinks.kafka.together import (
     FENCING_VERSION,
-    GONE_OR_HIDDEN,
+    GONE,
     STABLE_OFFSETS_VERSION,
     commit_together,
 )
@@ -360,7 +360,10 @@ class Finisher:
     def open_partitions(self, partitions: Partitions, producer_id: int) -> dict[str, list[int]]:
         """Those of `partitions` in which `producer_id` has a transaction without its marker yet.
 
-        Partitions that are gone, or that we may not read, are left out.
+        Partitions that are gone are left out.
+
+        Raises:
+            TopicAuthorizationFailedError: one may not be looked at.
         """
 
         async def ask(admin: Any) -> dict[str, list[int]]:
@@ -373,7 +376,7 @@ class Finisher:
                 response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
                 for topic in response.topics:
                     for partition in topic.partitions:
-                        if partition.error_code in GONE_OR_HIDDEN:
+                        if partition.error_code == GONE:
                             continue
                         _raise_for(partition.error_code)
                         if any(
@@ -390,7 +393,10 @@ class Finisher:
         """The partition in which Kafka keeps the offsets of `group`; none where it is hidden."""
 
         async def ask(admin: Any) -> dict[str, list[int]]:
-            number = len((await _metadata(admin, [_OFFSETS_TOPIC])).get(_OFFSETS_TOPIC, ()))
+            try:
+                number = len((await _metadata(admin, [_OFFSETS_TOPIC])).get(_OFFSETS_TOPIC, ()))
+            except errors.TopicAuthorizationFailedError:
+                number = 0
             return {_OFFSETS_TOPIC: [abs(_java_hash(group)) % number] if number else []}
 
         return self._connection.ask(ask)
@@ -441,7 +447,7 @@ async def _metadata(admin: Any, topics: Collection[str]) -> dict[str, dict[int, 
     response = await admin._manager.send(request)  # noqa: SLF001
     found = {}
     for topic in response.topics:
-        if topic.error_code in GONE_OR_HIDDEN:
+        if topic.error_code == GONE:
             continue
         _raise_for(topic.error_code)
         for partition in topic.partitions:

@@ -29,12 +29,8 @@ STABLE_OFFSETS_VERSION: Final = 8
 MANY_KEYS_VERSION: Final = 4
 """Of FindCoordinator; every broker since Kafka 3.0 has both."""
 
-GONE_OR_HIDDEN: Final = frozenset(
-    {
-        errors.UnknownTopicOrPartitionError.errno,
-        errors.TopicAuthorizationFailedError.errno,
-    }
-)
+GONE: Final = errors.UnknownTopicOrPartitionError.errno
+"""Of a partition that was deleted, and its rows with it: nothing in it waits to be visible."""
 
 PATIENCE_S: Final = 0.2
 _COORDINATORS: Final = (CoordinatorType.GROUP, CoordinatorType.TRANSACTION)
@@ -132,7 +128,7 @@ async def _visible(
     for answer in producers:
         for topic in (await answer).topics:
             for partition in topic.partitions:
-                if partition.error_code not in GONE_OR_HIDDEN:
+                if partition.error_code != GONE:
                     _raise_for(partition.error_code)
                     still_open |= {
                         (topic.name, partition.partition_index, producer.producer_id)
