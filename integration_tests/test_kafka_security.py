@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import trustme
 from confluent_kafka.admin import (
@@ -737,7 +738,8 @@ def test_right_that_is_taken_away(
     sink = make_sink("MTLS", keys.client(user))
     sink.validate(VALUE)
     committed, aborted, late = (BranchId(owner, 7, 1, "kafka", 0, task) for task in range(3))
-    first, second = prepare(sink, committed), prepare(sink, aborted)
+    rows = ROWS.append_column("partition", pa.array([0] * len(ROWS), pa.int32()))
+    first, second = prepare(sink, committed, rows), prepare(sink, aborted, rows)
     rights.take(user, taken)
     with pytest.raises(PrepareRejectedError, match=taken.words):
         prepare(sink, late)

@@ -42,7 +42,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import outcome, together
+from sparkonce.sinks.kafka import open_partitions, outcome, together
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.producer import OpenTransaction
@@ -350,6 +350,42 @@ def test_many_branches_are_committed_together_on_a_connection_in_use(
     monkeypatch.setattr(together, "PATIENCE_S", DEADLINE_S)
     assert sink._outcome.commit_together(committables) == {each.name for each in names}
     world.sees(*["1", "2", "3"] * 12)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_partitions_are_looked_at_closely_only_while_something_is_open(
+    sink: KafkaSink,
+    owner: Owner,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    is_alone: bool,
+) -> None:
+    """A partition tells of each producer of the last day: megabytes, where many tasks write."""
+    asked = []
+    real = open_partitions.DescribeProducersRequest
+
+    def counted(**fields: Any) -> Any:
+        asked.append(fields)
+        return real(**fields)
+
+    counted.TopicRequest = real.TopicRequest  # type: ignore[attr-defined]
+    ours = prepare(sink, BranchId(owner, 7, 1, "kafka", 0, 0))
+    if not is_alone:
+        prepare(sink, BranchId(owner, 7, 1, "kafka", 0, 1))
+    finisher = Finisher(sink._settings)
+    branch = KafkaBranch.of(ours)
+    assert finisher.open_partitions(branch.partitions, branch.producer_id) == branch.partitions
+    monkeypatch.setattr(open_partitions, "DescribeProducersRequest", counted)
+    for _ in range(2):
+        sink.commit(ours)
+    eventually(
+        lambda: not finisher.open_partitions(branch.partitions, branch.producer_id), "visible"
+    )
+    asked.clear()
+    assert finisher.open_partitions(branch.partitions, branch.producer_id) == {}
+    assert bool(asked) is not is_alone
+    assert sink._outcome.commit_together([ours]) == {ours.branch_id.name}
+    finisher.close()
 
 
 def test_lost_branch_keeps_no_other_of_its_batch_back(

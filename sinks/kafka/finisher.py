@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 from kafka import errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin.transactions import (
-    DescribeProducersRequest,
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
@@ -32,10 +31,10 @@ from kafka.protocol.producer.transaction import (
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Connection, refresh
+from sparkonce.sinks.kafka.open_partitions import GONE, open_producers
 from sparkonce.sinks.kafka.settings import KafkaSettings
 from sparkonce.sinks.kafka.together import (
     FENCING_VERSION,
-    GONE,
     STABLE_OFFSETS_VERSION,
     commit_together,
 )
@@ -367,24 +366,11 @@ class Finisher:
         """
 
         async def ask(admin: Any) -> dict[str, list[int]]:
-            found: dict[str, list[int]] = {}
-            wanted = DescribeProducersRequest.TopicRequest
-            for node, topics in (await _by_leader(admin, partitions)).items():
-                request = DescribeProducersRequest(
-                    topics=[wanted(name=n, partition_indexes=p) for n, p in topics.items()]
-                )
-                response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
-                for topic in response.topics:
-                    for partition in topic.partitions:
-                        if partition.error_code == GONE:
-                            continue
-                        _raise_for(partition.error_code)
-                        if any(
-                            producer.producer_id == producer_id
-                            and producer.current_txn_start_offset >= 0
-                            for producer in partition.active_producers
-                        ):
-                            found.setdefault(topic.name, []).append(partition.partition_index)
+            found: dict[str, list[int]] = defaultdict(list)
+            still_open = await open_producers(admin, await _by_leader(admin, partitions))
+            for topic, number, producer in sorted(still_open):
+                if producer == producer_id:
+                    found[topic].append(number)
             return found
 
         return self._connection.ask(ask)

@@ -14,13 +14,12 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from kafka import errors
-from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.open_partitions import open_producers
 
 FENCING_VERSION: Final = 5
 """From this version of EndTxn on (Kafka 4.0, its features finalized) the broker also fences."""
@@ -28,9 +27,6 @@ FENCING_VERSION: Final = 5
 STABLE_OFFSETS_VERSION: Final = 8
 MANY_KEYS_VERSION: Final = 4
 """Of FindCoordinator; every broker since Kafka 3.0 has both."""
-
-GONE: Final = errors.UnknownTopicOrPartitionError.errno
-"""Of a partition that was deleted, and its rows with it: nothing in it waits to be visible."""
 
 PATIENCE_S: Final = 0.2
 _COORDINATORS: Final = (CoordinatorType.GROUP, CoordinatorType.TRANSACTION)
@@ -122,19 +118,8 @@ async def _visible(
     leaders: dict[tuple[str, int], int],
 ) -> set[str]:
     """Those of which no partition is open and whose marker is stable."""
-    producers = _ask_producers(admin, branches, leaders)
     offsets = _ask_offsets(admin, branches, groups)
-    still_open = set()
-    for answer in producers:
-        for topic in (await answer).topics:
-            for partition in topic.partitions:
-                if partition.error_code != GONE:
-                    _raise_for(partition.error_code)
-                    still_open |= {
-                        (topic.name, partition.partition_index, producer.producer_id)
-                        for producer in partition.active_producers
-                        if producer.current_txn_start_offset >= 0
-                    }
+    still_open = await open_producers(admin, _by_leader(branches, leaders))
     stable = set()
     for answer in offsets:
         for group in (await answer).groups:
@@ -153,24 +138,16 @@ async def _visible(
     }
 
 
-def _ask_producers(
-    admin: Any, branches: Sequence[KafkaBranch], leaders: dict[tuple[str, int], int]
-) -> list[Any]:
-    by_node: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for branch in branches:
-        for topic, numbers in branch.partitions.items():
-            for number in numbers:
-                by_node[leaders[topic, number]][topic].add(number)
-    wanted = DescribeProducersRequest.TopicRequest
-    return [
-        admin._manager.send(  # noqa: SLF001
-            DescribeProducersRequest(
-                topics=[wanted(name=n, partition_indexes=sorted(p)) for n, p in topics.items()]
-            ),
-            node_id=node,
-        )
-        for node, topics in by_node.items()
-    ]
+def _by_leader(
+    branches: Sequence[KafkaBranch], leaders: dict[tuple[str, int], int]
+) -> dict[int, dict[str, list[int]]]:
+    found: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    written = {
+        (t, n) for branch in branches for t, numbers in branch.partitions.items() for n in numbers
+    }
+    for topic, number in sorted(written):
+        found[leaders[topic, number]][topic].append(number)
+    return found
 
 
 def _ask_offsets(
@@ -194,8 +171,3 @@ def _ask_offsets(
         )
         for node, wanted_groups in by_node.items()
     ]
-
-
-def _raise_for(code: int) -> None:
-    if code:
-        raise errors.for_code(code)
