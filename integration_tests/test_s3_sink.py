@@ -727,6 +727,23 @@ def test_orphans_of_the_owner_only(
     assert set(world.uploads().values()) == foreign
 
 
+def test_orphans_below_awkward_folders(
+    make_sink: Callable[..., S3Sink], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blanks and what urls escape, in prefix and folders: found under their keys, and aborted."""
+    monkeypatch.setattr(listing, "PAGE_UPLOADS", 2)
+    sink = make_sink("new orders/a+b 100% ä", partition_by=["city"])
+    cities = ["New York", "New+York", "100% ä", "%2B", "2026-01-01 12:00:00"]
+    rows = pa.RecordBatch.from_pydict({"id": range(len(cities)), "city": cities})
+    prepare(sink, branch(), rows)
+    keys = set(world.uploads().values())
+    assert len(keys) == len(cities)
+    (found,) = sink.find_branches(OWNER)
+    assert {file["key"] for file in files_of(found)} == keys
+    sink.abort(found)
+    assert world.counts() == (0, 0)
+
+
 def test_whole_bucket_as_the_place(make_sink: Callable[..., S3Sink], world: World) -> None:
     """A url without a prefix works like any other one."""
     sink = make_sink("")
