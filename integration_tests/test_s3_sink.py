@@ -853,6 +853,18 @@ def test_rows_of_another_schema(sink: S3Sink, world: World) -> None:
     assert world.counts() == (0, 0)
 
 
+def test_time_that_csv_cannot_hold(make_sink: Callable[..., S3Sink], world: World) -> None:
+    """The batch is aborted, and the message names the column."""
+    sink = make_sink(format="csv")
+    end = pa.array([0, 253_402_300_800_000_000]).cast(pa.timestamp("us", "UTC"))  # of 9999
+    handle = sink.beginTransaction(branch())
+    with pytest.raises(PrepareRejectedError, match=r"column 'until' has times .* use another"):  # noqa: PT012
+        sink.write(handle, pa.RecordBatch.from_pydict({"id": [1, 2], "until": end}))
+        sink.preCommit(handle)
+    sink.discard(handle)
+    assert world.counts() == (0, 0)
+
+
 def test_bucket_that_is_gone_while_writing(make_sink: Callable[..., S3Sink]) -> None:
     """The task fails with the server's reason."""
     sink = make_sink()
