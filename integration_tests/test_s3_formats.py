@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -31,7 +34,10 @@ def exact(digits: int, scale: int) -> Decimal:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["", " ", " a ", '"', '""', "\\", '\\"', "a,b", "a\nb", "a\r\nb", "\r", "null", "NaN", "#", "'"]
 )
-INSTANTS = st.datetimes(dt.datetime(1900, 1, 1), dt.datetime(2200, 1, 1))  # noqa: DTZ001
+# All that Python has, but for a day at both ends, which another zone could push beyond them.
+INSTANTS = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9999, 12, 30))  # noqa: DTZ001
+# Their offsets had seconds once: 17:30 minutes, 4:56:02 hours, 5:53:28.
+ZONES = ["UTC", "Europe/Amsterdam", "America/New_York", "Asia/Kolkata"]
 FLAT: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "flag": (pa.bool_(), st.booleans()),
     "tiny": (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
@@ -43,7 +49,7 @@ FLAT: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "money": (pa.decimal128(38, 18), st.integers(-(10**37), 10**37).map(lambda n: exact(n, 18))),
     "cents": (pa.decimal128(9, 2), st.integers(-(10**8), 10**8).map(lambda n: exact(n, 2))),
     "text": (pa.string(), TEXT),
-    "date": (pa.date32(), st.dates(dt.date(1600, 1, 1), dt.date(2200, 1, 1))),
+    "date": (pa.date32(), st.dates()),
     "zoned": (pa.timestamp("us", "UTC"), INSTANTS.map(lambda t: t.replace(tzinfo=dt.UTC))),
     "local": (pa.timestamp("us"), INSTANTS),
 }
@@ -87,16 +93,38 @@ def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def write(spark: SparkSession, table: pa.Table, wanted: FileFormat, folder: Path) -> Path:
-    """As the sink does it: Spark makes the lines, the executor the file."""
+    """As the sink does it: Spark makes the lines, a task the file; columns have its zone."""
+    frame = frame_of(spark, table).coalesce(1)
     if wanted.is_lines:
-        frame = frame_of(spark, table).selectExpr("struct(*) AS row")
-        table = frame.selectExpr(*wanted.lines(table.schema, "row")).toArrow()
+        frame = frame.selectExpr("struct(*) AS row")
+        frame = frame.selectExpr(*wanted.lines(table.schema, "row"))
     path = folder / f"{abs(hash(str(table)))}.{wanted.extension}"
-    with pa.OSFile(str(path), "wb") as file:
-        writer = wanted.writer(file, table.schema)
-        writer.write(table)
-        writer.close()
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches(batches)
+        with pa.OSFile(str(path), "wb") as file:
+            writer = wanted.writer(file, rows.schema)
+            writer.write(rows)
+            writer.close()
+        yield pa.RecordBatch.from_pydict({"rows": [rows.num_rows]})
+
+    frame.mapInArrow(run, "rows long").collect()
     return path
+
+
+def spark_read(spark: SparkSession, path: Path, name: str, schema: pa.Schema) -> DataFrame:
+    reader = spark.read.format(name).options(**spark_read_options(name))
+    return reader.schema(from_arrow_schema(schema, prefer_timestamp_ntz=True)).load(str(path))
+
+
+@contextmanager
+def session_zone(spark: SparkSession, zone: str) -> Iterator[None]:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        yield
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def said(rows: list[Any]) -> list[str]:
@@ -124,19 +152,68 @@ CASES = [
 def test_spark_reads_what_was_written(
     spark: SparkSession, tmp_path: Path, name: Any, compression: Any
 ) -> None:
-    """Every value of every type, nulls and the awkward ones too."""
+    """Every value of every type, nulls and the awkward ones too, whichever zones sessions have."""
     wanted = FileFormat(name, (), compression, 8 << 20, 32)
 
-    @settings(SLOWLY, max_examples=6)
-    @given(tables(name))
-    def check(table: pa.Table) -> None:
+    @settings(SLOWLY, max_examples=8)
+    @given(tables(name), st.sampled_from(ZONES), st.sampled_from(ZONES))
+    def check(table: pa.Table, writers_zone: str, readers_zone: str) -> None:
         wanted.check(table.schema)
-        path = write(spark, table, wanted, tmp_path)
-        schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
-        reader = spark.read.format(name).schema(schema).options(**spark_read_options(name))
-        assert said(reader.load(str(path)).collect()) == said(frame_of(spark, table).collect())
+        with session_zone(spark, writers_zone):
+            path = write(spark, table, wanted, tmp_path)
+        with session_zone(spark, readers_zone):
+            read = spark_read(spark, path, name, table.schema)
+            assert said(read.collect()) == said(frame_of(spark, table).collect())
 
     check()
+
+
+def micros(frame: DataFrame) -> list[Any]:
+    """Times as numbers, which have no zone and no last year."""
+    columns = ["n", "unix_micros(zoned)", "CAST(local AS string)", "unix_date(date)"]
+    return frame.selectExpr(*columns).sort("n").collect()
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("name", ["parquet", "json", "csv"])
+def test_times_of_every_age(spark: SparkSession, tmp_path: Path, name: Any, zone: str) -> None:
+    """Offsets with seconds, years before the first and after 9999; in any session's zone."""
+    years = ["-32767", "-9999", "-0500", "0000", "0001", "1582", "1850", "2026", "2060", "9999"]
+    if name != "csv":
+        years += ["-290000", "10000", "32768", "294000"]
+    days = [np.datetime64(f"{year}-07-01", "D").astype(int) for year in years]
+    instants = pa.array([86_400_000_000 * int(day) + 123_456 for day in days])
+    table = pa.table(
+        {
+            "n": range(len(years)),
+            "zoned": instants.cast(pa.timestamp("us", "UTC")),
+            "local": instants.cast(pa.timestamp("us")),
+            "date": pa.array(days, pa.int32()).cast(pa.date32()),
+        }
+    )
+    with session_zone(spark, zone):
+        path = write(spark, table, FileFormat(name, (), "none", 8 << 20, 32), tmp_path)
+        read = micros(spark_read(spark, path, name, table.schema))
+    assert read == micros(frame_of(spark, table))
+    assert micros(spark_read(spark, path, name, table.schema)) == read
+
+
+@pytest.mark.parametrize(
+    ("name", "zoned"),
+    [
+        ("json", ["2026-07-01T02:00:00.123456+02:00", "0001-07-01T00:53:28.123456+00:53:28"]),
+        ("csv", ["2026-07-01 00:00:00.123456Z", "0001-07-01 00:00:00.123456Z"]),
+    ],
+)
+def test_text_of_times(spark: SparkSession, tmp_path: Path, name: Any, zoned: list[str]) -> None:
+    """JSON has the session's zone with every second of its offset, CSV is in UTC."""
+    instants = [dt.datetime(year, 7, 1, 0, 0, 0, 123456, dt.UTC) for year in (2026, 1)]
+    table = pa.table({"n": [0, 1], "zoned": pa.array(instants, pa.timestamp("us", "UTC"))})
+    with session_zone(spark, "Europe/Berlin"):
+        path = write(spark, table, FileFormat(name, (), "none", 8 << 20, 32), tmp_path)
+    line = '{{"n":{},"zoned":"{}"}}' if name == "json" else "{},{}"
+    wanted = [line.format(n, text) for n, text in enumerate(zoned)]
+    assert path.read_text().splitlines()[-2:] == wanted
 
 
 @pytest.mark.parametrize(("name", "compression"), CASES[:-2])

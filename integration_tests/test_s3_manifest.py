@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import threading
 from collections import Counter
@@ -25,6 +26,7 @@ from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
 from sparkonce.model import Committable, CommittedBatch, Owner
 from sparkonce.sinks import S3Sink
+from sparkonce.sinks.s3.layout import NULL_FOLDER
 from sparkonce.sinks.s3.manifest import CommittedFile, Layout, Manifest, Span, encode_file
 from sparkonce.sinks.s3.publisher import Publisher
 from sparkonce.sinks.s3.upload import ObjectSettings
@@ -404,6 +406,48 @@ def spark_s3(spark: SparkSession, s3: S3Server, fresh_bucket: str) -> Iterator[S
     yield spark
     for key in settings:
         spark.conf.unset(base + key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "is_read"),
+    [
+        (pa.string(), ["ä +%", "", None, NULL_FOLDER], ["ä +%", None, None, None]),
+        (
+            pa.timestamp("us", "Europe/Berlin"),
+            ["2050-07-01T12:00Z", "2026-10-25T00:30Z", "2026-10-25T01:30Z"],
+            ["2050-07-01T12:00Z", "2026-10-25T00:30Z", "2026-10-25T00:30Z"],
+        ),
+    ],
+    ids=["text", "times"],
+)
+def test_what_folders_give_back(
+    spark_s3: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    world: World,
+    arrow_s3: pa_fs.S3FileSystem,
+    kind: pa.DataType,
+    written: list[str | None],
+    is_read: list[str | None],
+) -> None:
+    """What docs/s3.md says; times are the same in a session with another zone than the writer's."""
+
+    def column(texts: list[str | None]) -> pa.Array[Any]:
+        if pa.types.is_string(kind):
+            return pa.array(texts)
+        times = [text and dt.datetime.fromisoformat(text) for text in texts]
+        return pa.array(times, pa.timestamp("us", "UTC")).cast(kind)
+
+    sink = make_sink(partition_by=["k"])
+    rows = pa.RecordBatch.from_pydict({"id": range(len(written)), "k": column(written)})
+    prepared = prepare(sink, branch(), rows)
+    sink.commit(prepared)
+    sink.publishBatch(committed(prepared))
+    url = f"s3://{world.bucket}/lake/orders"
+    wanted = pa.table({"id": rows["id"], "k": column(is_read)})
+    arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table().sort_by("id")
+    assert arrow.equals(wanted)
+    seen = sparkonce.read_committed(spark_s3, url).sort("id").toArrow()  # times as UTC
+    assert seen.cast(wanted.schema).equals(wanted)
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "json", "csv"])

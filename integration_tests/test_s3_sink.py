@@ -727,6 +727,23 @@ def test_orphans_of_the_owner_only(
     assert set(world.uploads().values()) == foreign
 
 
+def test_orphans_below_awkward_folders(
+    make_sink: Callable[..., S3Sink], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blanks and what urls escape, in prefix and folders: found under their keys, and aborted."""
+    monkeypatch.setattr(listing, "PAGE_UPLOADS", 2)
+    sink = make_sink("new orders/a+b 100% ä", partition_by=["city"])
+    cities = ["New York", "New+York", "100% ä", "%2B", "2026-01-01 12:00:00"]
+    rows = pa.RecordBatch.from_pydict({"id": range(len(cities)), "city": cities})
+    prepare(sink, branch(), rows)
+    keys = set(world.uploads().values())
+    assert len(keys) == len(cities)
+    (found,) = sink.find_branches(OWNER)
+    assert {file["key"] for file in files_of(found)} == keys
+    sink.abort(found)
+    assert world.counts() == (0, 0)
+
+
 def test_whole_bucket_as_the_place(make_sink: Callable[..., S3Sink], world: World) -> None:
     """A url without a prefix works like any other one."""
     sink = make_sink("")
@@ -836,6 +853,18 @@ def test_rows_of_another_schema(sink: S3Sink, world: World) -> None:
     assert world.counts() == (0, 0)
 
 
+def test_time_that_csv_cannot_hold(make_sink: Callable[..., S3Sink], world: World) -> None:
+    """The batch is aborted, and the message names the column."""
+    sink = make_sink(format="csv")
+    end = pa.array([0, 253_402_300_800_000_000]).cast(pa.timestamp("us", "UTC"))  # of 9999
+    handle = sink.beginTransaction(branch())
+    with pytest.raises(PrepareRejectedError, match=r"column 'until' has times .* use another"):  # noqa: PT012
+        sink.write(handle, pa.RecordBatch.from_pydict({"id": [1, 2], "until": end}))
+        sink.preCommit(handle)
+    sink.discard(handle)
+    assert world.counts() == (0, 0)
+
+
 def test_bucket_that_is_gone_while_writing(make_sink: Callable[..., S3Sink]) -> None:
     """The task fails with the server's reason."""
     sink = make_sink()
@@ -894,7 +923,8 @@ def test_spark_writes_and_reads(
             timestamp'2026-01-02 03:04:05.67' + make_interval(0, 0, 0, id % 2, 0, 0, 0) AS when,
             CAST(id % 3 AS DECIMAL(10, 2)) AS price,
             id % 2 = 0 AS flag,
-            element_at(array('a/b', '', NULL, 'x=y z%', "q'[{^ü"), CAST(id % 5 + 1 AS INT)) AS word,
+            element_at(array('a/b', '', NULL, 'x=y z%', "q'[{^ü", '__HIVE_DEFAULT_PARTITION__'),
+                CAST(id % 6 + 1 AS INT)) AS word,
             CAST(id AS TIMESTAMP) AS zoned,
             CAST(CAST(id AS TIMESTAMP) AS TIMESTAMP_NTZ) AS local,
             map('k', array(id)) AS nested,

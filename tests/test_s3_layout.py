@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -306,6 +307,49 @@ def test_schema_that_cannot_work(
         check_schema(
             pa.schema(fields), FileFormat("parquet", tuple(partition_by), "zstd", 8 << 20, 32)
         )
+
+
+def csv_of(kind: pa.DataType, *years: str | None) -> str:
+    """A file whose column `x` has the begin of these years."""
+    days = [y and np.datetime64(f"{y}-01-01", "D").astype(int) for y in years]
+    if pa.types.is_date(kind):
+        numbers = pa.array(days, pa.int32())
+    else:
+        numbers = pa.array([day and 86_400_000_000 * int(day) for day in days], pa.int64())
+    table = pa.table({"x": numbers.cast(kind), "y": range(len(years))})
+    where = pa.BufferOutputStream()
+    writer = FileFormat("csv", (), "none", 8 << 20, 32).writer(where, table.schema)
+    writer.write(table)
+    writer.close()
+    return where.getvalue().to_pybytes().decode()
+
+
+ZONED = pa.timestamp("us", "Asia/Kolkata")
+LOCAL = pa.timestamp("us")
+
+
+@pytest.mark.parametrize(
+    ("kind", "year"),
+    [(kind, year) for kind in (ZONED, LOCAL) for year in ("-32768", "10000", "32768", "294000")]
+    + [(pa.date32(), year) for year in ("-32768", "32768", "290000")],
+    ids=str,
+)
+def test_year_that_csv_cannot_give_back(kind: pa.DataType, year: str) -> None:
+    """Spark would read null, or the file would say another year: it is refused, by the column."""
+    with pytest.raises(ValueError, match="column 'x' has .*use another format"):
+        csv_of(kind, "2026", None, year)
+
+
+@pytest.mark.parametrize(
+    ("kind", "year"),
+    [(kind, year) for kind in (ZONED, LOCAL) for year in ("-32767", "0000", "9999")]
+    + [(pa.date32(), year) for year in ("-32767", "0000", "32767")],
+    ids=str,
+)
+def test_year_that_csv_holds(kind: pa.DataType, year: str) -> None:
+    """The first and the last ones; those with a zone are in UTC."""
+    rest = {ZONED: " 00:00:00.000000Z", LOCAL: " 00:00:00.000000"}.get(kind, "")
+    assert csv_of(kind, year, None).splitlines() == ['"x","y"', f"{year}-01-01{rest},0", ",1"]
 
 
 TEXT = pa.field("text", pa.string())

@@ -322,6 +322,11 @@ NOON = dt.datetime(2026, 7, 1, 12, 30, 0, 500000, tzinfo=dt.UTC)
         (pa.date32(), [NOON.date()]),
         (pa.timestamp("us"), [NOON.replace(tzinfo=None)]),
         (pa.timestamp("us", "Europe/Berlin"), [NOON, NOON.replace(month=1, microsecond=0)]),
+        (
+            pa.timestamp("us", "Europe/Berlin"),
+            [NOON.replace(year=y) for y in (1, 1850, 2050, 9998)],
+        ),
+        (pa.timestamp("us", "+05:30"), [NOON]),
     ],
     ids=str,
 )

@@ -3,8 +3,8 @@
     rows ─► [Spark: to_json] ─► Arrow ─► writer ─► [gzip or zstd] ─► bytes in order
 
 Spark turns rows into JSON itself, in the pass that hashes them, so that its own readers get back
-what it had; Parquet and CSV are written from Arrow. What a format cannot give back is refused
-before any data moves.
+what it had; Parquet and CSV are written from Arrow. What a format cannot give back is refused: a
+column before any data moves, a value with its batch.
 """
 
 from __future__ import annotations
@@ -41,14 +41,18 @@ _ROWS_PER_GROUP: Final = 1 << 20
 _DICTIONARY_BYTES: Final = {False: 1 << 20, True: 1 << 17}
 _LINE: Final = "sparkonce_line"
 
-# Microseconds, which Spark's defaults cut off.
+# Microseconds, which Spark's defaults cut off, and the seconds that offsets once had: XXXXX writes
+# them where there are some.
 _JSON_TIMES: Final = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 # Spark takes what equals `nullValue` for null, quoted or not, and by default that is the empty
 # string. An empty field that is not quoted becomes this, and no text is.
 _CSV_NULL: Final = "sparkonce null 8c1f0b7e52d94a36"
+# Arrow writes years of 16 bits, and from 10000 on without the plus that Spark's times then need.
+_CSV_YEARS: Final = {"dates": (-32767, 32767), "times": (-32767, 9999)}
+_UNITS_PER_DAY: Final = {unit: 86_400 * 1000**n for n, unit in enumerate(("s", "ms", "us", "ns"))}
 _READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "parquet": {},
     "json": _JSON_TIMES,
@@ -245,10 +249,12 @@ class _Csv:
     def __init__(self, where: pa.NativeFile, schema: pa.Schema) -> None:
         self._where = where
         # Strings are quoted, nulls are not, so that an empty string is no null.
-        self._writer = pa_csv.CSVWriter(where, schema)  # type: ignore[arg-type]  # takes it
+        self._writer = pa_csv.CSVWriter(where, _in_utc(schema))  # type: ignore[arg-type]  # takes it
 
     def write(self, rows: pa.Table) -> None:
-        self._writer.write_table(rows)
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            _check_years(name, column)
+        self._writer.write_table(rows.cast(_in_utc(rows.schema)))
 
     def close(self) -> None:
         self._writer.close()
@@ -275,6 +281,34 @@ def _kinds(kind: pa.DataType) -> Iterable[pa.DataType]:
     yield kind
     for index in range(kind.num_fields):
         yield from _kinds(kind.field(index).type)
+
+
+def _in_utc(schema: pa.Schema) -> pa.Schema:
+    """Of another zone's offset Arrow writes hours and minutes alone."""
+    return pa.schema(
+        column.with_type(pa.timestamp(column.type.unit, "UTC"))
+        if pat.is_timestamp(column.type) and column.type.tz is not None
+        else column
+        for column in schema
+    )
+
+
+def _check_years(name: str, column: pa.ChunkedArray[Any]) -> None:
+    if pat.is_date32(column.type):
+        kind, per_day = "dates", 1
+    elif pat.is_timestamp(column.type):
+        kind, per_day = "times", _UNITS_PER_DAY[column.type.unit]
+    else:
+        return
+    first, last = _CSV_YEARS[kind]
+    begin, end = (int(np.datetime64(f"{y:05}-01-01").astype(int)) for y in (first, last + 1))
+    bounds: Any = pc.min_max(column)
+    least, most = bounds["min"].value, bounds["max"].value
+    if least is not None and not begin * per_day <= least <= most < end * per_day:
+        raise ValueError(
+            f"column {name!r} has {kind} outside of the years {first} to {last}, which CSV cannot "
+            "give back: use another format, or change the column (select=)"
+        )
 
 
 def _has_other_keys(kind: pa.DataType) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks.s3.client import Connection, Purpose
@@ -26,6 +26,7 @@ def open_uploads(
     marker = ""
     while True:
         # Other applications' keys may hold characters that XML cannot; not every server encodes.
+        # Amazon writes a space as + and a + as %2B, others a space as %20: one decoding fits both.
         page = client.list_multipart_uploads(
             Bucket=place.bucket,
             Prefix=place.prefix,
@@ -36,7 +37,7 @@ def open_uploads(
         encoded = page.get("EncodingType") == "url"
         last = marker
         for upload in page.get("Uploads", ()):
-            last = unquote(upload["Key"]) if encoded else upload["Key"]
+            last = unquote_plus(upload["Key"]) if encoded else upload["Key"]
             branch_id = branch_of(last, owner)
             if branch_id is not None and last.startswith(place.prefix):
                 found.setdefault(branch_id, []).append(StagedFile(last, upload["UploadId"]))

@@ -67,6 +67,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         url: ``s3://BUCKET/PREFIX``. The bucket must exist.
         format: "parquet", "json" (lines) or "csv" (with a header).
         partition_by: columns that become folders (``day=2026-01-01/``) and are not in the files.
+            As with Spark's own writer, an empty string and ``__HIVE_DEFAULT_PARTITION__`` are read
+            back as null, and both times of the hour that autumn has twice as the earlier one.
         compression: one of zstd, snappy, lz4, gzip, brotli, none; of text gzip, zstd, none.
             Default: zstd for Parquet, gzip for text.
         parquet: settings of pyarrow's ParquetWriter, such as ``{"compression_level": 5}``,

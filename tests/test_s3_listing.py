@@ -1,0 +1,154 @@
+"""Open uploads as Amazon S3 lists them, which no local server does: a space in a key comes as +."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import pytest
+
+from sparkonce.model import BranchId, Owner
+from sparkonce.sinks import S3Sink
+from sparkonce.sinks.s3 import listing
+from sparkonce.sinks.s3.layout import Place, file_key, folder_name
+
+OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
+BUCKET = "lake"
+VALUES = ["New York", "New+York", "a+b", "100% ä", "%2B", dt.datetime(2026, 1, 1, 12)]  # noqa: DTZ001
+
+
+class Amazon:
+    """The open uploads of a bucket.
+
+    Attributes:
+        uploads: (key, upload id), sorted.
+        markers: with which pages were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.uploads: list[tuple[str, str]] = []
+        self.markers: list[str] = []
+
+    def page(self, query: dict[str, str]) -> str:
+        """ListMultipartUploads, as Amazon's API reference and its answers have it."""
+        self.markers.append(query.get("key-marker", ""))
+        is_encoded = query.get("encoding-type") == "url"
+
+        def said(text: str) -> str:
+            return quote_plus(text, safe="/") if is_encoded else escape(text)
+
+        rest = [
+            (key, upload_id)
+            for key, upload_id in self.uploads
+            if key.startswith(query.get("prefix", "")) and key > self.markers[-1]
+        ]
+        page = rest[: int(query["max-uploads"])]
+        entries = "".join(
+            f"<Upload><Key>{said(key)}</Key><UploadId>{upload_id}</UploadId></Upload>"
+            for key, upload_id in page
+        )
+        encoding = "<EncodingType>url</EncodingType>" if is_encoded else ""
+        more = len(rest) > len(page)
+        following = f"<NextKeyMarker>{said(page[-1][0])}</NextKeyMarker>" if more else ""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?><ListMultipartUploadsResult '
+            f'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Bucket>{BUCKET}</Bucket>'
+            f"{following}{encoding}<IsTruncated>{str(more).lower()}</IsTruncated>{entries}"
+            "</ListMultipartUploadsResult>"
+        )
+
+    def abort(self, key: str, upload_id: str) -> bool:
+        """Whether there was such an upload."""
+        if (key, upload_id) not in self.uploads:
+            return False
+        self.uploads.remove((key, upload_id))
+        return True
+
+
+def handler_of(amazon: Amazon) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._answer(200, amazon.page(self._asked()[1]))
+
+        def do_HEAD(self) -> None:
+            self._answer(404)
+
+        def do_DELETE(self) -> None:
+            key, query = self._asked()
+            if amazon.abort(key, query["uploadId"]):
+                self._answer(204)
+            else:
+                self._answer(404, "<Error><Code>NoSuchUpload</Code></Error>")
+
+        def _asked(self) -> tuple[str, dict[str, str]]:
+            parts = urlsplit(self.path)
+            query = parse_qs(parts.query, keep_blank_values=True)
+            key = unquote(parts.path.removeprefix(f"/{BUCKET}").removeprefix("/"))
+            return key, {name: values[0] for name, values in query.items()}
+
+        def _answer(self, status: int, body: str = "") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def amazon() -> Iterator[Amazon]:
+    amazon = Amazon()
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(amazon)) as server:
+        amazon.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield amazon
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("prefix", ["orders/", "new orders/"])
+def test_orphans_below_folders_with_spaces(
+    amazon: Amazon, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """Each is found under its own key, page by page, and aborted there."""
+    monkeypatch.setattr(listing, "PAGE_UPLOADS", 4)
+    place = Place(BUCKET, prefix)
+    ours = {}
+    for number, value in enumerate(VALUES):
+        branch_id = BranchId(OWNER, number, 1, "s3", 0, 0)
+        key = file_key(place, folder_name(["x"], [value]), branch_id, 0)
+        ours[branch_id] = (key, f"upload-{number}")
+    foreign = (f"{prefix}somebody's + 1", "upload-x")
+    amazon.uploads = sorted([*ours.values(), foreign])
+    fourth, _ = amazon.uploads[3]
+    sink = S3Sink(
+        f"s3://{BUCKET}/{prefix}",
+        partition_by=["x"],
+        endpoint_url=amazon.url,
+        access_key="a",
+        secret_key="b",
+        region="us-east-1",
+    )
+    found = list(sink.find_branches(OWNER))
+    files: dict[BranchId, Any] = {c.branch_id: c.payload["files"] for c in found}
+    assert {
+        branch_id: [(file["key"], file["upload_id"]) for file in files[branch_id]]
+        for branch_id in files
+    } == {branch_id: [upload] for branch_id, upload in ours.items()}
+    assert amazon.markers == ["", fourth]
+    for committable in found:
+        sink.abort(committable)
+    assert amazon.uploads == [foreign]
+    sink.close()
