@@ -80,6 +80,13 @@ class TestSqliteSink(SinkContract):
         return make
 
 
+def test_commit_of_sqlite_outlives_a_power_loss(tmp_path: Path) -> None:
+    """With less than EXTRA the journal may come back, and roll a commit back that had returned."""
+    with SqliteSink(tmp_path / "shop.db", "orders")._transaction() as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert db.execute("PRAGMA synchronous").fetchone() == (3,)
+
+
 def as_sqlite(row: Mapping[str, Any]) -> dict[str, Any]:
     """Lists and structs as JSON, booleans as numbers, what SQLite has no type for as text."""
 
