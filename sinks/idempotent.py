@@ -92,6 +92,8 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
     def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
         """Write all rows of a decided branch. Idempotent by `str(branch_id)`.
 
+        Where the staged file was cut, `rows` raises in place of its end: let the error pass.
+
         It returns when the rows are there for good. Called until then, by any process, maybe by two
         at a time, and again after it has returned.
 
@@ -152,7 +154,22 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
             self._settle(branch_id)
             return
         with file:
-            self.put(branch_id, _read(file) if staged.rows else iter(()))
+            self.put(branch_id, self._read(file, branch_id, staged) if staged.rows else iter(()))
+
+    def _read(
+        self, file: BufferedReader, branch_id: BranchId, staged: Staged
+    ) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        with pa.ipc.open_stream(file) as reader:
+            for batch in reader:
+                rows += batch.num_rows
+                yield batch
+        if rows != staged.rows:  # a file that was cut between two messages ends like a whole one
+            raise CommitUnresolvedError(
+                f"{self._path(branch_id)} holds {rows} of the {staged.rows} rows that {self.name} "
+                "has staged: restore the file, or look into the store",
+                branch_id,
+            )
 
     def _settle(self, branch_id: BranchId) -> None:
         """The staged file is gone: the store alone can tell the outcome."""
@@ -179,8 +196,3 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
 
     def _path(self, branch_id: BranchId) -> Path:
         return self._stage / f"{branch_id}{_SUFFIX}"
-
-
-def _read(file: BufferedReader) -> Iterator[pa.RecordBatch]:
-    with pa.ipc.open_stream(file) as reader:
-        yield from reader

@@ -255,6 +255,30 @@ def test_staged_rows_that_somebody_deleted(
             sink.commit(committable)
 
 
+def test_staged_file_that_was_cut(tmp_path: Path) -> None:
+    """Wherever it ends, between two messages too, no part of the rows is taken for all of them."""
+    sink = StoreSink(tmp_path)
+    handle = sink.beginTransaction(BRANCH)
+    for n in range(2):
+        sink.write(handle, pa.record_batch({"id": [n]}))
+    committable = stored(sink.preCommit(handle))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    end = len(whole) - 8  # of the last message; the mark after it may be left out
+    told = set()
+    for length in range(0, end, 8):
+        path.write_bytes(whole[:length])
+        (outcome,) = sink.commitBatch([committable])
+        assert isinstance(outcome, CommitUnresolvedError), length
+        assert sink.store == {}
+        told.add(str(outcome))
+    short = f"{path} holds {{}} of the 2 rows that list has staged: restore the file"
+    assert {short.format(n) for n in (0, 1)} <= {text.partition(",")[0] for text in told}
+    path.write_bytes(whole)
+    sink.commit(committable)
+    assert list(sink.store.values()) == [[{"id": 0}, {"id": 1}]]
+
+
 def test_stage_that_is_gone_is_never_a_loss(tmp_path: Path) -> None:
     """A folder that is not mounted proves nothing, whatever the store says."""
     stage = tmp_path / "stage"

@@ -23,6 +23,7 @@ from examples.sqlite_sink import SqliteSink
 from sparkonce.model import Committable
 from sparkonce.sinks import FileSink
 from sparkonce.testing import SinkContract, SinkWorld
+from sparkonce.testing.commit_lines import chosen
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,6 +78,13 @@ class TestSqliteSink(SinkContract):
                 db.execute("DELETE FROM sparkonce_orders")
 
         return make
+
+
+def test_commit_of_sqlite_outlives_a_power_loss(tmp_path: Path) -> None:
+    """With less than EXTRA the journal may come back, and roll a commit back that had returned."""
+    with SqliteSink(tmp_path / "shop.db", "orders")._transaction() as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert db.execute("PRAGMA synchronous").fetchone() == (3,)
 
 
 def as_sqlite(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,17 +232,97 @@ def outcome(folder: Path, chosen: str) -> tuple[set[str], str]:
     return failed, done.stdout
 
 
+TWO_STEPS = """
+        with (self._folder / "rows.jsonl").open("a") as visible:
+            visible.write(hidden.read_text())
+        done.touch()
+        hidden.unlink()
+"""
+HELPER = """
+def show(folder, hidden, done):
+    with (folder / "rows.jsonl").open("a") as visible:
+        visible.write(hidden.read_text())
+    done.touch()
+    hidden.unlink()
+"""
+IN_A_POOL = """
+    def commitBatch(self, committables):
+        from concurrent.futures import ThreadPoolExecutor
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(self._outcome_of, committables))
+"""
+IN_AN_OLDER_THREAD = """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._pool = self.ThreadPoolExecutor(1)
+        self._pool.submit(len, ()).result()
+
+    def commitBatch(self, committables):
+        pool = vars(self).get("_pool") or self.ThreadPoolExecutor(1)
+        return list(pool.map(self._outcome_of, committables))
+"""
+
+
+def killed_between_the_lines(folder: Path, source: str, module: str = "lazy_sink") -> str:
+    """Put the lazy sink into a module, and kill its commit; what pytest says to the failure."""
+    path = folder / f"{module.replace('.', '/')}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+    contract = WRONG.replace(
+        "examples.wrong_sink import AppendingSink", f"{module} import LazySink"
+    )
+    (folder / "test_lazy.py").write_text(contract.replace("AppendingSink", "LazySink"))
+    failed, said = outcome(folder, "between_the_lines")
+    assert failed == {"test_process_killed_between_the_lines_of_commit"}, said
+    return said
+
+
+def lazy_sink(settings: int = 1) -> str:
+    lines = "\n".join(f"            client.append({n})" for n in range(settings))
+    return LAZY_SINK.replace("SETTINGS", lines)
+
+
 def test_every_last_line_of_a_commit_is_killed(tmp_path: Path) -> None:
     """Also of a sink that runs more lines in a process that has just begun."""
-    settings = "\n".join(f"            client.append({n})" for n in range(40))
-    (tmp_path / "lazy_sink.py").write_text(LAZY_SINK.replace("SETTINGS", settings))
-    contract = WRONG.replace(
-        "examples.wrong_sink import AppendingSink", "lazy_sink import LazySink"
-    )
-    (tmp_path / "test_lazy.py").write_text(contract.replace("AppendingSink", "LazySink"))
-    failed, said = outcome(tmp_path, "between_the_lines")
-    assert failed == {"test_process_killed_between_the_lines_of_commit"}, said
+    said = killed_between_the_lines(tmp_path, lazy_sink(settings=40))
     assert "too much: {'id': 0" in said
+
+
+@pytest.mark.parametrize(
+    ("module", "helper"),
+    [("mysink.sink", "mysink.client"), ("lazy_sink", "client"), ("lazy_sink", "helpers.client")],
+)
+def test_commit_is_killed_in_its_helper_module(tmp_path: Path, module: str, helper: str) -> None:
+    """The steps of a commit are often in a client of the same package, or beside the sink."""
+    call = f"\n        from {helper} import show; show(self._folder, hidden, done)\n"
+    path = tmp_path / f"{helper.replace('.', '/')}.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(HELPER)
+    said = killed_between_the_lines(tmp_path, lazy_sink().replace(TWO_STEPS, call), module)
+    assert "too much: {'id': 0" in said
+
+
+@pytest.mark.parametrize("commit_batch", [IN_A_POOL, IN_AN_OLDER_THREAD])
+def test_commit_is_killed_in_its_thread(tmp_path: Path, commit_batch: str) -> None:
+    """A commit may run in a thread, made for it or older than it."""
+    said = killed_between_the_lines(tmp_path, lazy_sink() + commit_batch)
+    assert "too much: {'id': 0" in said
+
+
+def test_lines_at_which_a_commit_is_killed() -> None:
+    """All of a few; of many always the same: the last ones, and some before, each place once."""
+    assert chosen([0, 1, 1, 1], 12) == [1, 2, 3, 4]
+    assert chosen(range(100), 12) == [1, 17, 33, 49, 65, 81, *range(95, 101)]
+    rows = [0, *[1, 2] * 1000, 3, 4]
+    assert chosen(rows, 12) == [1, 2000, 2001, 2002, 2003]
+
+
+def test_commit_without_lines_fails(tmp_path: Path) -> None:
+    """A commit that can be killed nowhere is not proven, and the contract says so."""
+    said = killed_between_the_lines(tmp_path, f"exec({lazy_sink()!r})")
+    assert "no line of commit of LazySink was seen" in said
 
 
 def test_wrong_sink_is_caught(tmp_path: Path) -> None:

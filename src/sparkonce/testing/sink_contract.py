@@ -32,6 +32,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import Committable, Owner
 from sparkonce.sinks.base import AnySink
+from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.sink_verbs import BRANCH, A, B, SinkVerbs, at_once
 from sparkonce.testing.sink_world import (
     OWNER,
@@ -175,13 +176,10 @@ class SinkContract(SinkVerbs):
         """Wherever in its own code a commit is killed, the next one brings the rows once."""
         committables = stage.prepare(sink, branch(0, batch_id=0), A)
         sink.close()
-        lines = lines_of_commit(sink, committables)
-        # The last ones, each: what is visible and its proof meet there. And some of the others.
-        last = max(lines - self.most_kills // 2, 0)
-        step = max(-(-last // (self.most_kills - self.most_kills // 2)), 1)
+        places = lines_of_commit(sink, committables)
         seen = [A]
-        for line in (*range(1, last + 1, step), *range(last + 1, lines + 1)):
-            committables = stage.prepare(sink, branch(line, batch_id=line), A)
+        for n, line in enumerate(chosen(places, self.most_kills), start=1):
+            committables = stage.prepare(sink, branch(n, batch_id=n), A)
             sink.close()
             in_other_process(sink, "commit", *committables, killed_at_line=line)
             stage.commit(sink, committables)

@@ -3,7 +3,7 @@
 SinkWorld          what a user gives: how to make the sink, and what an outsider sees
 Stage              takes branches through the verbs as the coordinator does
 in_other_process   runs a verb in a real second process, which may be killed at its end
-lines_of_commit    how many lines a commit takes there, each a place to kill it
+lines_of_commit    the lines that a commit runs there, each a place to kill it
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ import pyarrow as pa
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink, check_committable
+from sparkonce.testing.commit_lines import LineTrace
 
 Row: TypeAlias = "Mapping[str, Any]"
 
@@ -244,7 +244,6 @@ def shown(rows: Counter[str], most: int = 5) -> str:
 
 # -- a second process ----------------------------------------------------------------------------
 
-TraceFunction: TypeAlias = "Callable[[FrameType, str, Any], TraceFunction | None]"
 Verb: TypeAlias = Literal["write", "task", "commit", "abort"]
 
 
@@ -282,14 +281,26 @@ def in_other_process(
     return [Committable.from_json(value) for value in said.get("prepared", ())]
 
 
-def lines_of_commit(sink: AnySink, committables: Sequence[Committable]) -> int:
-    """How many lines of the sink's own code a commit runs in a process that has just begun.
+def lines_of_commit(sink: AnySink, committables: Sequence[Committable]) -> list[int]:
+    """Each line of the sink's own code that a commit runs in a process that has just begun.
 
     It opens its connections there, as the process does that is killed.
+
+    Returns:
+        For each line, in order, the number of its place, as `LineTrace` has it.
+
+    Raises:
+        AssertionError: none was seen, so a commit could be killed nowhere.
     """
     order: _Order = (sink, "commit", tuple(committables), False, None)
-    lines: int = _said_elsewhere(order, {0})["lines"]
-    return lines
+    places: list[int] = _said_elsewhere(order, {0})["places"]
+    kind = type(sink)
+    assert places, (
+        f"no line of commit of {kind.__name__} was seen, so it can be killed nowhere and nothing "
+        f"is proven: write it in Python, in files of the package of {kind.__module__} (or beside "
+        "that module), and run it in the process, though in any thread of it, that calls commit"
+    )
+    return places
 
 
 _Order: TypeAlias = "tuple[AnySink, Verb, tuple[Any, ...], bool, int | None]"
@@ -316,38 +327,17 @@ def _said_elsewhere(order: _Order, ends: Collection[int]) -> dict[str, Any]:
     return said
 
 
-def trace_lines(sink: AnySink, reached: Callable[[int], None]) -> None:
-    """Call `reached(n)` before this thread runs the nth line of the sink's own code."""
-    modules = {kind.__module__ for kind in type(sink).__mro__} - {TwoPhaseCommitSink.__module__}
-    modules = {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
-    files = {getattr(sys.modules[name], "__file__", None) for name in modules}
-    count = 0
-
-    def in_sink(_frame: FrameType, event: str, _arg: object) -> TraceFunction:
-        nonlocal count
-        if event == "line":
-            count += 1
-            reached(count)
-        return in_sink
-
-    def in_any(frame: FrameType, _event: str, _arg: object) -> TraceFunction | None:
-        return in_sink if frame.f_code.co_filename in files else None
-
-    sys.settrace(in_any)
-
-
 def main() -> None:
     """The second process; its order comes by standard input."""
-    sink, verb, args, is_killed, killed_at_line = pickle.load(sys.stdin.buffer)  # noqa: S301 - ours
-    prepared: list[Committable] = []
-    lines = 0
+    killed_at_line: int | None = None
 
     def reached(line: int) -> None:
-        nonlocal lines
-        lines = line
         if line == killed_at_line:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    trace = LineTrace(reached)
+    sink, verb, args, is_killed, killed_at_line = pickle.load(sys.stdin.buffer)  # noqa: S301 - ours
+    prepared: list[Committable] = []
     if verb in {"write", "task"}:
         handle = sink.beginTransaction(args[0])
         for batch in args[1:]:
@@ -355,12 +345,13 @@ def main() -> None:
         if verb == "task":
             prepared.append(sink.preCommit(handle))
     elif verb == "commit":
-        trace_lines(sink, reached)
+        trace.begin(sink)
         Stage(SinkWorld(lambda: sink, list, list)).commit(sink, args)
+        trace.end()
     else:
         for committable in args:
             sink.abort(committable)
-    said = {"prepared": [committable.to_json() for committable in prepared], "lines": lines}
+    said = {"prepared": [committable.to_json() for committable in prepared], "places": trace.places}
     print(json.dumps(said), flush=True)  # noqa: T201
     if is_killed:
         os.kill(os.getpid(), signal.SIGKILL)

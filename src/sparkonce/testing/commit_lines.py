@@ -1,0 +1,115 @@
+"""Which lines a sink's commit runs, and at which of them `SinkContract` kills it.
+
+LineTrace   sees the lines in the process that commits, in all of its threads
+chosen      of the lines that were seen, those to kill at
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
+
+from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+
+TraceFunction: TypeAlias = "Callable[[FrameType, str, Any], TraceFunction | None]"
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of other people's code, in a virtual environment beside the sink too."""
+
+
+class LineTrace:
+    """Calls `reached(n)` before this process runs the nth line of a sink's own code.
+
+    Its own code is what lies in the top-level packages of the sink's class and of what that
+    inherits from; where such a module is in no package, as a test file, in its folder. Make it
+    before the sink is unpickled: of threads that were started before, no line is seen.
+
+    Attributes:
+        places: of each line so far, a number of its place in the code.
+    """
+
+    def __init__(self, reached: Callable[[int], None]) -> None:
+        self.places: list[int] = []
+        self._reached = reached
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._one_at_a_time = threading.Lock()
+        self._is_own: Callable[[str], bool] | None = None
+        threading.settrace(self._call)
+
+    def begin(self, sink: AnySink) -> None:
+        """Count from now on."""
+        self._is_own = _own_code(sink)
+        sys.settrace(self._call)
+
+    def end(self) -> None:
+        """Count no more; threads may still run."""
+        sys.settrace(None)
+        with self._one_at_a_time:
+            self._is_own = None
+
+    def _call(self, frame: FrameType, _event: str, _arg: object) -> TraceFunction | None:
+        is_own = self._is_own
+        return self._line if is_own and is_own(frame.f_code.co_filename) else None
+
+    def _line(self, frame: FrameType, event: str, _arg: object) -> TraceFunction:
+        if event == "line":
+            place = frame.f_code.co_filename, frame.f_lineno
+            with self._one_at_a_time:
+                if self._is_own:
+                    self.places.append(self._numbers.setdefault(place, len(self._numbers)))
+                    self._reached(len(self.places))
+        return self._line
+
+
+def _own_code(sink: AnySink) -> Callable[[str], bool]:
+    """Whether a file holds code of the sink."""
+    names = {kind.__module__ for kind in type(sink).__mro__} - {TwoPhaseCommitSink.__module__}
+    files: set[Path] = set()
+    folders: set[Path] = set()
+    for name in names:
+        parts = name.split(".")
+        if parts[0] in {"__main__", *sys.stdlib_module_names}:
+            continue
+        is_ours = parts[0] == "sparkonce"  # which also has what every sink inherits
+        spec = find_spec(".".join(parts[: 3 if is_ours else 1]))
+        if spec is not None and spec.submodule_search_locations is not None:
+            folders.update(map(Path, spec.submodule_search_locations))
+        elif spec is not None and spec.origin is not None:
+            module = Path(spec.origin)
+            if is_ours or module.parent.name in _INSTALLED:
+                files.add(module)
+            else:
+                folders.add(module.parent)
+
+    @functools.cache
+    def is_own(file: str) -> bool:
+        path = Path(file)
+        return path in files or any(
+            folder in path.parents and _INSTALLED.isdisjoint(path.relative_to(folder).parts)
+            for folder in folders
+        )
+
+    return is_own
+
+
+def chosen(places: Sequence[int], most: int) -> list[int]:
+    """At which lines to kill: all, or, of more than `most`, always the same.
+
+    Half of them are the last ones: what is visible and its proof meet there. The others lie evenly
+    before. A place that is passed many times, as in a loop, counts by its last time.
+
+    Args:
+        places: see `LineTrace`.
+        most: how many lines, at most.
+    """
+    lines = list(range(1, len(places) + 1))
+    if len(lines) > most:
+        lines = sorted({place: line for line, place in enumerate(places, 1)}.values())
+    last = max(len(lines) - most // 2, 0)
+    step = max(-(-last // (most - most // 2)), 1)
+    return lines[:last:step] + lines[last:]
