@@ -457,6 +457,28 @@ def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) ->
         world.start(Process())
 
 
+@pytest.mark.parametrize("adopt", [False, True, "batch 1"])
+def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
+    world: World, adopt: bool | str
+) -> None:
+    """Nobody delivers it unless it is replayed, so no setting lets a start go on behind it (I5)."""
+    world.commit = "checkpoint"
+    frozen = world.coordinator(old := Process())
+    frozen.run(world.batch(old))
+    process = Process()
+    with at_point("prepare_batch.before", process.crash) as fault, pytest.raises(Crash):
+        world.start(process)  # it has abandoned and aborted batch 0, and writes it again
+    assert fault.fired
+    world.spark.committed = 0  # the frozen driver wakes up, and its Spark goes on
+    with pytest.raises(FencedError):
+        frozen.run(world.batch(old))
+    with pytest.raises(ConfigurationError, match="Delete commits/0"):
+        world.coordinator(Process(), adopt=adopt)
+    world.spark.committed = -1
+    world.start(Process())
+    world.check()
+
+
 def test_policy_may_change_between_starts(world: World) -> None:
     """What a start finds is settled by its record, whatever the policy is now."""
     world.commit = "checkpoint"

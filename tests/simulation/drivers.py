@@ -218,7 +218,7 @@ class Driver:
             sinks={sink.name: sink.target for sink in self.sinks},
             batch_id=batch_id,
             offsets={b: (str(b),) for b in shown},
-            adopt=spark.first > 0 and not world.disk.heads,
+            adopt=True,  # left in the settings: it changes nothing
         )
         self.token = None
         coordinator = SimCoordinator(

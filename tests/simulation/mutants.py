@@ -351,10 +351,22 @@ _GUARD_AND_SINKS: Final = (
         (
             Edit(
                 IDENTITY,
-                "    if claim.batch_id > expected and not claim.adopt:\n",
+                "    if claim.batch_id > expected:\n",
                 "    if False:\n",
             ),
         ),
+    ),
+    Mutant(
+        "adopt=True lets a start pass an abandoned batch",
+        "I5",
+        (
+            Edit(
+                IDENTITY,
+                "    if claim.batch_id > expected:\n",
+                "    if claim.batch_id > expected and not claim.adopt:\n",
+            ),
+        ),
+        ("tests/test_coordinator.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",),
     ),
     _tested(
         "guard compares no offsets",
