@@ -63,6 +63,7 @@ from sparkonce.model import (
 from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink, check_committable
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
+from sparkonce.spark_hooks.ruled import End, end_ruled
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
@@ -488,7 +489,9 @@ class Coordinator:
                 lost = self._commit(record)
         if lost:
             why = _NO_REPLAY if batch is None else "each time they were lost again"
-            raise cannot_redo(record, lost, why)
+            error = cannot_redo(record, lost, why)
+            self._raise_if_fenced(error)  # an operator may have ended them
+            raise error
         self._clean_up(self._complete(record))
 
     def _clean_up(self, done: TransactionRecord) -> None:
@@ -508,13 +511,14 @@ class Coordinator:
         deadline = time.monotonic() + self._commit_timeout_s
         # Those that their servers drop first come first, so that no slow sink lets them expire.
         by_sink: dict[str, list[Committable]] = {}
+        settled: list[tuple[Committable, Ruling]] = []
         for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
             ruling = record.ruling(committable)
             if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:
-                logger.warning("%s: settled by an operator: %s", committable.branch_id, ruling)
-                self._end_settled(committable)
+                settled.append((committable, ruling))
                 continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
+        self._all(self._end_settled, settled)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
         redo = {c.branch_id for c in record.committables() if record.ruling(c) is Ruling.REDO}
         self._all(
@@ -524,14 +528,21 @@ class Coordinator:
             self._publish(record, deadline)
         return lost
 
-    def _end_settled(self, committable: Committable) -> None:
+    def _end_settled(self, settled: tuple[Committable, Ruling]) -> None:
         """Let no older driver that wakes up commit it. Best effort: its server may be gone."""
-        sink = self._all_sinks.get(committable.branch_id.sink)
-        try:
-            if sink is not None:
-                sink.abort(committable)
-        except Exception:
-            logger.warning("%s could not be ended now", committable.branch_id, exc_info=True)
+        committable, ruling = settled
+        branch_id = committable.branch_id
+        logger.warning("%s: settled by an operator: %s", branch_id, ruling)
+        ended = end_ruled(self._all_sinks.get(branch_id.sink), committable)
+        if ended.how is End.VISIBLE:
+            logger.error(
+                "%s is committed, though it is settled as %s: its rows are visible, and twice if "
+                "they were put in by hand too",
+                branch_id,
+                ruling,
+            )
+        elif ended.how is End.UNKNOWN:
+            logger.warning("%s could not be ended now: %s", branch_id, ended.why)
 
     def _commit_branches(
         self, committables: Sequence[Committable], deadline: float, redo: Collection[BranchId]
@@ -565,11 +576,45 @@ class Coordinator:
                 if isinstance(error, CommitUnresolvedError):
                     raise error
 
-        what = f"commit batch {batch_id} in {sink!r}"
-        self._patiently(once, what, CommitUnresolvedError, deadline=deadline)
+        self._until_known(once, f"commit batch {batch_id} in {sink!r}", deadline)
         if failed:
             raise failed[0]
         return lost
+
+    def _until_known(self, action: Callable[[], None], what: str, deadline: float) -> None:
+        """Repeat `action` while its outcome is unknown, and while nobody has taken over.
+
+        An outage is when an operator may rule on what is repeated here, and that takes a token. So
+        the log is asked before each repeat; the first try goes by what it has just said. A log that
+        is away puts the repeat off until the deadline: to wait can cost a branch, which is proven
+        and said, but to show what was put in by hand meanwhile doubles its rows in silence.
+
+        Raises:
+            CommitUnresolvedError: the deadline has passed.
+            FencedError: there is a younger token; what is left is its owner's.
+        """
+        unknown: CommitUnresolvedError | None = None
+
+        def attempt() -> None:
+            nonlocal unknown
+            if unknown is not None:
+                self._check_token_again(unknown)
+            try:
+                action()
+            except CommitUnresolvedError as error:
+                unknown = error
+                raise
+
+        self._patiently(attempt, what, CommitUnresolvedError, deadline=deadline)
+
+    def _check_token_again(self, unknown: CommitUnresolvedError) -> None:
+        try:
+            self._log.check_token(self.incarnation)
+        except LogUnavailableError as away:
+            raise CommitUnresolvedError(
+                f"{unknown}; not tried again until the log can say who owns the pipeline: {away}",
+                unknown.branch_id,
+            ) from away
 
     def _redo(self, record: TransactionRecord, lost: Lost, batch: Batch) -> TransactionRecord:
         """Write lost branches again from Spark's replay, and amend the decision.
@@ -629,11 +674,10 @@ class Coordinator:
                     c for c in share.committables if record.ruling(c) in {None, Ruling.REDO}
                 ),
             )
-            self._patiently(
+            self._until_known(
                 lambda: sink.publishBatch(batch),
                 f"publish batch {batch.batch_id} in {sink!r}",
-                CommitUnresolvedError,
-                deadline=deadline,
+                deadline,
             )
 
         # A sink that is gone from the pipeline has no branches left in it: the start refuses that.

@@ -22,7 +22,7 @@ from sparkonce.errors import (
 from sparkonce.failpoints import POINTS, InjectedError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
-from sparkonce.txn_log.record import State
+from sparkonce.txn_log.record import Incarnation, State
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
 
@@ -204,6 +204,47 @@ def test_commit_that_stays_unresolved_fails_the_query_and_the_next_start_carries
     assert len(world.stores["left"].visible) == 2
     world.prepare_sinks = lambda sinks: None
     world.start(Process())
+    world.check()
+
+
+@pytest.mark.parametrize("away_for", [3, 10**6])
+def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
+    world: World, monkeypatch: pytest.MonkeyPatch, away_for: int
+) -> None:
+    """Nobody knows then whether an operator has ruled on it; by itself it fails no commit."""
+    world.commit_timeout_s = 60.0 if away_for == 3 else 0.2
+    calls: list[str] = []
+    check_token = SqliteLog.check_token
+
+    def away(self: SqliteLog, incarnation: Incarnation) -> None:
+        calls.append("check")
+        if calls.count("check") <= away_for:
+            raise LogUnavailableError("away; nothing was written")
+        check_token(self, incarnation)
+
+    def fail_once(verb: str) -> None:
+        if verb == "commit":
+            calls.append(verb)
+            if calls == ["commit"]:
+                raise ConnectionError("down")
+
+    def prepare(sinks: Sequence[MemorySink]) -> None:
+        sinks[0].fail = fail_once
+
+    monkeypatch.setattr(SqliteLog, "check_token", away)
+    monkeypatch.setattr(world, "prepare_sinks", prepare)
+    world.spark.batches = [[[1]], [[2]]]
+    if away_for == 3:
+        world.start(Process())
+        assert calls == ["commit", *["check"] * 4, "commit", "commit"], "of two batches"
+    else:
+        with pytest.raises(
+            CommitUnresolvedError, match="down; not tried again until the log.*away"
+        ):
+            world.start(Process())
+        assert set(calls[1:]) == {"check"}
+        assert len(world.stores["left"].prepared) == 1
+        world.start(Process())
     world.check()
 
 

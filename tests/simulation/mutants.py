@@ -12,6 +12,7 @@ from typing import Final
 COORDINATOR: Final = "spark_hooks/coordinator.py"
 ORPHANS: Final = "spark_hooks/orphans.py"
 REWRITE: Final = "spark_hooks/rewrite.py"
+RULED: Final = "spark_hooks/ruled.py"
 LOG: Final = "txn_log/base.py"
 RECORD: Final = "txn_log/record.py"
 IDENTITY: Final = "txn_log/identity.py"
@@ -410,10 +411,31 @@ _SETTLEMENT: Final = (
     Mutant(
         "settled branch is left standing for a zombie",
         "I7",
-        (Edit(COORDINATOR, "                self._end_settled(committable)\n", ""),),
+        (Edit(COORDINATOR, "        self._all(self._end_settled, settled)\n", ""),),
         (
             "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
         ),
+    ),
+    Mutant(
+        "commit repeated without a look at the log",
+        "I6",
+        (Edit(COORDINATOR, "            if unknown is not None:\n", "            if False:\n"),),
+        (
+            "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
+            "tests/test_coordinator.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
+        ),
+    ),
+    Mutant(
+        "settled branch is asked for its proof before it is ended",
+        "I7",
+        (
+            Edit(
+                RULED,
+                "        sink.abort(committable)\n        sink.commit(committable)\n",
+                "        sink.commit(committable)\n        sink.abort(committable)\n",
+            ),
+        ),
+        ("tests/test_settlement.py::test_driver_that_ran_on_is_fenced_by_the_word",),
     ),
     _tested(
         "operator's word above proof",
