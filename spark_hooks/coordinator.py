@@ -511,14 +511,13 @@ class Coordinator:
         deadline = time.monotonic() + self._commit_timeout_s
         # Those that their servers drop first come first, so that no slow sink lets them expire.
         by_sink: dict[str, list[Committable]] = {}
-        settled: list[tuple[Committable, Ruling]] = []
+        settled: list[Committable] = []
         for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
-            ruling = record.ruling(committable)
-            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:
-                settled.append((committable, ruling))
+            if record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}:
+                settled.append(committable)
                 continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
-        self._all(self._end_settled, settled)
+        self._all(lambda committable: self._end_settled(record, committable), settled)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
         redo = {c.branch_id for c in record.committables() if record.ruling(c) is Ruling.REDO}
         self._all(
@@ -528,12 +527,12 @@ class Coordinator:
             self._publish(record, deadline)
         return lost
 
-    def _end_settled(self, settled: tuple[Committable, Ruling]) -> None:
+    def _end_settled(self, record: TransactionRecord, committable: Committable) -> None:
         """Let no older driver that wakes up commit it. Best effort: its server may be gone."""
-        committable, ruling = settled
-        branch_id = committable.branch_id
+        branch_id, ruling = committable.branch_id, record.ruling(committable)
         logger.warning("%s: settled by an operator: %s", branch_id, ruling)
-        ended = end_ruled(self._all_sinks.get(branch_id.sink), committable)
+        sink, target = self._all_sinks.get(branch_id.sink), record.shares[branch_id.sink].target
+        ended = end_ruled(sink, committable, target)
         if ended.how is End.VISIBLE:
             logger.error(
                 "%s is committed, though it is settled as %s: its rows are visible, and twice if "
@@ -542,7 +541,7 @@ class Coordinator:
                 ruling,
             )
         elif ended.how is End.UNKNOWN:
-            logger.warning("%s could not be ended now: %s", branch_id, ended.why)
+            logger.warning("%s is not proven to have ended: %s", branch_id, ended.why)
 
     def _commit_branches(
         self, committables: Sequence[Committable], deadline: float, redo: Collection[BranchId]

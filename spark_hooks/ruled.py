@@ -37,18 +37,23 @@ class Ended(NamedTuple):
     why: str = ""
 
 
-def end_ruled(sink: AnySink | None, committable: Committable) -> Ended:
+def end_ruled(sink: AnySink | None, committable: Committable, target: str) -> Ended:
     """End what stands of a branch, and ask for the proof.
 
     Args:
-        sink: in which it stands; None where it is not at hand.
+        sink: of the branch's name; None where the pipeline has none.
         committable: of the branch.
+        target: in which the record says that it stands.
     """
     if sink is None:
         name = committable.branch_id.sink
-        return Ended(End.UNKNOWN, f"the sink {name!r} is not among the pipeline's sinks")
+        return Ended(
+            End.UNKNOWN, f"{name!r} is not among the pipeline's sinks; it stood in {target}"
+        )
     try:
         sink.abort(committable)
+        if sink.target != target:
+            return Ended(End.UNKNOWN, f"it stood in {target}, and the sink has {sink.target} now")
         sink.commit(committable)
     except PreparedBranchLostError:
         return Ended(End.ENDED)

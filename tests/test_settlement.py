@@ -23,7 +23,7 @@ from sparkonce.spark_hooks.ruled import End, end_ruled
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
-from tests.world import Crash, MemorySink, Process, World, at_point
+from tests.world import Crash, MemorySink, Process, Store, World, at_point
 
 BATCHES = [[[1, 2], [3]], [[4], [5]]]
 LEFT = "left"
@@ -77,7 +77,7 @@ def settle(world: World, ruling: Ruling, *chosen: Committable) -> None:
 def ends(world: World, branch: Committable) -> End:
     """As the command does behind its word, where it reaches the sink."""
     sink = branch.branch_id.sink
-    return end_ruled(MemorySink(world.stores[sink], Process(), sink), branch).how
+    return end_ruled(MemorySink(world.stores[sink], Process(), sink), branch, "memory").how
 
 
 def fail_commit(
@@ -259,9 +259,17 @@ def test_ruled_branch_that_cannot_be_ended_is_not_asked_to_commit(world: World) 
         raise ConnectionError("no answer")
 
     sink.fail = away
-    ended = end_ruled(sink, branch)
+    ended = end_ruled(sink, branch, "memory")
     assert (ended.how, ended.why, sink.calls) == (End.UNKNOWN, "no answer", ["abort"])
-    assert end_ruled(None, branch).how is End.UNKNOWN
+
+
+def test_ruled_branch_of_another_target_is_not_called_ended(world: World) -> None:
+    """What is absent where the sink writes now proves nothing of where the branch stood."""
+    (branch, _) = branches(world)
+    sink = MemorySink(Store(), Process(), LEFT)
+    ended = end_ruled(sink, branch, "elsewhere")
+    assert (ended.how, sink.calls) == (End.UNKNOWN, ["abort"])
+    assert "elsewhere" in end_ruled(None, branch, "elsewhere").why
 
 
 @pytest.mark.parametrize("point", ["commit.before", "complete.before", "complete.after"])

@@ -402,7 +402,7 @@ _SETTLEMENT: Final = (
         (
             Edit(
                 COORDINATOR,
-                "            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:",
+                "            if record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}:",
                 "            if False:",
             ),
         ),
@@ -411,7 +411,13 @@ _SETTLEMENT: Final = (
     Mutant(
         "settled branch is left standing for a zombie",
         "I7",
-        (Edit(COORDINATOR, "        self._all(self._end_settled, settled)\n", ""),),
+        (
+            Edit(
+                COORDINATOR,
+                "self._all(lambda committable: self._end_settled(record, committable), settled)",
+                "pass",
+            ),
+        ),
         (
             "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
         ),
@@ -426,15 +432,9 @@ _SETTLEMENT: Final = (
         ),
     ),
     Mutant(
-        "settled branch is asked for its proof before it is ended",
+        "settled branch is asked for its proof and not ended",
         "I7",
-        (
-            Edit(
-                RULED,
-                "        sink.abort(committable)\n        sink.commit(committable)\n",
-                "        sink.commit(committable)\n        sink.abort(committable)\n",
-            ),
-        ),
+        (Edit(RULED, "        sink.abort(committable)\n", ""),),
         ("tests/test_settlement.py::test_driver_that_ran_on_is_fenced_by_the_word",),
     ),
     _tested(

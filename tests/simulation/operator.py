@@ -63,6 +63,7 @@ def _settle(
     sinks = {sink.name: sink for sink in process.sinks}
     for committable in record.committables() if reaches_sinks else ():
         if committable.branch_id in chosen:
-            how = end_ruled(sinks[committable.branch_id.sink], committable).how
+            sink = sinks[committable.branch_id.sink]
+            how = end_ruled(sink, committable, sink.target).how
             world.require(how is End.ENDED, f"I7: {committable.branch_id} is ruled on and {how}")
     world.driver = None
