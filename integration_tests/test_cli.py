@@ -227,6 +227,7 @@ def test_branches_are_settled(scenario: Scenario, sparkonce: Operator) -> None:
         assert settled.code == FINE
         (word,) = settled.value["settled"]
         assert (word["ruling"], word["why"]) == ("aborted", reason[1])
+        assert [end["how"] for end in settled.value["ended"]] == ["ended"]
         assert sparkonce("recover", JOB).code == FINE
         assert scenario.record(0).state is State.SETTLED
         assert "settled by operators" in sparkonce("log", "show", JOB, "0").out
@@ -248,6 +249,44 @@ def test_branches_are_settled(scenario: Scenario, sparkonce: Operator) -> None:
         rows = {t.name: len(list(t.read())) for t in scenario.targets}
         assert all(n == 300 for name, n in rows.items() if name != "kafka"), rows
         assert rows["kafka"] < 300
+        assert scenario.leaks() == []
+
+
+@pytest.mark.slow
+def test_word_ends_what_stands_and_tells_what_is_visible(
+    scenario: Scenario, sparkonce: Operator
+) -> None:
+    """In every sink: a driver that stood before its commits shows nothing of what was ruled on."""
+
+    def settle(batch: int, ruling: str) -> Said:
+        names = [b for t in scenario.targets for b in branches_of(scenario, batch, t.name)]
+        chosen = [option for name in names for option in ("--branch", name)]
+        word = ["--as", ruling, "--reason", "put in by hand", "--yes", "--json"]
+        said = sparkonce("settle", JOB, str(batch), *chosen, *word)
+        assert [end["branch"] for end in said.value["ended"]] == names
+        return said
+
+    with scenario:
+        arm = scenario.driver.arm("decide.after", batch=0)
+        scenario.driver.start(arm)
+        assert scenario.leaks()
+        said = settle(0, "committed")
+        assert (said.code, {end["how"] for end in said.value["ended"]}) == (FINE, {"ended"})
+        assert "put them in now" in said.err
+        assert scenario.leaks() == []
+        scenario.driver.let_go(arm)
+        status, log = scenario.driver.ends()
+        assert status != 0
+        assert "FencedError" in log
+        assert shown(scenario.visible_of(0)) == "none"
+
+        kill_at(scenario, "complete.before", 1)
+        assert scenario.record(0).state is State.SETTLED
+        said = settle(1, "aborted")
+        assert (said.code, {end["how"] for end in said.value["ended"]}) == (FOUND, {"visible"})
+        assert said.err.count("IS COMMITTED") == len(said.value["ended"])
+        assert sparkonce("recover", JOB).code == FINE
+        assert {len(list(target.read())) for target in scenario.targets} == {100}, "batch 1 alone"
         assert scenario.leaks() == []
 
 

@@ -522,6 +522,22 @@ def test_setting_that_cannot_work_is_refused_before_data_moves(job: Job) -> None
     assert pipeline.log.head("orders") is None
 
 
+def test_pipeline_that_is_called_twice_for_a_batch_fails_the_query(job: Job) -> None:
+    """A user who splits a batch by hand: the rows of the second call are not swallowed."""
+    job.add(*ids(1, 2))
+    pipeline = job.pipeline()
+
+    def split(df: DataFrame, batch_id: int) -> None:
+        pipeline(df.where("id = 1"), batch_id)
+        pipeline(df.where("id = 2"), batch_id)
+
+    query = job.rows().writeStream.foreachBatch(split).trigger(availableNow=True)
+    query = query.option("checkpointLocation", str(job.folder / job.checkpoint))
+    with pytest.raises(Exception, match="called a second time for batch 0 in one run"):
+        query.start().awaitTermination()
+    assert job.visible() == Counter([1])
+
+
 def test_call_outside_foreach_batch_says_so(job: Job) -> None:
     with pytest.raises(ConfigurationError, match="foreachBatch"):
         job.pipeline()(job.spark.range(3), 0)

@@ -63,6 +63,7 @@ from sparkonce.model import (
 from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink, check_committable
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
+from sparkonce.spark_hooks.ruled import End, end_ruled
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
@@ -166,6 +167,7 @@ class Coordinator:
         self._retain = retain
         self._clock = clock
         self.pending: TransactionRecord | None = None
+        self._newest_run = -1
         reach("begin.before", batch=claim.batch_id)
         self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
@@ -232,7 +234,9 @@ class Coordinator:
         Raises:
             SinkError: see `sparkonce.errors`; Spark's replay of the batch goes on from there.
             FencedError: a newer incarnation owns the pipeline.
+            ProtocolError: this incarnation has run the batch before.
         """
+        self._check_first_call(batch.batch_id)
         if self.pending is not None and not self.settle():
             raise ProtocolError(
                 f"batch {batch.batch_id} begins, but the commit log of {self._checkpoint.location} "
@@ -256,7 +260,25 @@ class Coordinator:
                 self._finish(standing, batch)
             logger.info("%s is complete: its replay is read to the end, not written", standing.id)
             batch.drain()
+        self._newest_run = batch.batch_id
         reach("return.before", batch=batch.batch_id)
+
+    def _check_first_call(self, batch_id: int) -> None:
+        """Refuse what would pass for a replay: within a run Spark replays only what has failed."""
+        if batch_id > self._newest_run:
+            return
+        fate = (
+            "complete, and no replay brings the rows of this call, which are in no sink: put them "
+            "in by hand"
+            if self.pending is None
+            else "prepared, and made anew at the next start"
+        )
+        raise ProtocolError(
+            f"pipeline {self.incarnation.pipeline!r} is called a second time for batch {batch_id} "
+            "in one run of the query. Call it once for a batch: transform= gives a sink rows of "
+            "its own, and select= columns; or write two queries, each with a pipeline and a "
+            f"checkpoint of its own. What the first call wrote is {fate}"
+        )
 
     def settle(self) -> bool:
         """Decide and commit the `pending` batch if Spark's checkpoint has reached it.
@@ -467,7 +489,9 @@ class Coordinator:
                 lost = self._commit(record)
         if lost:
             why = _NO_REPLAY if batch is None else "each time they were lost again"
-            raise cannot_redo(record, lost, why)
+            error = cannot_redo(record, lost, why)
+            self._raise_if_fenced(error)  # an operator may have ended them
+            raise error
         self._clean_up(self._complete(record))
 
     def _clean_up(self, done: TransactionRecord) -> None:
@@ -487,13 +511,13 @@ class Coordinator:
         deadline = time.monotonic() + self._commit_timeout_s
         # Those that their servers drop first come first, so that no slow sink lets them expire.
         by_sink: dict[str, list[Committable]] = {}
+        settled: list[Committable] = []
         for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
-            ruling = record.ruling(committable)
-            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:
-                logger.warning("%s: settled by an operator: %s", committable.branch_id, ruling)
-                self._end_settled(committable)
+            if record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}:
+                settled.append(committable)
                 continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
+        self._all(lambda committable: self._end_settled(record, committable), settled)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
         redo = {c.branch_id for c in record.committables() if record.ruling(c) is Ruling.REDO}
         self._all(
@@ -503,14 +527,21 @@ class Coordinator:
             self._publish(record, deadline)
         return lost
 
-    def _end_settled(self, committable: Committable) -> None:
+    def _end_settled(self, record: TransactionRecord, committable: Committable) -> None:
         """Let no older driver that wakes up commit it. Best effort: its server may be gone."""
-        sink = self._all_sinks.get(committable.branch_id.sink)
-        try:
-            if sink is not None:
-                sink.abort(committable)
-        except Exception:
-            logger.warning("%s could not be ended now", committable.branch_id, exc_info=True)
+        branch_id, ruling = committable.branch_id, record.ruling(committable)
+        logger.warning("%s: settled by an operator: %s", branch_id, ruling)
+        sink, target = self._all_sinks.get(branch_id.sink), record.shares[branch_id.sink].target
+        ended = end_ruled(sink, committable, target)
+        if ended.how is End.VISIBLE:
+            logger.error(
+                "%s is committed, though it is settled as %s: its rows are visible, and twice if "
+                "they were put in by hand too",
+                branch_id,
+                ruling,
+            )
+        elif ended.how is End.UNKNOWN:
+            logger.warning("%s is not proven to have ended: %s", branch_id, ended.why)
 
     def _commit_branches(
         self, committables: Sequence[Committable], deadline: float, redo: Collection[BranchId]
@@ -544,11 +575,45 @@ class Coordinator:
                 if isinstance(error, CommitUnresolvedError):
                     raise error
 
-        what = f"commit batch {batch_id} in {sink!r}"
-        self._patiently(once, what, CommitUnresolvedError, deadline=deadline)
+        self._until_known(once, f"commit batch {batch_id} in {sink!r}", deadline)
         if failed:
             raise failed[0]
         return lost
+
+    def _until_known(self, action: Callable[[], None], what: str, deadline: float) -> None:
+        """Repeat `action` while its outcome is unknown, and while nobody has taken over.
+
+        An outage is when an operator may rule on what is repeated here, and that takes a token. So
+        the log is asked before each repeat; the first try goes by what it has just said. A log that
+        is away puts the repeat off until the deadline: to wait can cost a branch, which is proven
+        and said, but to show what was put in by hand meanwhile doubles its rows in silence.
+
+        Raises:
+            CommitUnresolvedError: the deadline has passed.
+            FencedError: there is a younger token; what is left is its owner's.
+        """
+        unknown: CommitUnresolvedError | None = None
+
+        def attempt() -> None:
+            nonlocal unknown
+            if unknown is not None:
+                self._check_token_again(unknown)
+            try:
+                action()
+            except CommitUnresolvedError as error:
+                unknown = error
+                raise
+
+        self._patiently(attempt, what, CommitUnresolvedError, deadline=deadline)
+
+    def _check_token_again(self, unknown: CommitUnresolvedError) -> None:
+        try:
+            self._log.check_token(self.incarnation)
+        except LogUnavailableError as away:
+            raise CommitUnresolvedError(
+                f"{unknown}; not tried again until the log can say who owns the pipeline: {away}",
+                unknown.branch_id,
+            ) from away
 
     def _redo(self, record: TransactionRecord, lost: Lost, batch: Batch) -> TransactionRecord:
         """Write lost branches again from Spark's replay, and amend the decision.
@@ -608,11 +673,10 @@ class Coordinator:
                     c for c in share.committables if record.ruling(c) in {None, Ruling.REDO}
                 ),
             )
-            self._patiently(
+            self._until_known(
                 lambda: sink.publishBatch(batch),
                 f"publish batch {batch.batch_id} in {sink!r}",
-                CommitUnresolvedError,
-                deadline=deadline,
+                deadline,
             )
 
         # A sink that is gone from the pipeline has no branches left in it: the start refuses that.

@@ -1,24 +1,26 @@
 """What an operator does without Spark: look, recover, sweep, settle.
 
 claim_again ─► a token of the operator's own, which fences a driver that still runs
-                 └─► Coordinator.recover | sweep, or TransactionLog.settle
+                 └─► Coordinator.recover | sweep, or TransactionLog.settle ─► end_branches
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
-from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.base import PARALLEL_BRANCHES, AnySink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, UnknownCheckpoint
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
+from sparkonce.spark_hooks.ruled import Ended, end_ruled
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, next_batch
-from sparkonce.txn_log.record import Head
+from sparkonce.txn_log.record import Head, TransactionRecord
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.coordinator import Coordinator
@@ -121,3 +123,20 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
         for sink, branch in found
         if branch.branch_id.name not in named
     ]
+
+
+def end_branches(
+    job: ExactlyOnce, record: TransactionRecord, branches: Sequence[Committable]
+) -> list[Ended]:
+    """What has become of branches that are settled as committed or aborted, in their order.
+
+    Called behind the word: a driver that still runs must not show beside what is put in by hand.
+    """
+    sinks = {sink.name: sink for sink in job.all_sinks}
+
+    def end(committable: Committable) -> Ended:
+        name = committable.branch_id.sink
+        return end_ruled(sinks.get(name), committable, record.shares[name].target)
+
+    with ThreadPoolExecutor(PARALLEL_BRANCHES) as pool:
+        return list(pool.map(end, branches))

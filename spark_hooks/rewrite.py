@@ -141,8 +141,9 @@ def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBran
     said = PreparedBranchLostError(
         f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
         f"be written again: {why}. The first was told: {error}. No later batch is written before "
-        "this is settled: restore the branch; or put its rows into the target by hand, or give "
-        f"them up, and say so with {settle_command(committable.branch_id)} (docs/operations.md).",
+        "this is settled: restore the branch; or say that its rows are put into the target by hand "
+        f"or given up, with {settle_command(committable.branch_id)} (docs/operations.md), and put "
+        "them in after that.",
         committable.branch_id,
     )
     said.__cause__ = error

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Committable
+from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.recovery import find_checkpoint
@@ -187,9 +189,10 @@ def decided(folder: Path) -> str:
     """A pipeline with commit="checkpoint" whose batch 0 is decided; the name of its branch."""
     (folder / "jobs.py").write_text(JOB.replace('log="', 'commit="checkpoint", log="'))
     log = SqliteLog(folder / "log.db")
-    incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 0))
+    target = FileSink(folder / "out").target
+    incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": target}, 0))
     branch_id = BranchId(incarnation.owner, 0, 1, "file", 0, 3)
-    share = Share("x", (), (Committable(branch_id),))
+    share = Share(target, (), (Committable(branch_id),))
     record_id = incarnation.transaction_id(0)
     log.decide(TransactionRecord(record_id, 1, State.DECIDED, ("0",), {"file": share}))
     log.close()
@@ -233,8 +236,89 @@ def test_settlement_is_asked_for(
     assert head is not None
     if answer == "y":
         assert (code, [word.why for word in record.settled]) == (0, ["the disk is gone"])
+        assert re.search("No sink was asked.*Stop the driver.*recover.*only then", said, re.DOTALL)
     else:
         assert (code, record.settled, head.token) == (INTERRUPTED, (), 1)
+
+
+@pytest.fixture
+def prepared_file(folder: Path, decided: str) -> Path:
+    """The hidden file of the decided branch."""
+    hidden = folder / "out" / "_sparkonce"
+    hidden.mkdir()
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    log.close()
+    (committable,) = record.committables()
+    path = hidden / f"{committable.branch_id}parquet"
+    path.touch()
+    return path
+
+
+def settle(branch: str, ruling: str, *options: str) -> int:
+    chosen = ["jobs:make", "0", "--branch", branch, "--as", ruling]
+    return run(["settle", *chosen, "--yes", "--reason", "lost", *options])
+
+
+@pytest.mark.parametrize("ruling", ["committed", "aborted"])
+def test_word_ends_the_branch(
+    decided: str, prepared_file: Path, ruling: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, so that no driver that still runs shows it beside what is put in by hand."""
+    assert settle(decided, ruling, "--json") == 0
+    assert not prepared_file.exists()
+    said = capsys.readouterr()
+    assert json.loads(said.out)["ended"] == [{"branch": decided, "how": "ended", "why": ""}]
+    assert f"{decided} has ended" in said.err
+    assert ("put them in now" in said.err) is (ruling == "committed")
+
+
+@pytest.mark.parametrize("ruling", ["committed", "aborted"])
+def test_word_on_a_branch_that_is_committed_after_all(
+    decided: str, prepared_file: Path, ruling: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing takes its rows back: said loudly, and the exit code tells scripts."""
+    visible = prepared_file.rename(prepared_file.parents[1] / prepared_file.name)
+    assert settle(decided, ruling) == FOUND
+    assert visible.exists()
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{decided} IS COMMITTED" in said
+    assert ("they are there twice" if ruling == "committed" else "not missing") in said
+
+
+def test_word_on_a_branch_that_cannot_be_ended(
+    folder: Path,
+    decided: str,
+    prepared_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The word stands before anything is ended, and the operator hears what to do, in order."""
+    words: list[int] = []
+
+    def abort(self: FileSink, branch: object) -> None:
+        log = SqliteLog(folder / "log.db")
+        (record,) = log.unfinished("orders")
+        words.extend(word.token for word in record.settled)
+        log.close()
+        raise OSError("the mount is gone")
+
+    monkeypatch.setattr(FileSink, "abort", abort)
+    assert settle(decided, "committed") == FOUND
+    assert prepared_file.exists()
+    said = capsys.readouterr().err
+    assert words == [2]
+    told = f"not proven that {decided} has ended: the mount is gone.*Stop the driver.*recover.*hand"
+    assert re.search(told, said, re.DOTALL)
+
+
+def test_branch_that_is_to_be_redone_is_left_to_the_next_start(
+    folder: Path, decided: str, prepared_file: Path
+) -> None:
+    """It is asked to commit once more, so the word ends nothing."""
+    (folder / "jobs.py").write_text(JOB)
+    assert settle(decided, "redo") == 0
+    assert prepared_file.exists()
 
 
 # -- who runs --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from sparkonce.errors import (
 from sparkonce.failpoints import POINTS, InjectedError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
-from sparkonce.txn_log.record import State
+from sparkonce.txn_log.record import Incarnation, State
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
 
@@ -147,6 +147,28 @@ def test_replayed_complete_batch_is_drained_and_not_written(world: World) -> Non
     world.check()
 
 
+@pytest.mark.parametrize("is_replay", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pipeline_that_is_called_twice_for_one_batch_says_so(
+    world: World, policy: CommitPolicy, is_replay: bool
+) -> None:
+    """Its second call holds other rows, which would be taken for a replay; the first one stands."""
+    if is_replay:
+        world.start(Process())
+        world.spark.committed = -1
+    world.commit = policy
+    coordinator = world.coordinator(process := Process())
+    coordinator.run(world.batch(process))
+    stood = [(dict(store.prepared), dict(store.visible)) for store in world.stores.values()]
+    drained = list(world.spark.drained)
+    with pytest.raises(ProtocolError, match="called a second time for batch 0 in one run"):
+        coordinator.run(world.batch(process))
+    assert [(s.prepared, s.visible) for s in world.stores.values()] == stood
+    assert world.spark.drained == drained
+    world.start(Process())
+    world.check()
+
+
 def test_commit_with_a_lost_answer_is_repeated(world: World) -> None:
     """The commit landed, its answer did not: the second call changes nothing (I4)."""
     answers = iter([ConnectionError("the answer is lost"), None])
@@ -182,6 +204,47 @@ def test_commit_that_stays_unresolved_fails_the_query_and_the_next_start_carries
     assert len(world.stores["left"].visible) == 2
     world.prepare_sinks = lambda sinks: None
     world.start(Process())
+    world.check()
+
+
+@pytest.mark.parametrize("away_for", [3, 10**6])
+def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
+    world: World, monkeypatch: pytest.MonkeyPatch, away_for: int
+) -> None:
+    """Nobody knows then whether an operator has ruled on it; by itself it fails no commit."""
+    world.commit_timeout_s = 60.0 if away_for == 3 else 0.2
+    calls: list[str] = []
+    check_token = SqliteLog.check_token
+
+    def away(self: SqliteLog, incarnation: Incarnation) -> None:
+        calls.append("check")
+        if calls.count("check") <= away_for:
+            raise LogUnavailableError("away; nothing was written")
+        check_token(self, incarnation)
+
+    def fail_once(verb: str) -> None:
+        if verb == "commit":
+            calls.append(verb)
+            if calls == ["commit"]:
+                raise ConnectionError("down")
+
+    def prepare(sinks: Sequence[MemorySink]) -> None:
+        sinks[0].fail = fail_once
+
+    monkeypatch.setattr(SqliteLog, "check_token", away)
+    monkeypatch.setattr(world, "prepare_sinks", prepare)
+    world.spark.batches = [[[1]], [[2]]]
+    if away_for == 3:
+        world.start(Process())
+        assert calls == ["commit", *["check"] * 4, "commit", "commit"], "of two batches"
+    else:
+        with pytest.raises(
+            CommitUnresolvedError, match="down; not tried again until the log.*away"
+        ):
+            world.start(Process())
+        assert set(calls[1:]) == {"check"}
+        assert len(world.stores["left"].prepared) == 1
+        world.start(Process())
     world.check()
 
 
@@ -455,6 +518,28 @@ def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) ->
     world.spark.committed = 0
     with pytest.raises(ConfigurationError, match="it was abandoned and aborted"):
         world.start(Process())
+
+
+@pytest.mark.parametrize("adopt", [False, True, "batch 1"])
+def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
+    world: World, adopt: bool | str
+) -> None:
+    """Nobody delivers it unless it is replayed, so no setting lets a start go on behind it (I5)."""
+    world.commit = "checkpoint"
+    frozen = world.coordinator(old := Process())
+    frozen.run(world.batch(old))
+    process = Process()
+    with at_point("prepare_batch.before", process.crash) as fault, pytest.raises(Crash):
+        world.start(process)  # it has abandoned and aborted batch 0, and writes it again
+    assert fault.fired
+    world.spark.committed = 0  # the frozen driver wakes up, and its Spark goes on
+    with pytest.raises(FencedError):
+        frozen.run(world.batch(old))
+    with pytest.raises(ConfigurationError, match="Delete commits/0"):
+        world.coordinator(Process(), adopt=adopt)
+    world.spark.committed = -1
+    world.start(Process())
+    world.check()
 
 
 def test_policy_may_change_between_starts(world: World) -> None:

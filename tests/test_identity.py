@@ -153,7 +153,48 @@ def test_adopt_that_is_left_in_the_settings_changes_nothing() -> None:
     """Once the checkpoint is adopted the log answers for its batches from the first one on."""
     adopted = replace(HEAD, first_batch=5)
     assert admit(claim(9, adopt=True), known(8, head=adopted), now=5.0).first_batch == 5
-    assert admit(claim(12, adopt=True), known(8, head=adopted), now=5.0).first_batch == 12
+    with pytest.raises(ConfigurationError, match='pass adopt="batch 12" if they were delivered'):
+        admit(claim(12, adopt=True), known(8, head=adopted), now=5.0)
+
+
+def test_gap_is_adopted_by_its_batch_and_only_once() -> None:
+    """The word names where the log goes on, so that it says nothing of any later gap."""
+    word = {"adopt": "batch 12"}
+    assert admit(claim(12, **word), known(8), now=5.0).first_batch == 12
+    head = replace(HEAD, first_batch=12)
+    assert admit(claim(13, **word), known(12, head=head), now=5.0).first_batch == 12
+    with pytest.raises(ConfigurationError, match='adopt="batch 15"'):
+        admit(claim(15, **word), known(12, head=head), now=5.0)
+
+
+def test_gap_that_the_lost_log_has_delivered_is_adopted() -> None:
+    """Checkpoint and word name it; once the checkpoint has this log's id, the word says nothing."""
+    word = {"adopt": "f" * 16, "checkpoint_pipeline": "orders"}
+    lost = claim(12, checkpoint_log_id="f" * 16, **word)
+    assert admit(lost, known(8), now=5.0).first_batch == 12
+    with pytest.raises(ConfigurationError, match="the ones between ran without it"):
+        admit(claim(12, checkpoint_log_id=LOG_ID, **word), known(8), now=5.0)
+
+
+ADOPTED: dict[str, dict[str, Any]] = {
+    "True": {"adopt": True},
+    "batch 3": {"adopt": "batch 3"},
+    "batch 7": {"adopt": "batch 7"},
+    "lost log": {
+        "adopt": "f" * 16,
+        "checkpoint_log_id": "f" * 16,
+        "checkpoint_pipeline": "orders",
+    },
+}
+
+
+@pytest.mark.parametrize("batch_id", [3, 7])
+@pytest.mark.parametrize("word", ADOPTED)
+def test_abandoned_batch_is_never_adopted(word: str, batch_id: int) -> None:
+    """Its rows are in no sink, whatever the settings say and however far Spark has come."""
+    abandoned = replace(record(INCARNATION, 2), state=State.ABANDONED)
+    with pytest.raises(ConfigurationError, match="it was abandoned and aborted.*Delete commits/2"):
+        admit(claim(batch_id, **ADOPTED[word]), known(newest=abandoned), now=5.0)
 
 
 def test_crash_before_the_first_decision_after_a_second_adoption_is_no_gap() -> None:

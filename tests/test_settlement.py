@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
@@ -15,11 +17,13 @@ from sparkonce.errors import (
 )
 from sparkonce.model import Committable
 from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
+from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.spark_hooks.recovery import claim_again
+from sparkonce.spark_hooks.ruled import End, end_ruled
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
-from tests.world import Crash, MemorySink, Process, World, at_point
+from tests.world import Crash, MemorySink, Process, Store, World, at_point
 
 BATCHES = [[[1, 2], [3]], [[4], [5]]]
 LEFT = "left"
@@ -70,14 +74,29 @@ def settle(world: World, ruling: Ruling, *chosen: Committable) -> None:
     log.close()
 
 
-def fail_commit(world: World, error: type[Exception], times: int = 10**6) -> None:
-    """The left sink cannot say what became of its branches."""
+def ends(world: World, branch: Committable) -> End:
+    """As the command does behind its word, where it reaches the sink."""
+    sink = branch.branch_id.sink
+    return end_ruled(MemorySink(world.stores[sink], Process(), sink), branch, "memory").how
+
+
+def fail_commit(
+    world: World,
+    error: type[Exception],
+    times: int = 10**6,
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """The left sink cannot say what became of its branches; `then` is done in its last failure."""
     left = [times]
+    gate = Lock()
 
     def fail(verb: str) -> None:
-        if verb == "commit" and left[0] > 0:
-            left[0] -= 1
-            raise error("no answer")
+        with gate:
+            if verb == "commit" and left[0] > 0:
+                left[0] -= 1
+                if left[0] == 0:
+                    then()
+                raise error("no answer")
 
     def prepare(sinks: object) -> None:
         for sink in world.sinks:
@@ -167,16 +186,90 @@ def test_last_word_counts(world: World) -> None:
     assert [s.ruling for s in newest(world).settled] == [Ruling.ABORTED, Ruling.REDO]
 
 
-def test_driver_that_ran_on_is_fenced_by_the_word(tmp_path: Path) -> None:
-    """It may be about to commit, or to amend, what the operator rules on (I6)."""
-    world = World(tmp_path, BATCHES)
+@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("point", ["decide.after", "commit.before"])
+@pytest.mark.parametrize("ruling", GIVEN_UP)
+def test_driver_that_ran_on_is_fenced_by_the_word(
+    tmp_path: Path, policy: CommitPolicy, point: str, ruling: Ruling
+) -> None:
+    """It stood before its first commit: what is ruled on has ended, and never shows (I6, I7)."""
+    world = World(tmp_path, BATCHES, policy)
 
     def rule() -> None:
-        settle(world, Ruling.ABORTED, *branches(world))
+        chosen = branches(world)
+        settle(world, ruling, *chosen)
+        assert [ends(world, branch) for branch in chosen] == [End.ENDED, End.ENDED]
 
-    with at_point("decide.after", rule), pytest.raises(FencedError):
+    with at_point(point, rule), pytest.raises(FencedError):
         world.start(Process())
     assert newest(world).state is State.DECIDED
+    assert not world.stores[LEFT].visible
+    world.start(Process())
+    is_as_ruled(world)
+
+
+@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("ruling", GIVEN_UP)
+def test_driver_that_repeats_a_commit_is_stopped_by_the_word(
+    tmp_path: Path, policy: CommitPolicy, ruling: Ruling
+) -> None:
+    """The sink was away for both, and comes back to the driver first: it shows nothing (I6, I7)."""
+    world = World(tmp_path, BATCHES, policy)
+    world.commit_timeout_s = 60.0
+    fail_commit(world, ConnectionError, 2, lambda: settle(world, ruling, *branches(world)))
+    with pytest.raises(FencedError):
+        world.start(Process())
+    assert len(world.stores[LEFT].prepared) == 2
+    assert not world.stores[LEFT].visible
+    assert newest(world).state is State.DECIDED
+    world.prepare_sinks = lambda sinks: None
+    world.start(Process())
+    is_as_ruled(world)
+
+
+def is_as_ruled(world: World) -> None:
+    """Batch 0 shows in the right sink alone, and nothing is left over."""
+    assert newest(world).state is State.SETTLED
+    assert world.stores[LEFT].rows() == {4: 1, 5: 1}
+    assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert not any(store.prepared for store in world.stores.values())
+
+
+@pytest.mark.parametrize("ruling", GIVEN_UP)
+def test_ruled_branch_that_is_visible_after_all_is_told(
+    world: World, ruling: Ruling, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No abort takes its rows back, so whoever put them in by hand has to hear of it."""
+    (branch, _) = branches(world)
+    settle(world, ruling, branch)
+    MemorySink(world.stores[LEFT], Process(), LEFT).commit(branch)
+    assert ends(world, branch) is End.VISIBLE
+    world.start(Process())
+    (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert f"{branch.branch_id} is committed" in told
+    assert f"settled as {ruling}" in told
+
+
+def test_ruled_branch_that_cannot_be_ended_is_not_asked_to_commit(world: World) -> None:
+    """Behind an abort that failed, a commit would show it."""
+    (branch, _) = branches(world)
+    sink = MemorySink(world.stores[LEFT], Process(), LEFT)
+
+    def away(verb: str) -> None:
+        raise ConnectionError("no answer")
+
+    sink.fail = away
+    ended = end_ruled(sink, branch, "memory")
+    assert (ended.how, ended.why, sink.calls) == (End.UNKNOWN, "no answer", ["abort"])
+
+
+def test_ruled_branch_of_another_target_is_not_called_ended(world: World) -> None:
+    """What is absent where the sink writes now proves nothing of where the branch stood."""
+    (branch, _) = branches(world)
+    sink = MemorySink(Store(), Process(), LEFT)
+    ended = end_ruled(sink, branch, "elsewhere")
+    assert (ended.how, sink.calls) == (End.UNKNOWN, ["abort"])
+    assert "elsewhere" in end_ruled(None, branch, "elsewhere").why
 
 
 @pytest.mark.parametrize("point", ["commit.before", "complete.before", "complete.after"])

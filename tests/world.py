@@ -203,6 +203,7 @@ class World:
     ) -> None:
         self.path = folder / "log.db"
         self.commit = commit
+        self.commit_timeout_s = 0.2
         self.stores = {"left": Store(), "right": Store()}
         self.spark = MemorySpark(batches)
         self.sinks: list[MemorySink] = []
@@ -233,7 +234,7 @@ class World:
             self.claim(**changes),
             MemoryCheckpoint(self.spark),
             commit=self.commit,
-            commit_timeout_s=0.2,
+            commit_timeout_s=self.commit_timeout_s,
             retain=10,
         )
 

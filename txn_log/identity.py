@@ -36,7 +36,9 @@ class Claim:
         checkpoint_pipeline: the pipeline name found in the checkpoint, if any.
         replaces: the query id that this one takes over from.
         adopt: take over a checkpoint that ran without a log (True), or with the log that has
-            this id, which is lost.
+            this id, which is lost; or, where this log knows the query, go on at this batch
+            ("batch 12") behind batches that it has no record of. It says nothing of any other
+            start, so that it may stay in the settings.
     """
 
     pipeline: str
@@ -189,20 +191,8 @@ def next_batch(newest: TransactionRecord | None, head: Head) -> int:
 
 def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
     expected = next_batch(known.newest, head)
-    if claim.batch_id > expected and not claim.adopt:
-        abandoned = expected in known.records
-        raise ConfigurationError(
-            f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the next batch "
-            f"of the transaction log {known.log} is {expected}: "
-            + (
-                "it was abandoned and aborted, and another driver's Spark has moved on past it. "
-                f"Delete commits/{expected} and all later files of commits/ and offsets/ from the "
-                "checkpoint, so that it is replayed."
-                if abandoned
-                else "the ones between ran without it. Point log= to the log that was in use, or "
-                "pass adopt=True if they were delivered in some other way."
-            )
-        )
+    if claim.batch_id > expected:
+        _check_gap(claim, known, expected)
     if claim.batch_id < expected and claim.batch_id not in known.records:
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the transaction "
@@ -213,3 +203,27 @@ def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
     for batch_id, record in known.records.items():
         if batch_id in claim.offsets:
             check_offsets(record, claim.offsets[batch_id], claim.checkpoint)
+
+
+def _check_gap(claim: Claim, known: Known, expected: int) -> None:
+    """Refuse to go on behind batches of the query that are not decided here.
+
+    adopt=True is not asked: left in the settings, it would let every later gap pass.
+    """
+    gap = (
+        f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the next batch of "
+        f"the transaction log {known.log} is {expected}: "
+    )
+    newest = known.newest
+    if newest is not None and newest.state is State.ABANDONED and newest.id.batch_id == expected:
+        raise ConfigurationError(
+            f"{gap}it was abandoned and aborted, and another driver's Spark has moved on past it: "
+            f"its rows are in no sink, so adopt= does not help. Delete commits/{expected} and all "
+            "later files of commits/ and offsets/ from the checkpoint, so that it is replayed."
+        )
+    is_of_lost_log = claim.checkpoint_log_id not in {None, known.log_id}  # that adopt= names
+    if not is_of_lost_log and claim.adopt != f"batch {claim.batch_id}":
+        raise ConfigurationError(
+            f"{gap}the ones between ran without it. Point log= to the log that was in use, or pass "
+            f'adopt="batch {claim.batch_id}" if they were delivered in some other way.'
+        )

@@ -30,6 +30,7 @@ STATES: Final = (
     "an open merge dies with its process",
     "an operator closes a gap",
     "an operator settles a branch that stands",
+    "an operator's word meets a driver that repeats a commit",
     "another process holds the merge that is committed",
     "decided, 1 of 3 sinks committed",
     "decided, 2 of 3 sinks committed",

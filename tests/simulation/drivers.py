@@ -64,14 +64,15 @@ class SimCoordinator(Coordinator):
         *unsure: type[SparkOnceError],
         deadline: float | None = None,
     ) -> ResultT:
-        """Some tries in place of some time."""
+        """Some tries in place of some time; between those of a commit much can happen."""
         del what, deadline
         again = unsure or (LogUnavailableError, DecisionUnknownError)
         for _ in range(_TRIES - 1):
             try:
                 return action()
             except again:
-                continue
+                if unsure:
+                    self._log.world.call("commit.waits", lambda: None)
         return action()
 
 
@@ -102,6 +103,7 @@ class Driver:
         is_recovering: for what is called interesting.
         looked_at: the clock as the coordinator saw it last.
         consumed: batches that were read to their end here.
+        tried: full ids of the branches that it has asked to commit.
     """
 
     def __init__(self, world: SimWorld, process: Process, policy: CommitPolicy) -> None:
@@ -117,6 +119,7 @@ class Driver:
         self.is_recovering = False
         self.looked_at = math.inf
         self.consumed: set[int] = set()
+        self.tried: set[str] = set()
         self.looks_first = world.rng.random() < 0.25
         self._greenlet = greenlet(self._run, world.scheduler)
 
@@ -218,7 +221,7 @@ class Driver:
             sinks={sink.name: sink.target for sink in self.sinks},
             batch_id=batch_id,
             offsets={b: (str(b),) for b in shown},
-            adopt=spark.first > 0 and not world.disk.heads,
+            adopt=True,  # left in the settings: it changes nothing
         )
         self.token = None
         coordinator = SimCoordinator(

@@ -66,6 +66,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
         WRITE,
     ),
     **{f"{sink}.{verb}": SINK for sink in SINKS for verb in ("commit", "abort")},
+    "commit.waits": ("crash", "pause", "delay", "drop"),
     **{f"{sink}.find_branches": READ for sink in SINKS},
     **{f"{sink}.precommit": TASK for sink in SINKS},
     "postgres.prepare_batch": ("crash", "crash_after", "error", "lost", "pause", "drop"),
@@ -136,6 +137,11 @@ THEMES: Final = (
         (("spark.commit", "crash_after"), ("spark.commit", "pause_after"), ("log.decide", "crash")),
         ("log.decide", "decide.before", "decide.after", "recover.before_finish", "commit.before"),
         "checkpoint",
+    ),
+    Theme(  # the outcome of a commit is unknown, and before it is repeated much happens
+        tuple((f"{sink}.commit", fault) for sink in SINKS for fault in ("error", "lost")),
+        ("commit.waits", "commit.waits", "log.check_token"),
+        faults=("pause", "error"),
     ),
     Theme(  # something is aborted
         (

@@ -12,6 +12,7 @@ from typing import Final
 COORDINATOR: Final = "spark_hooks/coordinator.py"
 ORPHANS: Final = "spark_hooks/orphans.py"
 REWRITE: Final = "spark_hooks/rewrite.py"
+RULED: Final = "spark_hooks/ruled.py"
 LOG: Final = "txn_log/base.py"
 RECORD: Final = "txn_log/record.py"
 IDENTITY: Final = "txn_log/identity.py"
@@ -88,6 +89,12 @@ _BEFORE_THE_DECISION: Final = (
         "I5",
         "if self.pending is not None and not self.settle():",
         "if False:",
+    ),
+    _tested(
+        "second call for a batch taken for its replay",
+        "I5",
+        Edit(COORDINATOR, "        if batch_id > self._newest_run:\n", "        if True:\n"),
+        "tests/test_coordinator.py::test_pipeline_that_is_called_twice_for_one_batch_says_so",
     ),
     _coordinator(
         "no orphan is ever aborted",
@@ -351,10 +358,22 @@ _GUARD_AND_SINKS: Final = (
         (
             Edit(
                 IDENTITY,
-                "    if claim.batch_id > expected and not claim.adopt:\n",
+                "    if claim.batch_id > expected:\n",
                 "    if False:\n",
             ),
         ),
+    ),
+    Mutant(
+        "adopt=True lets a start pass an abandoned batch",
+        "I5",
+        (
+            Edit(
+                IDENTITY,
+                "    if claim.batch_id > expected:\n",
+                "    if claim.batch_id > expected and not claim.adopt:\n",
+            ),
+        ),
+        ("tests/test_coordinator.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",),
     ),
     _tested(
         "guard compares no offsets",
@@ -383,7 +402,7 @@ _SETTLEMENT: Final = (
         (
             Edit(
                 COORDINATOR,
-                "            if ruling in {Ruling.COMMITTED, Ruling.ABORTED}:",
+                "            if record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}:",
                 "            if False:",
             ),
         ),
@@ -392,10 +411,31 @@ _SETTLEMENT: Final = (
     Mutant(
         "settled branch is left standing for a zombie",
         "I7",
-        (Edit(COORDINATOR, "                self._end_settled(committable)\n", ""),),
+        (
+            Edit(
+                COORDINATOR,
+                "self._all(lambda committable: self._end_settled(record, committable), settled)",
+                "pass",
+            ),
+        ),
         (
             "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
         ),
+    ),
+    Mutant(
+        "commit repeated without a look at the log",
+        "I6",
+        (Edit(COORDINATOR, "            if unknown is not None:\n", "            if False:\n"),),
+        (
+            "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
+            "tests/test_coordinator.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
+        ),
+    ),
+    Mutant(
+        "settled branch is asked for its proof and not ended",
+        "I7",
+        (Edit(RULED, "        sink.abort(committable)\n", ""),),
+        ("tests/test_settlement.py::test_driver_that_ran_on_is_fenced_by_the_word",),
     ),
     _tested(
         "operator's word above proof",

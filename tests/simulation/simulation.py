@@ -21,6 +21,7 @@ from tests.simulation.world import Violation
 
 _STARTS = (2, 3, 4, 6)
 _LAST_STARTS = 12
+_BEFORE_A_REPEAT = "commit.waits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,34 @@ class Simulation:
             self._go(driver)
             if not self._paused() and driver.outcome == "done":
                 break
+            if driver.paused_at == _BEFORE_A_REPEAT and rng.random() < 0.5:
+                break  # it repeats a commit, and nobody helps it
         self._be_quiet()
-        if rng.random() < 0.2:
-            settle_early(world)
+        if rng.random() < (0.8 if self._repeating() else 0.2):
+            self._operate()
         self._finish()
         if sleepers := self._paused():
             world.say("the zombies wake up behind the end")
             for driver in sleepers:
                 self._go(driver)
             self._finish()
+
+    def _operate(self) -> None:
+        """An operator rules, and drivers that stood still meanwhile wake up behind the word.
+
+        Where the command does not reach the sinks, only those harm nothing that look first.
+        """
+        world, rng, repeating = self.world, self.world.rng, self._repeating()
+        reaches_sinks = rng.random() < 0.5
+        settle_early(world, repeating, reaches_sinks=reaches_sinks)
+        if world.ledger.rulings and repeating:
+            world.states.add("an operator's word meets a driver that repeats a commit")
+        for driver in self._paused() if reaches_sinks else repeating:
+            if driver in repeating or rng.random() < 0.7:
+                self._go(driver)
+
+    def _repeating(self) -> list[Driver]:
+        return [driver for driver in self._paused() if driver.paused_at == _BEFORE_A_REPEAT]
 
     def _paused(self) -> list[Driver]:
         return [d for d in self.world.drivers if d.outcome is None and d.process.alive]

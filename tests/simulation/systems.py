@@ -196,6 +196,8 @@ class SimSink(TwoPhaseCommitSink[None]):
         return [outcomes[number] for number in sorted(outcomes)]
 
     def commit(self, committable: Committable) -> None:
+        assert self.world.driver is not None
+        self.world.driver.tried.add(str(committable.branch_id))
         self.world.call(f"{self.name}.commit", lambda: self._commit(committable))
 
     def _commit(self, committable: Committable) -> None:

@@ -2,6 +2,8 @@
 
 look ─► nothing to do: end, nobody is fenced
 └► say who holds the token and whether it runs ─► ask ─► take a token ─► act ─► look again
+
+`settle` acts in this order: the word is written, then what stands of the branch is ended.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ from sparkonce.errors import (
 from sparkonce.model import Committable
 from sparkonce.spark_hooks.recovery import (
     claim_again,
+    end_branches,
     find_checkpoint,
     head_of,
     look_for_orphans,
     take_over,
 )
+from sparkonce.spark_hooks.ruled import End
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
@@ -46,12 +50,26 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 _MEANING = {
     Ruling.COMMITTED: "taken for committed: its rows must be in the target already, or be put "
-    "there by you; what still stands of the branch is aborted",
+    "there by you once this has ended the branch. That removes what it holds, such as staging "
+    "tables: if you need rows from there, copy them first",
     Ruling.ABORTED: "given up: its rows will be missing in this sink, while the other sinks keep "
     "theirs",
     Ruling.REDO: "written again from Spark's replay: if any of its rows are visible already, they "
     "will be there twice",
 }
+
+_HAS_ENDED = {
+    Ruling.COMMITTED: "If its rows are still to be put in by hand, put them in now.",
+    Ruling.ABORTED: "Its rows are missing in this sink.",
+}
+_IS_COMMITTED = {
+    Ruling.COMMITTED: "If they were put in by hand as well, they are there twice: remove those.",
+    Ruling.ABORTED: "They are not missing: settle it as committed, so that the record says so.",
+}
+_ORDER = (
+    "Stop the driver, then run `sparkonce recover JOB`, and only then put rows in by hand, where "
+    "that is still to be done."
+)
 
 
 @click.command()
@@ -147,6 +165,10 @@ def settle(
     committed: its rows are in the target. aborted: its rows are given up in this sink. redo:
     Spark's replay writes it again. The word is kept in the record for ever, with who, when and
     why; the next start, or `sparkonce recover`, goes by it.
+
+    Stop the driver first, and put rows in by hand last. Given a JOB, committed and aborted end what
+    stands of the branch, its staging too, and say what it has come to. Ends with 3 when that is in
+    doubt, or when the branch is visible after all.
     """
     *before, batch = arguments
     if len(before) > 1 or not batch.isdigit():
@@ -174,6 +196,8 @@ def settle(
             target.log, head, record, [c for _, c in chosen], ruling=word, reason=reason
         )
         found = facts.record(settled)
+        ended = None if word is Ruling.REDO else _end(target.job, record, chosen, word)
+        found["ended"] = ended
     if as_json:
         screen.json(found)
     else:
@@ -181,7 +205,40 @@ def settle(
             f"batch {batch}: {len(chosen)} settled as {ruling}. The query's next start goes by "
             "it, and so does `sparkonce recover JOB`."
         )
-    return 0
+    return 0 if all(end["how"] == End.ENDED for end in ended or ()) else FOUND
+
+
+def _end(
+    job: ExactlyOnce | None,
+    record: TransactionRecord,
+    chosen: Sequence[tuple[str, Committable]],
+    ruling: Ruling,
+) -> list[Facts] | None:
+    """End the branches and say what each has come to; None where no sink is at hand."""
+    if job is None:
+        click.echo(
+            "No sink was asked, since no JOB was given: what stands of the branch is ended by "
+            "`sparkonce recover JOB`, or the query's next start, and until then a driver that runs "
+            f"may still commit it. {_ORDER}",
+            err=True,
+        )
+        return None
+    told = []
+    for (_, committable), ended in zip(
+        chosen, end_branches(job, record, [c for _, c in chosen]), strict=True
+    ):
+        name = committable.branch_id.short
+        text = {
+            End.ENDED: f"{name} has ended: its sink proves that it was not committed, and nobody "
+            "can commit it now. " + _HAS_ENDED[ruling],
+            End.VISIBLE: f"{name} IS COMMITTED: its own rows are visible, and nothing takes them "
+            "back. " + _IS_COMMITTED[ruling],
+            End.UNKNOWN: f"It is not proven that {name} has ended: {ended.why}. A driver that runs "
+            f"may still commit it. {_ORDER}",
+        }[ended.how]
+        click.echo(text, err=True)
+        told.append({"branch": name, "how": ended.how.value, "why": ended.why})
+    return told
 
 
 def _settle(
@@ -242,8 +299,8 @@ def _check_ruling(target: Target, record: TransactionRecord, ruling: Ruling) -> 
     if ruling is Ruling.REDO and target.job is not None and target.job.commit == "checkpoint":
         raise ConfigurationError(
             'with commit="checkpoint" Spark does not replay a decided batch, so nothing can be '
-            "redone: put the rows into the target by hand and settle the branch as committed, or "
-            "give them up with aborted"
+            "redone: settle the branch as committed and then put its rows into the target by "
+            "hand, or give them up with aborted"
         )
 
 

@@ -457,7 +457,8 @@ class LogContract:
                 if verb == "decide":
                     log.decide(record(old, 0))
                 else:
-                    tokens.append(log.begin(claim(40, pipeline=pipeline, adopt=True)).token)
+                    far = claim(40, pipeline=pipeline, adopt="batch 40")
+                    tokens.append(log.begin(far).token)
 
             with at_round_trip(number, partial(pass_by_far, other, pipeline, seen)) as at:
                 told = landed(act)
