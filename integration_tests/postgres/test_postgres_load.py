@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -214,6 +215,33 @@ def test_orphans_of_many_tasks_go_in_few_round_trips(world: World) -> None:
     sent = statements(world, sink, lambda: sink.abortBatch(orphans))
     assert world.staging() == []
     assert len([line for line in sent if "DROP TABLE" in line]) == len(sent) == 2
+
+
+@pytest.mark.parametrize("way", ["sweep", "abort"])
+def test_table_that_is_read_for_long_keeps_nothing_waiting(world: World, way: str) -> None:
+    """A backup holds it for hours: the others go, and no drop waits as a merge may."""
+    world.table()
+    sink = world.ready(lock_timeout=3.0)
+    for attempt in range(5):
+        stage(sink, branch_id=task(attempt))
+    held = staging_name(task(3))
+    outcomes: list[Exception | None] = []
+
+    def end_all() -> None:
+        found = list(sink.find_branches(OWNER))
+        outcomes[:] = (sink if way == "sweep" else super(PostgresSink, sink)).abortBatch(found)
+
+    with psycopg.connect(world.dsn) as backup:
+        backup.execute(f"LOCK TABLE {world.schema}.{held} IN ACCESS SHARE MODE".encode())
+        sent = statements(world, sink, end_all)
+    assert [type(error) for error in outcomes if error] == [CommitUnresolvedError]
+    assert world.staging() == [held]
+    drops = [line for line in sent if "DROP TABLE" in line]
+    waits = [int(ms) for line in drops for ms in re.findall(r"'lock_timeout', '(\d+)ms'", line)]
+    assert len(waits) == len(drops)
+    assert waits == ([1000, *[10] * 5] if way == "sweep" else [1000] * 5)
+    end_all()
+    assert (outcomes, world.staging()) == ([None], [])
 
 
 # -- types, beside those in test_postgres_sink.py --------------------------------------------------

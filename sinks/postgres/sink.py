@@ -14,6 +14,7 @@ A committable says itself in which mode it was made, so that a query may change 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,7 +80,10 @@ _FROZEN_S = 60.0
 """How long the server keeps the rows of one phase locked for a driver that stands still."""
 
 _TIDY_LOCK_S = 1.0
-"""A commit does not wait long for whoever reads the staging tables, such as a backup."""
+"""Nobody waits long for whoever reads staging tables, such as a backup; they are swept later."""
+
+_TIDY_EACH_LOCK_S = 0.01
+"""One by one, after they were waited for together: a backup may hold hundreds."""
 
 
 class PostgresSink(OnePhaseSink[StagingWriter]):
@@ -342,9 +346,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         if held is None or not merger.commit_held(held):
             merger.commit()
         try:
-            self._drop(
-                merge.schema, merge.staging, Timeouts(_TIDY_LOCK_S, self._timeouts.statement)
-            )
+            self._drop(merge.schema, merge.staging)
         except psycopg.Error as error:
             # Committed all the same; `find_branches` will see what is left.
             logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
@@ -372,7 +374,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             self._finisher().roll_back(branch_id)
         if committable.version == PREPARED_VERSION:
             return
-        try:
+        with self._aborting(branch_id):
             if of_task:
                 schema = str(payload.get("schema") or self._schema())
                 self._drop(schema, [staging_name(branch_id)])
@@ -381,11 +383,6 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             if payload:
                 merge = Merge.read(committable)
                 self._drop(merge.schema, merge.staging)
-        except psycopg.Error as error:
-            raise CommitUnresolvedError(
-                f"{self.where}: {branch_id} could not be aborted: {self._address.said(error)}",
-                branch_id,
-            ) from self._address.cause(error)
 
     def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         merges = [c for c in found if "staging" not in c.payload]
@@ -397,7 +394,13 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
                 names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]
                 self._drop(schema, names)
         except psycopg.Error:  # one table in use keeps no other alive
-            errors |= zip((c.branch_id for c in staged), super().abortBatch(staged), strict=True)
+            for c in staged:
+                schema, name = str(c.payload["schema"]), staging_name(c.branch_id)
+                try:
+                    with self._aborting(c.branch_id):
+                        self._drop(schema, [name], _TIDY_EACH_LOCK_S)
+                except CommitUnresolvedError as error:
+                    errors[c.branch_id] = error
         return [errors.get(c.branch_id) for c in found]
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
@@ -454,14 +457,24 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
 
         self._pool.run(end)
 
-    def _drop(self, schema: str, names: Sequence[str], timeouts: Timeouts | None = None) -> None:
+    @contextlib.contextmanager
+    def _aborting(self, branch_id: BranchId) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise CommitUnresolvedError(
+                f"{self.where}: {branch_id} could not be aborted: {self._address.said(error)}",
+                branch_id,
+            ) from self._address.cause(error)
+
+    def _drop(self, schema: str, names: Sequence[str], lock_s: float = _TIDY_LOCK_S) -> None:
+        timeouts = Timeouts(min(lock_s, self._timeouts.lock), self._timeouts.statement)
+
         def drop(connection: PgConnection) -> None:
             for statement in drop_staging(schema, names):
                 try:
                     connection.execute(
-                        script(
-                            READ_COMMITTED, settings(timeouts or self._timeouts), statement, COMMIT
-                        )
+                        script(READ_COMMITTED, settings(timeouts), statement, COMMIT)
                     )
                 finally:
                     roll_back(connection)
