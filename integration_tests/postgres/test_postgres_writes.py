@@ -710,6 +710,24 @@ def test_row_that_violates_a_constraint_is_put_aside(
     assert row == (True, True, 5)
 
 
+@pytest.mark.parametrize("name", ["work", "staged", "target", "sparkonce", "excluded"])
+def test_rejected_row_of_a_table_with_any_column_name(prepared: World, name: str) -> None:
+    """Names of the merge's own mean the user's columns nowhere, nor the other way round."""
+    prepared.table(f"id bigint PRIMARY KEY CHECK (id < 5), {name} bigint, op text")
+    schema = pa.schema([("id", pa.int64()), (name, pa.int64()), ("op", pa.string())])
+    options: dict[str, Any] = {"key": ["id"], "order_by": name, "delete": "op = 'D'"}
+    sink = prepared.ready(schema, dead_letter="rejects", **options)
+    rows = [(1, 1, None), (1, 2, None), (2, 3, None), (3, 9, None), (3, 10, "D"), (7, 4, None)]
+    deliver(
+        sink,
+        pa.Table.from_pylist(
+            [dict(zip(schema.names, r, strict=True)) for r in rows], schema=schema
+        ),
+    )
+    assert prepared.rows() == [(1, 2, None), (2, 3, None)]
+    assert [row[-1] for row in rejected(prepared)] == [{"id": 7, name: 4, "op": None}]
+
+
 def test_number_of_rejected_rows_is_logged(
     prepared: World, caplog: pytest.LogCaptureFixture
 ) -> None:
