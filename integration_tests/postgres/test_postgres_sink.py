@@ -948,6 +948,36 @@ def test_missing_right_or_unfit_table_is_named(prepared: World, spoil: str, mess
             prepared.run("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
 
 
+@pytest.mark.parametrize("of", ["target", "dead letter"])
+@pytest.mark.parametrize(
+    ("kind", "message"), [("UNLOGGED", "SET LOGGED"), ("FOREIGN", "another server")]
+)
+def test_partition_that_would_lose_or_leak_rows_is_named(
+    prepared: World, of: str, kind: str, message: str
+) -> None:
+    """At any depth: a crash empties one that is UNLOGGED, and a foreign one commits by itself."""
+    at = prepared.schema
+    prepared.run(
+        f"CREATE FOREIGN DATA WRAPPER {at}; CREATE SERVER {at} FOREIGN DATA WRAPPER {at}; "
+        f"CREATE TABLE {at}.plain ({COLUMNS}); "
+        f"CREATE TABLE {at}.parted (branch text, batch_id bigint, rejected_at timestamptz, "
+        "reason text, sqlstate text, constraint_name text, record jsonb, id bigint, name text) "
+        f"PARTITION BY LIST (name); CREATE TABLE {at}.half PARTITION OF {at}.parted DEFAULT "
+        f"PARTITION BY LIST (id); CREATE TABLE {at}.fit PARTITION OF {at}.half FOR VALUES IN (1); "
+    )
+    options = {"table": f"{at}.parted", "dead_letter": None}
+    if of == "dead letter":
+        options = {"table": f"{at}.plain", "dead_letter": "parted"}
+    prepared.ready(**options)
+    server = f"SERVER {at}" if kind == "FOREIGN" else ""
+    prepared.run(f'CREATE {kind} TABLE {at}."un fit" PARTITION OF {at}.half DEFAULT {server}')
+    try:
+        with pytest.raises(ConfigurationError, match=f'{at}."un fit".*{message}'):
+            prepared.ready(**options)
+    finally:
+        prepared.run(f"DROP FOREIGN DATA WRAPPER {at} CASCADE")
+
+
 def test_role_with_the_least_rights_can_do_everything(world: World) -> None:
     """No superuser, no ownership of the target: what `validate` asks for is enough."""
     world.table("id bigint PRIMARY KEY, name text")

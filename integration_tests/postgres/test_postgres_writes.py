@@ -718,12 +718,8 @@ def test_rejected_row_of_a_table_with_any_column_name(prepared: World, name: str
     options: dict[str, Any] = {"key": ["id"], "order_by": name, "delete": "op = 'D'"}
     sink = prepared.ready(schema, dead_letter="rejects", **options)
     rows = [(1, 1, None), (1, 2, None), (2, 3, None), (3, 9, None), (3, 10, "D"), (7, 4, None)]
-    deliver(
-        sink,
-        pa.Table.from_pylist(
-            [dict(zip(schema.names, r, strict=True)) for r in rows], schema=schema
-        ),
-    )
+    named = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    deliver(sink, pa.Table.from_pylist(named, schema=schema))
     assert prepared.rows() == [(1, 2, None), (2, 3, None)]
     assert [row[-1] for row in rejected(prepared)] == [{"id": 7, name: 4, "op": None}]
 

@@ -50,6 +50,15 @@ _TABLE = """
     WHERE c.oid = to_regclass(%s)
 """
 
+_UNFIT_PARTITION = """
+    SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS shown,
+        c.relkind = 'f' AS is_foreign
+    FROM pg_partition_tree(%s) t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE t.isleaf AND (c.relkind = 'f' OR c.relpersistence <> 'p')
+    ORDER BY 1 LIMIT 1
+"""
+
 _SIMILAR = """
     SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -216,6 +225,7 @@ def resolve(
         if found is None:
             _refuse_missing(cursor, table, refuse)
         _check_table(found, refuse)
+        _check_partitions(cursor, found.shown, refuse)
         if writing.mode == "merge" and not found.may_delete:
             refuse("the role may not delete rows; GRANT DELETE on the table")
         columns = _columns(cursor, found)
@@ -230,6 +240,8 @@ def resolve(
         rejects = None
         if dead_letter is not None:
             rejects = _dead_letter(connection, found, dead_letter, refuse)
+            shown = qualified(*rejects).as_string()
+            _check_partitions(cursor, shown, lambda text: refuse(f"dead_letter={shown}: {text}"))
     return Target(
         found.schema,
         found.name,
@@ -309,6 +321,23 @@ def _check_table(found: Any, refuse: Callable[[str], NoReturn]) -> None:
             f"the role {found.role} may not create staging tables beside it; "
             f"GRANT CREATE ON SCHEMA {found.schema} TO {found.role}"
         )
+
+
+def _check_partitions(
+    cursor: psycopg.Cursor[Any], shown: str, refuse: Callable[[str], NoReturn]
+) -> None:
+    unfit = cursor.execute(_UNFIT_PARTITION, (shown,)).fetchone()
+    if unfit is None:
+        return
+    if unfit.is_foreign:
+        refuse(
+            f"its partition {unfit.shown} is a foreign table, so another server would commit its "
+            "rows by itself; ALTER TABLE … DETACH PARTITION, or name another table"
+        )
+    refuse(
+        f"its partition {unfit.shown} is UNLOGGED, so a crash of the server would take committed "
+        "rows; ALTER TABLE … SET LOGGED"
+    )
 
 
 def _check_rights(
