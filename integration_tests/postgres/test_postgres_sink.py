@@ -403,6 +403,33 @@ def test_merge_of_a_dead_driver_is_found_and_aborted(world: World) -> None:
     eventually(lambda: world.state() == (0, 0, 0, 0), "nothing of the dead driver stands")
 
 
+@pytest.mark.parametrize("way", ["by the role", "by the connection"])
+def test_merge_of_a_role_that_was_switched_is_found_and_aborted(world: World, way: str) -> None:
+    """A session goes by its login role, which alone may see and end what its like hold open."""
+    app = f"{world.schema}_app"
+    world.run(f"CREATE ROLE {app}; GRANT ALL ON SCHEMA {world.schema} TO {app}")
+    world.table()
+    world.run(f"ALTER TABLE {world.schema}.orders OWNER TO {app}")
+    try:
+        with world.role() as (login, conninfo):
+            world.run(f"GRANT {app} TO {login}")
+            options = "" if way == "by the role" else f"-c role={app}"
+            if way == "by the role":
+                world.run(f"ALTER ROLE {login} SET role = {app}")
+            dsn = psycopg.conninfo.make_conninfo(conninfo, options=options)
+            prepare(world.ready(dsn=dsn))
+            assert world.state() == (0, 0, 1, 1)
+            sink = world.sink(dsn=dsn)
+            found = list(sink.find_branches(OWNER))
+            for branch in found:
+                sink.abort(branch)
+            world.sinks[0].close()
+            assert [branch.branch_id for branch in found] == [merge_of(), task()]
+            eventually(lambda: world.state() == (0, 0, 0, 0), "nothing of the merge stands")
+    finally:
+        world.run(f"DROP OWNED BY {app} CASCADE; DROP ROLE {app}")
+
+
 def test_abort_after_the_commit_changes_nothing(world: World) -> None:
     """It only drops staging that is left over."""
     world.table()

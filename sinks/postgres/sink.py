@@ -35,7 +35,14 @@ from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.attaching import Attach, with_attached
 from sparkonce.sinks.postgres.attaching import check as check_attach
 from sparkonce.sinks.postgres.catalog import Target, resolve
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, pool_of, roll_back
+from sparkonce.sinks.postgres.connections import (
+    Address,
+    PgConnection,
+    Pool,
+    ask_as_login,
+    pool_of,
+    roll_back,
+)
 from sparkonce.sinks.postgres.diagnosis import diagnose
 from sparkonce.sinks.postgres.merge import PAYLOAD_VERSION, Merge
 from sparkonce.sinks.postgres.merging import Merger
@@ -404,7 +411,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         return [errors.get(c.branch_id) for c in found]
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        rows = self._pool.run(lambda c: c.execute(find_standing(owner)).fetchall())
+        rows = self._pool.run(lambda c: ask_as_login(c, find_standing(owner)))
         return list(self._ours(owner, rows))
 
     def close(self) -> None:
@@ -452,7 +459,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             self._pool.give(held)
 
         def end(connection: PgConnection) -> None:
-            connection.execute(end_holders(staging_name(branch_id)))
+            ask_as_login(connection, end_holders(staging_name(branch_id)))
             rolling_back(branch_id)(connection)
 
         self._pool.run(end)
