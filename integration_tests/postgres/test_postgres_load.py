@@ -282,6 +282,30 @@ def test_microseconds_of_any_size_arrive_or_are_refused(world: World, target: st
     arrives()
 
 
+@pytest.mark.parametrize("strings", ["on", "off"])
+def test_binary_arrives_whatever_the_role_says_of_backslashes(world: World, strings: str) -> None:
+    """By text, too: beside a column that pgpq cannot send, and in an array."""
+    world.table("v bytea, vs bytea[], net inet")
+    values = [b"hi\\\x00\n", b"", None, b"\\x6869", b'"{}"\xff']
+    rows = pa.table(
+        {
+            "v": pa.array(values, pa.binary()),
+            "vs": pa.array([values, [], None, [None], [b"NULL"]], pa.list_(pa.binary())),
+            "net": pa.array(["::1"] * 5),
+        }
+    )
+    with world.role("INSERT") as (role, dsn):
+        world.run(f"ALTER ROLE {role} SET standard_conforming_strings = {strings}")
+        world.run(f"ALTER ROLE {role} SET escape_string_warning = off")
+        sink = world.ready(rows.schema, dsn=dsn)
+        assert sink._target is not None
+        assert not sink._target.is_binary
+        deliver(sink, rows)
+        stored = world.run(f"SELECT v, vs FROM {world.schema}.orders ORDER BY ctid")
+        sink.close()
+    assert stored == list(zip(rows["v"].to_pylist(), rows["vs"].to_pylist(), strict=True))
+
+
 def test_days_of_an_interval_are_hours_on_both_ways(world: World) -> None:
     """A day of Spark has 24 hours, also over a change of the clocks."""
     world.table("v interval, net inet")

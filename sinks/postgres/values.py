@@ -172,12 +172,19 @@ def _python_values(array: Any, column: ColumnPlan) -> list[Any]:
         array, show = array.cast(pa.int64()), _shown_duration
     elif column.kind == "uuid":
         show = _shown_uuid
+    elif types.is_binary(column.arrow):
+        show = _shown_bytes
     values: list[Any] = array.to_pylist()
     return values if show is None else [None if v is None else show(v) for v in values]
 
 
 def _shown_uuid(value: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=value)
+
+
+def _shown_bytes(value: bytes) -> str:
+    """Not by psycopg, which escapes them for a literal, as `standard_conforming_strings` says."""
+    return f"\\x{value.hex()}"
 
 
 def _shown_duration(microseconds: int) -> str:
