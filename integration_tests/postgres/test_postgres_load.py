@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from integration_tests.postgres.world import (
     task,
 )
 from sparkonce import ExactlyOnce
-from sparkonce.errors import CommitUnresolvedError, PrepareRejectedError
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PrepareRejectedError
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
 from sparkonce.sinks.postgres.sql import staging_name
@@ -304,6 +305,62 @@ def test_binary_arrives_whatever_the_role_says_of_backslashes(world: World, stri
         stored = world.run(f"SELECT v, vs FROM {world.schema}.orders ORDER BY ctid")
         sink.close()
     assert stored == list(zip(rows["v"].to_pylist(), rows["vs"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def priced(world: World) -> str:
+    """A table whose columns are arrays of domains."""
+    s = world.schema
+    world.run(
+        f"CREATE DOMAIN {s}.money_ AS numeric(12,2); "
+        f"CREATE DOMAIN {s}.price AS {s}.money_ CHECK (value > 0); "
+        f'CREATE DOMAIN {s}.code AS varchar(3) COLLATE "C"; CREATE DOMAIN {s}.raw AS bytea; '
+        f"CREATE DOMAIN {s}.list AS int[]; CREATE DOMAIN {s}.prices AS {s}.price[]"
+    )
+    return world.table(
+        f"p {s}.price[], c {s}.code[], r {s}.raw[], l {s}.list[], d {s}.prices, n bigint"
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"dead_letter": "rejects"}, {"mode": "prepared"}])
+@pytest.mark.usefixtures("priced")
+def test_arrays_of_domains_arrive(world: World, options: dict[str, Any]) -> None:
+    prices = [[Decimal("1.25"), None], [], None]
+    columns = {
+        "p": pa.array(prices, pa.list_(pa.decimal128(38, 18))),
+        "d": pa.array(prices, pa.list_(pa.decimal128(12, 2))),
+        "c": pa.array([["abc", None], [], None], pa.list_(pa.string())),
+        "r": pa.array([[b"\\x", None], [], None], pa.list_(pa.binary())),
+    }
+    rows = pa.table(columns)
+    deliver(world.ready(rows.schema, **options), rows)
+    read = "p::numeric[], d::numeric[], c::text[], r::bytea[]"
+    stored = world.run(f"SELECT {read} FROM {world.schema}.orders ORDER BY ctid")
+    assert stored == list(zip(*(column.to_pylist() for column in columns.values()), strict=True))
+
+
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("p", pa.array([["1.255"]]), "array<string>.*cast"),
+        ("d", pa.array([["1.255"]]), "array<string>.*cast"),
+        ("p", pa.array([[1.255]]), "cast"),
+        ("p", pa.array([[Decimal("1.255")]]), "'p': a value"),
+        ("d", pa.array([[Decimal("1.255")]]), "'d': a value"),
+        ("c", pa.array([["abc "]]), "'c': a value"),
+        ("l", pa.array([["{1}"]]), "arrays of arrays"),
+        ("p", pa.array([[Decimal("-1.25")]]), "price_check"),
+    ],
+)
+def test_element_that_its_domain_would_change_is_refused(
+    world: World, column: str, values: Any, message: str
+) -> None:
+    """What holds for a column of the type under the domain, holds for each element."""
+    rows = pa.table({column: values})
+    with pytest.raises((ConfigurationError, PrepareRejectedError), match=message):
+        deliver(world.ready(rows.schema), rows)
+    assert world.rows() == []
 
 
 def test_days_of_an_interval_are_hours_on_both_ways(world: World) -> None:
