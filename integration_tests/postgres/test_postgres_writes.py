@@ -738,6 +738,29 @@ def test_number_of_rejected_rows_is_logged(
     assert line.endswith(f".orders: 2 of 3 rows are refused and go to {prepared.schema}.rejects")
 
 
+@pytest.mark.parametrize("of", ["ALL TABLES", "TABLES IN SCHEMA {s}", "TABLE {s}.orders"])
+def test_publication_that_carries_staging_is_told(
+    prepared: World, caplog: pytest.LogCaptureFixture, of: str
+) -> None:
+    """A subscriber has no such tables; and an update of the work table is allowed all the same."""
+    at = prepared.schema
+    prepared.table("id bigint CHECK (id > 0), status text")
+    prepared.run(f'CREATE PUBLICATION "All of {at}" FOR {of.format(s=at)}')
+    try:
+        with caplog.at_level("WARNING", logger="sparkonce"):
+            sink = prepared.ready(SCHEMA_OF_STATES, dead_letter="rejects")
+            told = [line for line in caplog.messages if f"'All of {at}'" in line]
+            assert len(told) == (0 if of.startswith("TABLE ") else 1)
+            assert all("FOR TABLE" in line and "staging" in line for line in told)
+            caplog.clear()
+            prepared.ready(SCHEMA_OF_STATES, mode="prepared")
+            assert caplog.messages == []  # it has no staging tables
+        deliver(sink, states((1, "a"), (-1, "b")))
+    finally:
+        prepared.run(f'DROP PUBLICATION "All of {at}"')
+    assert (prepared.rows(), len(rejected(prepared))) == ([(1, "a")], 1)
+
+
 def test_any_rows_of_a_batch_may_be_bad(prepared: World) -> None:
     """Exactly the bad ones are put aside, wherever they are and however many."""
     prepared.table("id bigint CHECK (id >= 0), status text")

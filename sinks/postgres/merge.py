@@ -274,6 +274,8 @@ BEGIN
         FROM ({rows}) AS staged;
     GET DIAGNOSTICS total = ROW_COUNT;
     CREATE INDEX ON {work} (sparkonce_row);
+    -- Where a publication has every table, one without it may not be updated.
+    ALTER TABLE {work} REPLICA IDENTITY FULL;
     waiting := total;
     LOOP
         low := 1;

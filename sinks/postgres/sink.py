@@ -52,7 +52,7 @@ from sparkonce.sinks.postgres.prepared import (
     PreparedWriter,
     rolling_back,
 )
-from sparkonce.sinks.postgres.server import Server, Shape
+from sparkonce.sinks.postgres.server import Server, Shape, warn_of_publications
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     OPEN,
@@ -280,6 +280,8 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server.check(self.where)
             target = self._pool.run(lambda c: self._resolve(c, schema))
             shape = self._pool.run(lambda c: Shape.read(c, target.shown, target.filled))
+            if self._mode == "staged" or self._writing.key is not None:
+                self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
