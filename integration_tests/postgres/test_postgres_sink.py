@@ -774,13 +774,14 @@ def test_every_type_arrives_as_it_is(prepared: World, name: str, shape: str) -> 
 def test_types_that_only_their_own_input_function_reads(prepared: World) -> None:
     """Strings go into any other type; an enum even as binary."""
     prepared.run(f"CREATE TYPE {prepared.schema}.mood AS ENUM ('ok', 'bad')")
-    prepared.table(f"i inet, p interval, m {prepared.schema}.mood")
-    rows = pa.table({"i": ["10.0.0.1", None], "p": ["1 day", None], "m": ["ok", None]})
+    prepared.table(f"i inet, p interval, t time, z timetz, m {prepared.schema}.mood")
+    columns = {"i": "10.0.0.1/32", "p": "1 day", "t": "01:02:03.000004", "z": "01:02:03+05:30"}
+    columns["m"] = "ok"
+    rows = pa.table({name: [value, None] for name, value in columns.items()})
     deliver(prepared.ready(rows.schema), rows)
-    assert prepared.run(f"SELECT i::text, p::text, m::text FROM {prepared.schema}.orders") == [
-        ("10.0.0.1/32", "1 day", "ok"),
-        (None, None, None),
-    ]
+    read = "i::text, p::text, t::text, z::text, m::text"
+    stored = prepared.run(f"SELECT {read} FROM {prepared.schema}.orders")
+    assert stored == [tuple(columns.values()), (None,) * 5]
 
 
 @pytest.mark.parametrize(
@@ -798,6 +799,8 @@ def test_types_that_only_their_own_input_function_reads(prepared: World) -> None
         ("char(3)", pa.scalar("abc ")),
         ("interval(3)", pa.scalar(dt.timedelta(microseconds=1))),
         ("time(3)", pa.scalar(dt.time(microsecond=1))),
+        ("time", pa.scalar("12:34:56.1234567")),
+        ("interval", pa.scalar("0.1 years")),
         ("text", pa.scalar("a\0b")),
         ("uuid", pa.scalar("nonsense")),
         ("json", pa.scalar("{")),
