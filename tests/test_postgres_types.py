@@ -273,6 +273,53 @@ def test_column_without_values_goes_into_any_type() -> None:
     assert sent(pa.nulls(2), list_of("text")).to_pylist() == [None, None]
 
 
+TIMES_AS_TEXT = [
+    ("time", "12:34", True),
+    ("time", "24:00:00", True),
+    ("time", "12:34:56.123456", True),
+    ("time", "12:34:56.123456000", True),
+    ("time", "12:34:56.123456789", False),
+    ("time", "12:34:60", False),  # the next minute
+    ("time", "12:34:56+02", False),  # the zone would be dropped
+    ("time", "2026-01-02 12:34:56", False),  # and the date
+    ("timetz", "12:34:56.123456+02", True),
+    ("timetz", "12:34:56-03:30", True),
+    ("timetz", "12:34Z", True),
+    ("timetz", "12:34:56.1234567+02", False),
+    ("timetz", "12:34:56", False),  # the session's zone would be added
+    ("interval", "3 months", True),
+    ("interval", "-1 year 2 mons +3 days 12:34:56.123456", True),
+    ("interval", "1.5 hours", True),
+    ("interval", "P1Y2M3DT4H5M6.5S", True),
+    ("interval", "0.000000000 seconds", True),
+    ("interval", "@ 1.0 Year ago", True),
+    ("interval", "0.0000001 seconds", False),
+    ("interval", "PT0.1234567S", False),
+    ("interval", "12:34:56.123456789", False),
+    ("interval", "0.1 years", False),  # 1.2 months
+    ("interval", "P0.1Y", False),
+    ("interval", "0.01 Century", False),
+    ("interval", "0.0001 ms", False),
+    ("interval", "0.5 microseconds", False),
+    ("interval", "1e-7 seconds", False),
+]
+
+
+@pytest.mark.parametrize("is_array", [False, True])
+@pytest.mark.parametrize(("name", "text", "is_kept"), TIMES_AS_TEXT)
+def test_text_that_postgres_would_round_to_microseconds_is_refused(
+    name: str, text: str, is_kept: bool, is_array: bool
+) -> None:
+    values = [[text, None], None] if is_array else [text, None]
+    array: Any = pa.array(values)
+    target = list_of(name) if is_array else kind(name)
+    if is_kept:
+        assert sent(array, target).to_pylist() == values
+    else:
+        with pytest.raises(ValueDoesNotFitError, match=f"does not fit into Postgres type {name}"):
+            sent(array, target)
+
+
 def test_list_of_uuids_is_read_into_values_that_psycopg_writes() -> None:
     column = plan("x", pa.list_(pa.string()), list_of("uuid"))
     value = uuid.uuid4()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ from integration_tests.postgres.world import (
     task,
 )
 from sparkonce import ExactlyOnce
-from sparkonce.errors import CommitUnresolvedError, PrepareRejectedError
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PrepareRejectedError
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
 from sparkonce.sinks.postgres.sql import staging_name
@@ -216,6 +218,33 @@ def test_orphans_of_many_tasks_go_in_few_round_trips(world: World) -> None:
     assert len([line for line in sent if "DROP TABLE" in line]) == len(sent) == 2
 
 
+@pytest.mark.parametrize("way", ["sweep", "abort"])
+def test_table_that_is_read_for_long_keeps_nothing_waiting(world: World, way: str) -> None:
+    """A backup holds it for hours: the others go, and no drop waits as a merge may."""
+    world.table()
+    sink = world.ready(lock_timeout=3.0)
+    for attempt in range(5):
+        stage(sink, branch_id=task(attempt))
+    held = staging_name(task(3))
+    outcomes: list[Exception | None] = []
+
+    def end_all() -> None:
+        found = list(sink.find_branches(OWNER))
+        outcomes[:] = (sink if way == "sweep" else super(PostgresSink, sink)).abortBatch(found)
+
+    with psycopg.connect(world.dsn) as backup:
+        backup.execute(f"LOCK TABLE {world.schema}.{held} IN ACCESS SHARE MODE".encode())
+        sent = statements(world, sink, end_all)
+    assert [type(error) for error in outcomes if error] == [CommitUnresolvedError]
+    assert world.staging() == [held]
+    drops = [line for line in sent if "DROP TABLE" in line]
+    waits = [int(ms) for line in drops for ms in re.findall(r"'lock_timeout', '(\d+)ms'", line)]
+    assert len(waits) == len(drops)
+    assert waits == ([1000, *[10] * 5] if way == "sweep" else [1000] * 5)
+    end_all()
+    assert (outcomes, world.staging()) == ([None], [])
+
+
 # -- types, beside those in test_postgres_sink.py --------------------------------------------------
 
 EDGES = st.sampled_from(
@@ -252,6 +281,86 @@ def test_microseconds_of_any_size_arrive_or_are_refused(world: World, target: st
         sink.abort(branch_id)
 
     arrives()
+
+
+@pytest.mark.parametrize("strings", ["on", "off"])
+def test_binary_arrives_whatever_the_role_says_of_backslashes(world: World, strings: str) -> None:
+    """By text, too: beside a column that pgpq cannot send, and in an array."""
+    world.table("v bytea, vs bytea[], net inet")
+    values = [b"hi\\\x00\n", b"", None, b"\\x6869", b'"{}"\xff']
+    rows = pa.table(
+        {
+            "v": pa.array(values, pa.binary()),
+            "vs": pa.array([values, [], None, [None], [b"NULL"]], pa.list_(pa.binary())),
+            "net": pa.array(["::1"] * 5),
+        }
+    )
+    with world.role("INSERT") as (role, dsn):
+        world.run(f"ALTER ROLE {role} SET standard_conforming_strings = {strings}")
+        world.run(f"ALTER ROLE {role} SET escape_string_warning = off")
+        sink = world.ready(rows.schema, dsn=dsn)
+        assert sink._target is not None
+        assert not sink._target.is_binary
+        deliver(sink, rows)
+        stored = world.run(f"SELECT v, vs FROM {world.schema}.orders ORDER BY ctid")
+        sink.close()
+    assert stored == list(zip(rows["v"].to_pylist(), rows["vs"].to_pylist(), strict=True))
+
+
+@pytest.fixture
+def priced(world: World) -> str:
+    """A table whose columns are arrays of domains."""
+    s = world.schema
+    world.run(
+        f"CREATE DOMAIN {s}.money_ AS numeric(12,2); "
+        f"CREATE DOMAIN {s}.price AS {s}.money_ CHECK (value > 0); "
+        f'CREATE DOMAIN {s}.code AS varchar(3) COLLATE "C"; CREATE DOMAIN {s}.raw AS bytea; '
+        f"CREATE DOMAIN {s}.list AS int[]; CREATE DOMAIN {s}.prices AS {s}.price[]"
+    )
+    return world.table(
+        f"p {s}.price[], c {s}.code[], r {s}.raw[], l {s}.list[], d {s}.prices, n bigint"
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"dead_letter": "rejects"}, {"mode": "prepared"}])
+@pytest.mark.usefixtures("priced")
+def test_arrays_of_domains_arrive(world: World, options: dict[str, Any]) -> None:
+    prices = [[Decimal("1.25"), None], [], None]
+    columns = {
+        "p": pa.array(prices, pa.list_(pa.decimal128(38, 18))),
+        "d": pa.array(prices, pa.list_(pa.decimal128(12, 2))),
+        "c": pa.array([["abc", None], [], None], pa.list_(pa.string())),
+        "r": pa.array([[b"\\x", None], [], None], pa.list_(pa.binary())),
+    }
+    rows = pa.table(columns)
+    deliver(world.ready(rows.schema, **options), rows)
+    read = "p::numeric[], d::numeric[], c::text[], r::bytea[]"
+    stored = world.run(f"SELECT {read} FROM {world.schema}.orders ORDER BY ctid")
+    assert stored == list(zip(*(column.to_pylist() for column in columns.values()), strict=True))
+
+
+@pytest.mark.usefixtures("priced")
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("p", pa.array([["1.255"]]), "array<string>.*cast"),
+        ("d", pa.array([["1.255"]]), "array<string>.*cast"),
+        ("p", pa.array([[1.255]]), "cast"),
+        ("p", pa.array([[Decimal("1.255")]]), "'p': a value"),
+        ("d", pa.array([[Decimal("1.255")]]), "'d': a value"),
+        ("c", pa.array([["abc "]]), "'c': a value"),
+        ("l", pa.array([["{1}"]]), "arrays of arrays"),
+        ("p", pa.array([[Decimal("-1.25")]]), "price_check"),
+    ],
+)
+def test_element_that_its_domain_would_change_is_refused(
+    world: World, column: str, values: Any, message: str
+) -> None:
+    """What holds for a column of the type under the domain, holds for each element."""
+    rows = pa.table({column: values})
+    with pytest.raises((ConfigurationError, PrepareRejectedError), match=message):
+        deliver(world.ready(rows.schema), rows)
+    assert world.rows() == []
 
 
 def test_days_of_an_interval_are_hours_on_both_ways(world: World) -> None:

@@ -403,6 +403,33 @@ def test_merge_of_a_dead_driver_is_found_and_aborted(world: World) -> None:
     eventually(lambda: world.state() == (0, 0, 0, 0), "nothing of the dead driver stands")
 
 
+@pytest.mark.parametrize("way", ["by the role", "by the connection"])
+def test_merge_of_a_role_that_was_switched_is_found_and_aborted(world: World, way: str) -> None:
+    """A session goes by its login role, which alone may see and end what its like hold open."""
+    app = f"{world.schema}_app"
+    world.run(f"CREATE ROLE {app}; GRANT ALL ON SCHEMA {world.schema} TO {app}")
+    world.table()
+    world.run(f"ALTER TABLE {world.schema}.orders OWNER TO {app}")
+    try:
+        with world.role() as (login, conninfo):
+            world.run(f"GRANT {app} TO {login}")
+            options = "" if way == "by the role" else f"-c role={app}"
+            if way == "by the role":
+                world.run(f"ALTER ROLE {login} SET role = {app}")
+            dsn = psycopg.conninfo.make_conninfo(conninfo, options=options)
+            prepare(world.ready(dsn=dsn))
+            assert world.state() == (0, 0, 1, 1)
+            sink = world.sink(dsn=dsn)
+            found = list(sink.find_branches(OWNER))
+            for branch in found:
+                sink.abort(branch)
+            world.sinks[0].close()
+            assert [branch.branch_id for branch in found] == [merge_of(), task()]
+            eventually(lambda: world.state() == (0, 0, 0, 0), "nothing of the merge stands")
+    finally:
+        world.run(f"DROP OWNED BY {app} CASCADE; DROP ROLE {app}")
+
+
 def test_abort_after_the_commit_changes_nothing(world: World) -> None:
     """It only drops staging that is left over."""
     world.table()
@@ -747,13 +774,14 @@ def test_every_type_arrives_as_it_is(prepared: World, name: str, shape: str) -> 
 def test_types_that_only_their_own_input_function_reads(prepared: World) -> None:
     """Strings go into any other type; an enum even as binary."""
     prepared.run(f"CREATE TYPE {prepared.schema}.mood AS ENUM ('ok', 'bad')")
-    prepared.table(f"i inet, p interval, m {prepared.schema}.mood")
-    rows = pa.table({"i": ["10.0.0.1", None], "p": ["1 day", None], "m": ["ok", None]})
+    prepared.table(f"i inet, p interval, t time, z timetz, m {prepared.schema}.mood")
+    columns = {"i": "10.0.0.1/32", "p": "1 day", "t": "01:02:03.000004", "z": "01:02:03+05:30"}
+    columns["m"] = "ok"
+    rows = pa.table({name: [value, None] for name, value in columns.items()})
     deliver(prepared.ready(rows.schema), rows)
-    assert prepared.run(f"SELECT i::text, p::text, m::text FROM {prepared.schema}.orders") == [
-        ("10.0.0.1/32", "1 day", "ok"),
-        (None, None, None),
-    ]
+    read = "i::text, p::text, t::text, z::text, m::text"
+    stored = prepared.run(f"SELECT {read} FROM {prepared.schema}.orders")
+    assert stored == [tuple(columns.values()), (None,) * 5]
 
 
 @pytest.mark.parametrize(
@@ -771,6 +799,8 @@ def test_types_that_only_their_own_input_function_reads(prepared: World) -> None
         ("char(3)", pa.scalar("abc ")),
         ("interval(3)", pa.scalar(dt.timedelta(microseconds=1))),
         ("time(3)", pa.scalar(dt.time(microsecond=1))),
+        ("time", pa.scalar("12:34:56.1234567")),
+        ("interval", pa.scalar("0.1 years")),
         ("text", pa.scalar("a\0b")),
         ("uuid", pa.scalar("nonsense")),
         ("json", pa.scalar("{")),
@@ -946,6 +976,36 @@ def test_missing_right_or_unfit_table_is_named(prepared: World, spoil: str, mess
                 sink.validate(ROWS.schema)
         finally:
             prepared.run("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
+
+
+@pytest.mark.parametrize("of", ["target", "dead letter"])
+@pytest.mark.parametrize(
+    ("kind", "message"), [("UNLOGGED", "SET LOGGED"), ("FOREIGN", "another server")]
+)
+def test_partition_that_would_lose_or_leak_rows_is_named(
+    prepared: World, of: str, kind: str, message: str
+) -> None:
+    """At any depth: a crash empties one that is UNLOGGED, and a foreign one commits by itself."""
+    at = prepared.schema
+    prepared.run(
+        f"CREATE FOREIGN DATA WRAPPER {at}; CREATE SERVER {at} FOREIGN DATA WRAPPER {at}; "
+        f"CREATE TABLE {at}.plain ({COLUMNS}); "
+        f"CREATE TABLE {at}.parted (branch text, batch_id bigint, rejected_at timestamptz, "
+        "reason text, sqlstate text, constraint_name text, record jsonb, id bigint, name text) "
+        f"PARTITION BY LIST (name); CREATE TABLE {at}.half PARTITION OF {at}.parted DEFAULT "
+        f"PARTITION BY LIST (id); CREATE TABLE {at}.fit PARTITION OF {at}.half FOR VALUES IN (1); "
+    )
+    options = {"table": f"{at}.parted", "dead_letter": None}
+    if of == "dead letter":
+        options = {"table": f"{at}.plain", "dead_letter": "parted"}
+    prepared.ready(**options)
+    server = f"SERVER {at}" if kind == "FOREIGN" else ""
+    prepared.run(f'CREATE {kind} TABLE {at}."un fit" PARTITION OF {at}.half DEFAULT {server}')
+    try:
+        with pytest.raises(ConfigurationError, match=f'{at}."un fit".*{message}'):
+            prepared.ready(**options)
+    finally:
+        prepared.run(f"DROP FOREIGN DATA WRAPPER {at} CASCADE")
 
 
 def test_role_with_the_least_rights_can_do_everything(world: World) -> None:

@@ -710,6 +710,20 @@ def test_row_that_violates_a_constraint_is_put_aside(
     assert row == (True, True, 5)
 
 
+@pytest.mark.parametrize("name", ["work", "staged", "target", "sparkonce", "excluded"])
+def test_rejected_row_of_a_table_with_any_column_name(prepared: World, name: str) -> None:
+    """Names of the merge's own mean the user's columns nowhere, nor the other way round."""
+    prepared.table(f"id bigint PRIMARY KEY CHECK (id < 5), {name} bigint, op text")
+    schema = pa.schema([("id", pa.int64()), (name, pa.int64()), ("op", pa.string())])
+    options: dict[str, Any] = {"key": ["id"], "order_by": name, "delete": "op = 'D'"}
+    sink = prepared.ready(schema, dead_letter="rejects", **options)
+    rows = [(1, 1, None), (1, 2, None), (2, 3, None), (3, 9, None), (3, 10, "D"), (7, 4, None)]
+    named = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    deliver(sink, pa.Table.from_pylist(named, schema=schema))
+    assert prepared.rows() == [(1, 2, None), (2, 3, None)]
+    assert [row[-1] for row in rejected(prepared)] == [{"id": 7, name: 4, "op": None}]
+
+
 def test_number_of_rejected_rows_is_logged(
     prepared: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -722,6 +736,29 @@ def test_number_of_rejected_rows_is_logged(
         deliver(sink, states((-1, "a"), (1, "a"), (-2, "a")), batch=1)
     (line,) = caplog.messages
     assert line.endswith(f".orders: 2 of 3 rows are refused and go to {prepared.schema}.rejects")
+
+
+@pytest.mark.parametrize("of", ["ALL TABLES", "TABLES IN SCHEMA {s}", "TABLE {s}.orders"])
+def test_publication_that_carries_staging_is_told(
+    prepared: World, caplog: pytest.LogCaptureFixture, of: str
+) -> None:
+    """A subscriber has no such tables; and an update of the work table is allowed all the same."""
+    at = prepared.schema
+    prepared.table("id bigint CHECK (id > 0), status text")
+    prepared.run(f'CREATE PUBLICATION "All of {at}" FOR {of.format(s=at)}')
+    try:
+        with caplog.at_level("WARNING", logger="sparkonce"):
+            sink = prepared.ready(SCHEMA_OF_STATES, dead_letter="rejects")
+            told = [line for line in caplog.messages if f"'All of {at}'" in line]
+            assert len(told) == (0 if of.startswith("TABLE ") else 1)
+            assert all("FOR TABLE" in line and "staging" in line for line in told)
+            caplog.clear()
+            prepared.ready(SCHEMA_OF_STATES, mode="prepared")
+            assert caplog.messages == []  # it has no staging tables
+        deliver(sink, states((1, "a"), (-1, "b")))
+    finally:
+        prepared.run(f'DROP PUBLICATION "All of {at}"')
+    assert (prepared.rows(), len(rejected(prepared))) == ([(1, "a")], 1)
 
 
 def test_any_rows_of_a_batch_may_be_bad(prepared: World) -> None:

@@ -50,6 +50,15 @@ _TABLE = """
     WHERE c.oid = to_regclass(%s)
 """
 
+_UNFIT_PARTITION = """
+    SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS shown,
+        c.relkind = 'f' AS is_foreign
+    FROM pg_partition_tree(%s) t JOIN pg_catalog.pg_class c ON c.oid = t.relid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE t.isleaf AND (c.relkind = 'f' OR c.relpersistence <> 'p')
+    ORDER BY 1 LIMIT 1
+"""
+
 _SIMILAR = """
     SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -58,7 +67,8 @@ _SIMILAR = """
     ORDER BY 1 LIMIT 1
 """
 
-# A domain is followed to the type under it: the merge checks it, the staging table need not.
+# A domain is followed to the type under it: the merge checks it, the staging table need not. The
+# same for the elements of an array.
 # The collation goes with it, so that keys are equal in a batch when they are in the table.
 _COLUMNS = """
     WITH RECURSIVE under AS (
@@ -70,25 +80,37 @@ _COLUMNS = """
         SELECT u.attnum, t.typbasetype, t.typtypmod, u.not_null OR t.typnotnull,
             u.has_default OR t.typdefault IS NOT NULL, u.depth + 1
         FROM under u JOIN pg_catalog.pg_type t ON t.oid = u.typid WHERE t.typtype = 'd'
+    ), base AS (
+        SELECT DISTINCT ON (attnum) * FROM under ORDER BY attnum, depth DESC
+    ), element AS (
+        SELECT b.attnum, t.typelem AS typid, b.typmod, 0 AS depth
+        FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typid
+        WHERE t.typcategory = 'A' AND t.typelem <> 0
+      UNION ALL
+        SELECT m.attnum, t.typbasetype, t.typtypmod, m.depth + 1
+        FROM element m JOIN pg_catalog.pg_type t ON t.oid = m.typid WHERE t.typtype = 'd'
     )
     SELECT a.attname AS name, u.not_null, u.has_default, a.attgenerated <> '' AS is_generated,
         a.attidentity AS identity, format_type(a.atttypid, a.atttypmod) AS declared,
-        format_type(u.typid, u.typmod) AS ddl, u.typmod AS modifier,
-        CASE WHEN a.attcollation <> t.typcollation
+        CASE WHEN m.depth > 0 THEN format_type(e.typarray, m.typmod)
+            ELSE format_type(u.typid, u.typmod) END AS ddl,
+        coalesce(m.typmod, u.typmod) AS modifier,
+        CASE WHEN a.attcollation <> e.typcollation
             THEN format(' COLLATE %%I.%%I', s.nspname, k.collname) ELSE '' END AS collation,
-        t.typcategory = 'A' AND t.typelem <> 0 AS is_array, e.typtype = 'e' AS is_enum,
+        m.attnum IS NOT NULL AS is_array, e.typtype = 'e' AS is_enum,
+        m.depth > 0 AS is_of_domains, m.depth > 0 AND e.typcategory = 'A' AS is_of_arrays,
         CASE e.typnamespace WHEN 'pg_catalog'::regnamespace THEN e.typname ELSE '' END AS type_name,
         e.typtype = 'c' AS is_composite,
         has_column_privilege(%(oid)s::oid, a.attnum, 'INSERT') AS may_insert,
         has_column_privilege(%(oid)s::oid, a.attnum, 'UPDATE') AS may_update,
         has_column_privilege(%(oid)s::oid, a.attnum, 'SELECT') AS may_select
-    FROM (SELECT DISTINCT ON (attnum) * FROM under ORDER BY attnum, depth DESC) u
+    FROM base u
     JOIN pg_catalog.pg_attribute a ON a.attrelid = %(oid)s AND a.attnum = u.attnum
-    JOIN pg_catalog.pg_type t ON t.oid = u.typid
+    LEFT JOIN (SELECT DISTINCT ON (attnum) * FROM element ORDER BY attnum, depth DESC) m
+        ON m.attnum = u.attnum
     LEFT JOIN pg_catalog.pg_collation k ON k.oid = a.attcollation
     LEFT JOIN pg_catalog.pg_namespace s ON s.oid = k.collnamespace
-    JOIN pg_catalog.pg_type e ON e.oid = CASE
-        WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem ELSE t.oid END
+    JOIN pg_catalog.pg_type e ON e.oid = coalesce(m.typid, u.typid)
     ORDER BY a.attnum
 """
 
@@ -216,6 +238,7 @@ def resolve(
         if found is None:
             _refuse_missing(cursor, table, refuse)
         _check_table(found, refuse)
+        _check_partitions(cursor, found.shown, refuse)
         if writing.mode == "merge" and not found.may_delete:
             refuse("the role may not delete rows; GRANT DELETE on the table")
         columns = _columns(cursor, found)
@@ -230,6 +253,8 @@ def resolve(
         rejects = None
         if dead_letter is not None:
             rejects = _dead_letter(connection, found, dead_letter, refuse)
+            shown = qualified(*rejects).as_string()
+            _check_partitions(cursor, shown, lambda text: refuse(f"dead_letter={shown}: {text}"))
     return Target(
         found.schema,
         found.name,
@@ -309,6 +334,23 @@ def _check_table(found: Any, refuse: Callable[[str], NoReturn]) -> None:
             f"the role {found.role} may not create staging tables beside it; "
             f"GRANT CREATE ON SCHEMA {found.schema} TO {found.role}"
         )
+
+
+def _check_partitions(
+    cursor: psycopg.Cursor[Any], shown: str, refuse: Callable[[str], NoReturn]
+) -> None:
+    unfit = cursor.execute(_UNFIT_PARTITION, (shown,)).fetchone()
+    if unfit is None:
+        return
+    if unfit.is_foreign:
+        refuse(
+            f"its partition {unfit.shown} is a foreign table, so another server would commit its "
+            "rows by itself; ALTER TABLE … DETACH PARTITION, or name another table"
+        )
+    refuse(
+        f"its partition {unfit.shown} is UNLOGGED, so a crash of the server would take committed "
+        "rows; ALTER TABLE … SET LOGGED"
+    )
 
 
 def _check_rights(

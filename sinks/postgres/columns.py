@@ -116,6 +116,8 @@ def _plans(
             refuse(f"column {name!r} is GENERATED ALWAYS; leave it out with select=")
         if column.is_composite:
             refuse(f"column {name!r} has a composite type, which is not supported")
+        if column.is_of_arrays:
+            refuse(f"column {name!r}: arrays of arrays are not supported, nor by way of a domain")
         try:
             yield plan(name, field.type, _type_of(column, is_lax=is_lax))
         except UnmappableError as error:
@@ -132,6 +134,7 @@ def _type_of(column: Any, *, is_lax: bool) -> PostgresType:
         column.modifier,
         bool(column.is_array),
         bool(column.is_enum),
+        has_domains=bool(column.is_of_domains),
     )
     if is_lax and found.name in _WITH_A_LENGTH:
         ddl = f"{found.name}[]" if found.is_array else found.name

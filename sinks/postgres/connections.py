@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.conninfo import SECRETS, read_conninfo
+from sparkonce.sinks.postgres.sql import AS_LOGIN
 
 PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
@@ -125,6 +127,13 @@ def roll_back(connection: PgConnection) -> None:
     if connection.info.transaction_status != TransactionStatus.IDLE:
         with contextlib.suppress(psycopg.Error):
             connection.execute("ROLLBACK")
+
+
+def ask_as_login(connection: PgConnection, query: sql.Composed) -> list[tuple[Any, ...]]:
+    """The rows that the role sees which logged in, whatever role the session has switched to."""
+    with connection.transaction():
+        connection.execute(AS_LOGIN)
+        return connection.execute(query).fetchall()
 
 
 @contextlib.contextmanager

@@ -274,6 +274,8 @@ BEGIN
         FROM ({rows}) AS staged;
     GET DIAGNOSTICS total = ROW_COUNT;
     CREATE INDEX ON {work} (sparkonce_row);
+    -- Where a publication has every table, one without it may not be updated.
+    ALTER TABLE {work} REPLICA IDENTITY FULL;
     waiting := total;
     LOOP
         low := 1;
@@ -305,7 +307,7 @@ BEGIN
     END LOOP;
     INSERT INTO {dead_letter} (branch, batch_id, reason, sqlstate, constraint_name, record)
         SELECT {branch}, {batch}, sparkonce_reason, sparkonce_state, sparkonce_constraint,
-            to_jsonb(work) - ARRAY['sparkonce_row', 'sparkonce_round', 'sparkonce_reason',
+            to_jsonb(work.*) - ARRAY['sparkonce_row', 'sparkonce_round', 'sparkonce_reason',
                 'sparkonce_state', 'sparkonce_constraint', 'sparkonce_deleted']
         FROM {work} AS work WHERE sparkonce_round = sparkonce.round;
     DROP TABLE {work};

@@ -39,6 +39,7 @@ from sparkonce.sinks.postgres.connections import (
     Address,
     PgConnection,
     Pool,
+    ask_as_login,
     retrying,
     roll_back,
 )
@@ -302,7 +303,7 @@ class Merger:
         that driver is alive after all.
         """
         with contextlib.suppress(psycopg.Error):
-            self._pool.run(lambda c: c.execute(end_holders(staging_name(self._branch_id))))
+            self._pool.run(lambda c: ask_as_login(c, end_holders(staging_name(self._branch_id))))
 
     def _missing_staging(self) -> list[str]:
         names = sql.SQL(", ").join(map(sql.Literal, self._merge.staging))

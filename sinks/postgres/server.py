@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from sparkonce.errors import ConfigurationError
@@ -141,6 +142,26 @@ class Server:
                 self.prepared_now,
                 self.prepared_most,
             )
+
+
+def warn_of_publications(connection: PgConnection, schema: str, where: str) -> None:
+    """Warn where a publication carries whatever table is made in the schema: staging, too."""
+    of_schema = "false"
+    if connection.execute("SELECT to_regclass('pg_publication_namespace')").fetchone() != (None,):
+        of_schema = (  # since Postgres 15
+            "oid IN (SELECT p.pnpubid FROM pg_catalog.pg_publication_namespace p "
+            "JOIN pg_catalog.pg_namespace n ON n.oid = p.pnnspid WHERE n.nspname = {})"
+        )
+    query = "SELECT pubname FROM pg_catalog.pg_publication WHERE puballtables OR " + of_schema
+    found = connection.execute(sql.SQL(query + " ORDER BY 1").format(sql.Literal(schema)))
+    for (publication,) in found.fetchall():
+        logger.warning(
+            "%s: the publication %r has every table of the schema %r, and so the sink's staging "
+            "tables, which no subscriber has: it stops at the first batch (logical replication "
+            "target relation does not exist). Publish the tables by their names: CREATE "
+            "PUBLICATION … FOR TABLE …",
+            *(where, publication, schema),
+        )
 
 
 def end_prepared(connection: PgConnection, gid: str, timeouts: Timeouts) -> None:

@@ -14,6 +14,7 @@ A committable says itself in which mode it was made, so that a query may change 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +35,14 @@ from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.attaching import Attach, with_attached
 from sparkonce.sinks.postgres.attaching import check as check_attach
 from sparkonce.sinks.postgres.catalog import Target, resolve
-from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool, pool_of, roll_back
+from sparkonce.sinks.postgres.connections import (
+    Address,
+    PgConnection,
+    Pool,
+    ask_as_login,
+    pool_of,
+    roll_back,
+)
 from sparkonce.sinks.postgres.diagnosis import diagnose
 from sparkonce.sinks.postgres.merge import PAYLOAD_VERSION, Merge
 from sparkonce.sinks.postgres.merging import Merger
@@ -44,7 +52,7 @@ from sparkonce.sinks.postgres.prepared import (
     PreparedWriter,
     rolling_back,
 )
-from sparkonce.sinks.postgres.server import Server, Shape
+from sparkonce.sinks.postgres.server import Server, Shape, warn_of_publications
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     OPEN,
@@ -79,7 +87,10 @@ _FROZEN_S = 60.0
 """How long the server keeps the rows of one phase locked for a driver that stands still."""
 
 _TIDY_LOCK_S = 1.0
-"""A commit does not wait long for whoever reads the staging tables, such as a backup."""
+"""Nobody waits long for whoever reads staging tables, such as a backup; they are swept later."""
+
+_TIDY_EACH_LOCK_S = 0.01
+"""One by one, after they were waited for together: a backup may hold hundreds."""
 
 
 class PostgresSink(OnePhaseSink[StagingWriter]):
@@ -269,6 +280,8 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server.check(self.where)
             target = self._pool.run(lambda c: self._resolve(c, schema))
             shape = self._pool.run(lambda c: Shape.read(c, target.shown, target.filled))
+            if self._mode == "staged" or self._writing.key is not None:
+                self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
@@ -342,9 +355,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         if held is None or not merger.commit_held(held):
             merger.commit()
         try:
-            self._drop(
-                merge.schema, merge.staging, Timeouts(_TIDY_LOCK_S, self._timeouts.statement)
-            )
+            self._drop(merge.schema, merge.staging)
         except psycopg.Error as error:
             # Committed all the same; `find_branches` will see what is left.
             logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
@@ -372,7 +383,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             self._finisher().roll_back(branch_id)
         if committable.version == PREPARED_VERSION:
             return
-        try:
+        with self._aborting(branch_id):
             if of_task:
                 schema = str(payload.get("schema") or self._schema())
                 self._drop(schema, [staging_name(branch_id)])
@@ -381,11 +392,6 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             if payload:
                 merge = Merge.read(committable)
                 self._drop(merge.schema, merge.staging)
-        except psycopg.Error as error:
-            raise CommitUnresolvedError(
-                f"{self.where}: {branch_id} could not be aborted: {self._address.said(error)}",
-                branch_id,
-            ) from self._address.cause(error)
 
     def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         merges = [c for c in found if "staging" not in c.payload]
@@ -397,11 +403,17 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
                 names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]
                 self._drop(schema, names)
         except psycopg.Error:  # one table in use keeps no other alive
-            errors |= zip((c.branch_id for c in staged), super().abortBatch(staged), strict=True)
+            for c in staged:
+                schema, name = str(c.payload["schema"]), staging_name(c.branch_id)
+                try:
+                    with self._aborting(c.branch_id):
+                        self._drop(schema, [name], _TIDY_EACH_LOCK_S)
+                except CommitUnresolvedError as error:
+                    errors[c.branch_id] = error
         return [errors.get(c.branch_id) for c in found]
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        rows = self._pool.run(lambda c: c.execute(find_standing(owner)).fetchall())
+        rows = self._pool.run(lambda c: ask_as_login(c, find_standing(owner)))
         return list(self._ours(owner, rows))
 
     def close(self) -> None:
@@ -449,19 +461,29 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             self._pool.give(held)
 
         def end(connection: PgConnection) -> None:
-            connection.execute(end_holders(staging_name(branch_id)))
+            ask_as_login(connection, end_holders(staging_name(branch_id)))
             rolling_back(branch_id)(connection)
 
         self._pool.run(end)
 
-    def _drop(self, schema: str, names: Sequence[str], timeouts: Timeouts | None = None) -> None:
+    @contextlib.contextmanager
+    def _aborting(self, branch_id: BranchId) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise CommitUnresolvedError(
+                f"{self.where}: {branch_id} could not be aborted: {self._address.said(error)}",
+                branch_id,
+            ) from self._address.cause(error)
+
+    def _drop(self, schema: str, names: Sequence[str], lock_s: float = _TIDY_LOCK_S) -> None:
+        timeouts = Timeouts(min(lock_s, self._timeouts.lock), self._timeouts.statement)
+
         def drop(connection: PgConnection) -> None:
             for statement in drop_staging(schema, names):
                 try:
                     connection.execute(
-                        script(
-                            READ_COMMITTED, settings(timeouts or self._timeouts), statement, COMMIT
-                        )
+                        script(READ_COMMITTED, settings(timeouts), statement, COMMIT)
                     )
                 finally:
                     roll_back(connection)

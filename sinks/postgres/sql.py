@@ -266,16 +266,20 @@ def require_marker(schema: str, branch_id: BranchId) -> sql.Composed:
 
 # -- what stands -----------------------------------------------------------------------------------
 
+AS_LOGIN = sql.SQL("SET LOCAL ROLE NONE")
+"""Of a session, only who may act as its login role may see the state, and end it; a role that was
+switched to (`ALTER ROLE … SET role`) need not. Holds until the transaction's end."""
+
 
 def find_standing(owner: Owner) -> sql.Composed:
     """The owner's open merges, prepared transactions and staging tables, in this order.
 
-    Of every schema, since the target may be gone or have moved.
+    Of every schema, since the target may be gone or have moved. To be asked `AS_LOGIN`.
     """
     prefix = _of_owner(owner)
     return sql.SQL(
         "SELECT {open} AS place, NULL AS schema, application_name AS name, NULL AS branch "
-        "FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user "
+        "FROM pg_stat_activity WHERE datname = current_database() AND usename = session_user "
         "AND state LIKE 'idle in transaction%' AND starts_with(application_name, {prefix}) "
         "UNION ALL SELECT {prepared}, NULL, gid, gid FROM pg_prepared_xacts "
         "WHERE database = current_database() AND starts_with(gid, {gids}) "
@@ -301,9 +305,9 @@ def find_schema(table: str) -> sql.Composed:
 
 
 def end_holders(application_name: str) -> sql.Composed:
-    """End the sessions that hold exactly this merge open and wait for a client."""
+    """End the sessions that hold exactly this merge open and wait for a client; `AS_LOGIN`."""
     return sql.SQL(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-        "AND usename = current_user AND pid <> pg_backend_pid() "
+        "AND usename = session_user AND pid <> pg_backend_pid() "
         "AND state LIKE 'idle in transaction%' AND application_name = {}"
     ).format(sql.Literal(application_name))

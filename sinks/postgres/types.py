@@ -57,6 +57,7 @@ class PostgresType:
         is_array: of any number of dimensions.
         is_enum: labels, sent as text.
         is_staged_longer: the staging table takes longer strings, and the merge judges them.
+        has_domains: its elements are of a domain in the table, by which arrays have a header.
     """
 
     ddl: str
@@ -65,6 +66,7 @@ class PostgresType:
     is_array: bool = False
     is_enum: bool = False
     is_staged_longer: bool = False
+    has_domains: bool = False
 
     @property
     def scale(self) -> int | None:
@@ -136,7 +138,8 @@ def plan(name: str, arrow: pa.DataType, target: PostgresType) -> ColumnPlan:
             "arrays of arrays are not supported; use to_json() and a jsonb column"
         )
     planned, kind = _element(element, target)
-    binary = kind != "text" and target.name not in _ONLY_AS_TEXT_IN_ARRAYS and not target.is_enum
+    binary = kind != "text" and target.name not in _ONLY_AS_TEXT_IN_ARRAYS
+    binary = binary and not target.is_enum and not target.has_domains
     return ColumnPlan(name, target, planned, kind, binary)
 
 

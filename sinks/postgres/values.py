@@ -123,7 +123,32 @@ def _check_time(array: Any, column: ColumnPlan) -> None:
             raise pa.ArrowInvalid("more digits than the column keeps")
 
 
+def _check_text(array: Any, column: ColumnPlan) -> None:
+    """What Postgres would read, and then round or leave something out of."""
+    name = column.type.name
+    if name in _EXACT_TEXT:
+        exact = _pc.match_substring_regex(array, _EXACT_TEXT[name])
+        if not _pc.all(exact, min_count=0).as_py():
+            raise pa.ArrowInvalid("no time of day as ISO 8601 writes it, to the microsecond")
+    if name == "interval":
+        rounded = _pc.match_substring_regex(array, _ROUNDED_INTERVAL, ignore_case=True)
+        if _pc.any(rounded, min_count=0).as_py():
+            raise pa.ArrowInvalid("finer than a microsecond, or a part of a year")
+
+
+_TIME = r"^([01]\d|2[0-4]):[0-5]\d(:[0-5]\d(\.\d{1,6}0*)?)?"
+_EXACT_TEXT: Mapping[str, str] = {
+    "time": f"{_TIME}$",
+    "timetz": rf"{_TIME}(Z|[+-]\d\d(:[0-5]\d(:[0-5]\d)?)?)$",
+}
+"""A plain time of day drops dates and zones without a word; the other kind adds the session's."""
+
+# More than six digits, parts of a year, a decade, … (whole months are left of them), parts of
+# what is less than a second, and exponents.
+_ROUNDED_INTERVAL = r"\.\d{6}\d*[1-9]|\.\d*[1-9]\d*[^0-9a-z]*(y|dec|c|mil|ms|mic|us)|\de[+-]?\d"
+
 _CHECKS: Mapping[str, Callable[[Any, ColumnPlan], None]] = {
+    "text": _check_text,
     "string": _check_string,
     "date": _check_date,
     "time": _check_time,
@@ -172,12 +197,19 @@ def _python_values(array: Any, column: ColumnPlan) -> list[Any]:
         array, show = array.cast(pa.int64()), _shown_duration
     elif column.kind == "uuid":
         show = _shown_uuid
+    elif types.is_binary(column.arrow):
+        show = _shown_bytes
     values: list[Any] = array.to_pylist()
     return values if show is None else [None if v is None else show(v) for v in values]
 
 
 def _shown_uuid(value: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=value)
+
+
+def _shown_bytes(value: bytes) -> str:
+    """Not by psycopg, which escapes them for a literal, as `standard_conforming_strings` says."""
+    return f"\\x{value.hex()}"
 
 
 def _shown_duration(microseconds: int) -> str:
