@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
@@ -127,6 +128,42 @@ def test_log_that_is_not_there_is_not_made(
         assert re.search("no transaction log at .*typo", capsys.readouterr().err)
     assert run(["log", "copy", url, "sqlite:///new.db"]) == ERROR
     assert not (folder / "typo").exists()
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_database_of_another_program_is_left_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    """A wrong address is told, and the file is what it was, with nothing beside it."""
+    with sqlite3.connect(folder / "app.db") as connection:
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+        connection.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY)")
+    connection.close()
+    (folder / "empty.db").touch()
+    before = {path: path.read_bytes() for path in folder.glob("*.db*")}
+    for name in ("app", "empty"):
+        for command in (["status"], ["log", "list"]):
+            assert run([*command, "--log", f"sqlite:///{name}.db"]) == ERROR
+            assert re.search(f"no transaction log at .*{name}.db", capsys.readouterr().err)
+        assert run(["log", "copy", f"sqlite:///{name}.db", "sqlite:///new.db"]) == ERROR
+    assert {path: path.read_bytes() for path in folder.glob("*.db*")} == before
+
+
+def test_looking_at_a_log_leaves_it_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it wait for a driver that is writing, or is frozen in a write."""
+    log = SqliteLog(folder / "log.db")
+    log.begin(Claim("orders", QUERY, "run", this_driver(), {}, 0))
+    log.close()
+    before = (folder / "log.db").read_bytes()
+    writer = sqlite3.connect(folder / "log.db", isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    assert run(["status", "--log", "sqlite:///log.db"]) == 0
+    writer.execute("ROLLBACK")
+    writer.close()
+    assert "orders" in capsys.readouterr().out
+    assert (folder / "log.db").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -291,7 +328,12 @@ def test_log_in_the_checkpoint(
     assert "--checkpoint" in capsys.readouterr().err
     assert run(["status", "jobs:make", "--checkpoint", "nowhere"]) == ERROR
     assert not (folder / "nowhere").exists()
+    (folder / "elsewhere").mkdir()
     capsys.readouterr()
+    for command in ("status", "doctor", "recover", "orphans"):
+        assert run([command, "jobs:make", "--checkpoint", "elsewhere"]) == ERROR
+        assert "no transaction log at checkpoint:elsewhere" in capsys.readouterr().err
+    assert list((folder / "elsewhere").iterdir()) == []
     by_job = ["jobs:make", "--checkpoint", str(checkpoint)]
     for target in (by_job, ["--log", f"checkpoint:{checkpoint}"]):
         assert run(["status", *target, "--json"]) == 0
