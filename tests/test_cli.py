@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,12 +17,16 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Committable
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.recovery import find_checkpoint
+from sparkonce.testing.log_cases import OTHER_QUERY, deliver
+from sparkonce.testing.log_cases import claim as log_claim
+from sparkonce.testing.log_cases import record as log_record
 from sparkonce.txn_log import checkpoint_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
@@ -272,6 +277,91 @@ def test_settlement_is_asked_for(
         assert (code, [word.why for word in record.settled]) == (0, ["the disk is gone"])
     else:
         assert (code, record.settled, head.token) == (INTERRUPTED, (), 1)
+
+
+@pytest.fixture
+def replaced(folder: Path) -> SqliteLog:
+    """A pipeline whose first query had 150 batches, and whose second one has had 3 since."""
+    log = SqliteLog(folder / "log.db")
+    old = log.begin(log_claim())
+    for batch_id in range(150):
+        deliver(log, old, batch_id)
+    new = log.begin(log_claim(query_id=OTHER_QUERY, replaces=QUERY))
+    for batch_id in range(3):
+        deliver(log, new, batch_id)
+    log.decide(log_record(new, 3))
+    return log
+
+
+def test_query_that_took_the_name_comes_first(
+    replaced: SqliteLog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However far its predecessor came; whose batches follow, and are marked."""
+    address = ["--log", "sqlite:///log.db"]
+    assert run(["status", *address, "--json"]) == FOUND
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    last = found["last_complete"]
+    assert (last["query_id"], last["batch"]) == (OTHER_QUERY, 2)
+    assert run(["log", "list", *address, "--limit", "6", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["batch"] for each in listed] == [3, 2, 1, 0, 149, 148]
+    assert [each["query_id"] for each in listed] == [OTHER_QUERY] * 4 + [QUERY] * 2
+    assert run(["log", "list", *address, "--limit", "1000"]) == 0
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert ["earlier query" in line for line in shown] == [False] * 4 + [True] * 150
+    assert run(["log", "tail", *address, "--limit", "5", "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["query_id"], each["batch"]) for each in events if each["state"] == "decided"] == [
+        (QUERY, 149),
+        *((OTHER_QUERY, batch_id) for batch_id in range(4)),
+    ]
+
+
+def test_tail_follows_the_query_that_has_the_name(
+    replaced: SqliteLog, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next batches, and all of one that takes the name meanwhile; nothing is told twice."""
+    third = QUERY.replace("1", "3")
+
+    def first_look(_: float) -> None:
+        monkeypatch.setattr(time, "sleep", second_look)
+        head = replaced.head("orders")
+        assert head is not None
+        replaced.complete(replaced.unfinished("orders")[0], head.token)
+
+    def second_look(_: float) -> None:
+        monkeypatch.setattr(time, "sleep", no_more)
+        newest = replaced.begin(log_claim(query_id=third, replaces=OTHER_QUERY))
+        deliver(replaced, newest, 0)
+
+    def no_more(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", first_look)
+    tail = ["log", "tail", "--log", "sqlite:///log.db", "--follow", "--limit", "2", "--json"]
+    assert run(tail) == INTERRUPTED
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["query_id"], each["batch"], each["state"]) for each in events] == [
+        (OTHER_QUERY, 2, "decided"),
+        (OTHER_QUERY, 2, "complete"),
+        (OTHER_QUERY, 3, "decided"),
+        (OTHER_QUERY, 3, "complete"),
+        (third, 0, "decided"),
+        (third, 0, "complete"),
+    ]
+
+
+def test_settlement_by_a_user_without_a_name(
+    folder: Path, decided: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers run with numbers that no list of users has."""
+    monkeypatch.setattr("getpass.getuser", lambda: {}["uid not found"])
+    chosen = ["jobs:make", "0", "--branch", decided, "--yes", "--reason", "lost"]
+    assert run(["settle", *chosen, "--as", "aborted"]) == 0
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    log.close()
+    assert record.settled[0].who == f"uid {os.getuid()}@{socket.gethostname()}"
 
 
 # -- who runs --------------------------------------------------------------------------------------

@@ -236,8 +236,16 @@ class _SqliteStore:
             "WHERE pipeline = ? AND state IN ('prepared', 'decided') ORDER BY batch_id", pipeline
         )
 
-    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
-        return self._records("WHERE pipeline = ? ORDER BY batch_id DESC LIMIT ?", pipeline, limit)
+    def history(
+        self, pipeline: str, limit: int, query_id: str | None = None
+    ) -> Sequence[TransactionRecord]:
+        of_query, values = ("", ()) if query_id is None else ("AND query_id = ?", (query_id,))
+        return self._records(
+            f"WHERE pipeline = ? {of_query} ORDER BY batch_id DESC LIMIT ?",
+            pipeline,
+            *values,
+            limit,
+        )
 
     def put_head(self, head: Head) -> None:
         self._connection.execute(
