@@ -1,7 +1,10 @@
 """Who a driver is, and whether it still runs, as far as that can be told from here.
 
-host:pid@1f2e3d4c       the last part stands for this boot of this machine, and for the
-                        container: in another one the same pid is another process
+host:pid@1f2e3d4c.536854    8 hex digits for this boot of this machine, and for the container: in
+                            another one the same pid is another process; then the time from the
+                            boot to the process's begin, which no change of the clock moves
+
+"Gone" lets an operator's command fence without a question, so it is said of what is proven only.
 """
 
 from __future__ import annotations
@@ -11,49 +14,83 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Final, NamedTuple
 
-_NAME = re.compile(r".*:(?P<pid>\d+)@(?P<space>[0-9a-f]{8})")
+_PROC: Final = Path("/proc")
+_NAME = re.compile(r".*:(?P<pid>\d+)@(?P<space>[0-9a-f]{8})(\.(?P<ticks>\d+))?")
+"""Earlier versions wrote no ticks, and know nothing of a driver that has them."""
 _CLOCKS_DIFFER_S = 2.0
+
+
+class _Process(NamedTuple):
+    state: str
+    ticks: int
 
 
 def this_driver() -> str:
     """This process, as the transaction log keeps it."""
-    space = _pid_space()
-    return f"{socket.gethostname()}:{os.getpid()}" + (f"@{space}" if space else "")
+    name, space, process = f"{socket.gethostname()}:{os.getpid()}", _pid_space(), _look_at("self")
+    return f"{name}@{space}.{process.ticks}" if space and process else name
 
 
 def is_running(driver: str, since: float) -> bool | None:
-    """Whether the driver that began at `since` (Unix time in seconds) runs; None: cannot be told.
+    """Whether the driver that began before `since` (Unix time in seconds) runs; None: not known.
 
     A process that is stopped runs: it may go on at any moment.
     """
     match = _NAME.fullmatch(driver)
     if match is None or match["space"] != _pid_space():
         return None  # another machine or container, or one that does not say
-    began = _began(int(match["pid"]))
-    return began is not None and began <= since + _CLOCKS_DIFFER_S
+    process = _look_at(match["pid"])
+    if process is None:
+        return False if _is_gone(int(match["pid"])) else None
+    if process.state in "ZX":
+        return False
+    if match["ticks"] is not None:
+        return process.ticks == int(match["ticks"])
+    began = _unix_time(process.ticks)
+    # A later begin may be another process, or this one after the clock was set forward.
+    return True if began is not None and began <= since + _CLOCKS_DIFFER_S else None
 
 
 def _pid_space() -> str:
     """Eight hex digits for this boot and this set of process ids; empty where Linux is not."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        space = Path("/proc/self/ns/pid").readlink()
+        if (_PROC / "self").readlink() != Path(str(os.getpid())):
+            return ""  # it shows the processes of another container
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        space = (_PROC / "self/ns/pid").readlink()
     except OSError:
         return ""
     return hashlib.sha256(f"{boot} {space}".encode()).hexdigest()[:8]
 
 
-def _began(pid: int) -> float | None:
-    """When the process began, in Unix time; None when there is none, or only its exit code."""
+def _look_at(pid: str) -> _Process | None:
+    """The process, or only its exit code; None when there is none, or it is hidden from us."""
     try:
         # The second field, the program's name, may hold anything; it ends with the last bracket.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        stat = Path("/proc/stat").read_text()
+        fields = (_PROC / pid / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    state, ticks = fields[0], int(fields[19])
-    if state in "ZX":
+    return _Process(fields[0].decode(), int(fields[19]))
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether there is no such process; /proc may hide those of other users (hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _unix_time(ticks: int) -> float | None:
+    """Of so long after the boot, by the clock as it is now."""
+    try:
+        stat = (_PROC / "stat").read_text()
+    except OSError:
         return None
     boot_time = re.search(r"^btime (\d+)$", stat, re.MULTILINE)
-    return 0.0 if boot_time is None else int(boot_time[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    return None if boot_time is None else int(boot_time[1]) + ticks / os.sysconf("SC_CLK_TCK")

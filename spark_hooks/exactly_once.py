@@ -243,7 +243,7 @@ class ExactlyOnce:
     def open_log_in(self, checkpoint: str) -> None:
         """Open a log that is inside the checkpoint, at this location, without a query."""
         if self._is_log_in_checkpoint:
-            self._log = checkpoint_log(checkpoint)
+            self._log = checkpoint_log(checkpoint, create=False)
 
     @property
     def is_log_in_checkpoint(self) -> bool:

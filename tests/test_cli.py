@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import re
+import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -23,6 +25,9 @@ from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.recovery import find_checkpoint
+from sparkonce.testing.log_cases import OTHER_QUERY, deliver
+from sparkonce.testing.log_cases import claim as log_claim
+from sparkonce.testing.log_cases import record as log_record
 from sparkonce.txn_log import checkpoint_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
@@ -129,6 +134,42 @@ def test_log_that_is_not_there_is_not_made(
         assert re.search("no transaction log at .*typo", capsys.readouterr().err)
     assert run(["log", "copy", url, "sqlite:///new.db"]) == ERROR
     assert not (folder / "typo").exists()
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_database_of_another_program_is_left_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    """A wrong address is told, and the file is what it was, with nothing beside it."""
+    with sqlite3.connect(folder / "app.db") as connection:
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+        connection.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY)")
+    connection.close()
+    (folder / "empty.db").touch()
+    before = {path: path.read_bytes() for path in folder.glob("*.db*")}
+    for name in ("app", "empty"):
+        for command in (["status"], ["log", "list"]):
+            assert run([*command, "--log", f"sqlite:///{name}.db"]) == ERROR
+            assert re.search(f"no transaction log at .*{name}.db", capsys.readouterr().err)
+        assert run(["log", "copy", f"sqlite:///{name}.db", "sqlite:///new.db"]) == ERROR
+    assert {path: path.read_bytes() for path in folder.glob("*.db*")} == before
+
+
+def test_looking_at_a_log_leaves_it_as_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does it wait for a driver that is writing, or is frozen in a write."""
+    log = SqliteLog(folder / "log.db")
+    log.begin(Claim("orders", QUERY, "run", this_driver(), {}, 0))
+    log.close()
+    before = (folder / "log.db").read_bytes()
+    writer = sqlite3.connect(folder / "log.db", isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    assert run(["status", "--log", "sqlite:///log.db"]) == 0
+    writer.execute("ROLLBACK")
+    writer.close()
+    assert "orders" in capsys.readouterr().out
+    assert (folder / "log.db").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -321,6 +362,91 @@ def test_branch_that_is_to_be_redone_is_left_to_the_next_start(
     assert prepared_file.exists()
 
 
+@pytest.fixture
+def replaced(folder: Path) -> SqliteLog:
+    """A pipeline whose first query had 150 batches, and whose second one has had 3 since."""
+    log = SqliteLog(folder / "log.db")
+    old = log.begin(log_claim())
+    for batch_id in range(150):
+        deliver(log, old, batch_id)
+    new = log.begin(log_claim(query_id=OTHER_QUERY, replaces=QUERY))
+    for batch_id in range(3):
+        deliver(log, new, batch_id)
+    log.decide(log_record(new, 3))
+    return log
+
+
+def test_query_that_took_the_name_comes_first(
+    replaced: SqliteLog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However far its predecessor came; whose batches follow, and are marked."""
+    address = ["--log", "sqlite:///log.db"]
+    assert run(["status", *address, "--json"]) == FOUND
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    last = found["last_complete"]
+    assert (last["query_id"], last["batch"]) == (OTHER_QUERY, 2)
+    assert run(["log", "list", *address, "--limit", "6", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["batch"] for each in listed] == [3, 2, 1, 0, 149, 148]
+    assert [each["query_id"] for each in listed] == [OTHER_QUERY] * 4 + [QUERY] * 2
+    assert run(["log", "list", *address, "--limit", "1000"]) == 0
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert ["earlier query" in line for line in shown] == [False] * 4 + [True] * 150
+    assert run(["log", "tail", *address, "--limit", "5", "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["query_id"], each["batch"]) for each in events if each["state"] == "decided"] == [
+        (QUERY, 149),
+        *((OTHER_QUERY, batch_id) for batch_id in range(4)),
+    ]
+
+
+def test_tail_follows_the_query_that_has_the_name(
+    replaced: SqliteLog, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next batches, and all of one that takes the name meanwhile; nothing is told twice."""
+    third = QUERY.replace("1", "3")
+
+    def first_look(_: float) -> None:
+        monkeypatch.setattr(time, "sleep", second_look)
+        head = replaced.head("orders")
+        assert head is not None
+        replaced.complete(replaced.unfinished("orders")[0], head.token)
+
+    def second_look(_: float) -> None:
+        monkeypatch.setattr(time, "sleep", no_more)
+        newest = replaced.begin(log_claim(query_id=third, replaces=OTHER_QUERY))
+        deliver(replaced, newest, 0)
+
+    def no_more(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", first_look)
+    tail = ["log", "tail", "--log", "sqlite:///log.db", "--follow", "--limit", "2", "--json"]
+    assert run(tail) == INTERRUPTED
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["query_id"], each["batch"], each["state"]) for each in events] == [
+        (OTHER_QUERY, 2, "decided"),
+        (OTHER_QUERY, 2, "complete"),
+        (OTHER_QUERY, 3, "decided"),
+        (OTHER_QUERY, 3, "complete"),
+        (third, 0, "decided"),
+        (third, 0, "complete"),
+    ]
+
+
+def test_settlement_by_a_user_without_a_name(
+    folder: Path, decided: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers run with numbers that no list of users has."""
+    monkeypatch.setattr("getpass.getuser", lambda: {}["uid not found"])
+    chosen = ["jobs:make", "0", "--branch", decided, "--yes", "--reason", "lost"]
+    assert run(["settle", *chosen, "--as", "aborted"]) == 0
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    log.close()
+    assert record.settled[0].who == f"uid {os.getuid()}@{socket.gethostname()}"
+
+
 # -- who runs --------------------------------------------------------------------------------------
 
 
@@ -328,7 +454,7 @@ def test_process_that_runs_ends_and_is_followed_by_another() -> None:
     """Running, gone, and a process that got its number later are told apart."""
     me, now = this_driver(), time.time()
     assert is_running(me, now) is True
-    assert is_running(me, now - 10 * 365 * 86_400) is False, "it began after that driver"
+    assert is_running(f"{me}0", now) is False, "it began at another time than that driver"
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         its = me.replace(f":{os.getpid()}@", f":{child.pid}@")
         assert child.stdout is None
@@ -375,7 +501,12 @@ def test_log_in_the_checkpoint(
     assert "--checkpoint" in capsys.readouterr().err
     assert run(["status", "jobs:make", "--checkpoint", "nowhere"]) == ERROR
     assert not (folder / "nowhere").exists()
+    (folder / "elsewhere").mkdir()
     capsys.readouterr()
+    for command in ("status", "doctor", "recover", "orphans"):
+        assert run([command, "jobs:make", "--checkpoint", "elsewhere"]) == ERROR
+        assert "no transaction log at checkpoint:elsewhere" in capsys.readouterr().err
+    assert list((folder / "elsewhere").iterdir()) == []
     by_job = ["jobs:make", "--checkpoint", str(checkpoint)]
     for target in (by_job, ["--log", f"checkpoint:{checkpoint}"]):
         assert run(["status", *target, "--json"]) == 0

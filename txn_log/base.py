@@ -48,8 +48,10 @@ class Store(Protocol):
     def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
         """Records whose state `is_unfinished`, lowest batch first."""
 
-    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
-        """Records of every state, highest batch first."""
+    def history(
+        self, pipeline: str, limit: int, query_id: str | None = None
+    ) -> Sequence[TransactionRecord]:
+        """Records of every state, highest batch first; of one query, or of all."""
 
     def put_head(self, head: Head) -> None: ...
 
@@ -118,9 +120,18 @@ class TransactionLog(ABC):
         """Prepared and decided transactions that are not known to be committed, oldest first."""
         return self._read(lambda store: store.unfinished(pipeline))
 
-    def history(self, pipeline: str, limit: int = 100) -> Sequence[TransactionRecord]:
-        """The newest `limit` records of the pipeline, newest first."""
-        return self._read(lambda store: store.history(pipeline, limit))
+    def history(
+        self, pipeline: str, limit: int = 100, query_id: str | None = None
+    ) -> Sequence[TransactionRecord]:
+        """The `limit` records of the highest batches, highest first.
+
+        Args:
+            pipeline: its name.
+            limit: how many at most.
+            query_id: of one query alone; default: of all that had the name, whose batches each
+                begin with 0.
+        """
+        return self._read(lambda store: store.history(pipeline, limit, query_id))
 
     def id_of(self, pipeline: str) -> str:
         """The log id in the names of the pipeline's branches and in its checkpoint.

@@ -316,10 +316,12 @@ class _DocumentView:
         records = self._load(pipeline).records.values()
         return sorted((record for record in records if record.state.is_unfinished), key=_batch)
 
-    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
+    def history(
+        self, pipeline: str, limit: int, query_id: str | None = None
+    ) -> Sequence[TransactionRecord]:
         state = self._load(pipeline)
-        found = dict(state.records)
-        for archive in self._log._archives(pipeline):  # noqa: SLF001
+        found = {t: r for t, r in state.records.items() if query_id in {None, t.query_id}}
+        for archive in self._log._archives(pipeline, query_id):  # noqa: SLF001
             lowest = sorted(tid.batch_id for tid in found)[-limit:]
             if len(lowest) == limit and archive.last < lowest[0]:
                 break

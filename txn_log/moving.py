@@ -1,25 +1,33 @@
 """Takes pipelines from one transaction log to another.
 
-    source: head ──moved_to──► nothing is written here any more, drivers are told where it went
-    target:                    all records and the head, in one write
+    target: head, moved_to source ──► finished records ─┐        ┌► the other records ──► head
+    source: (all of it is read)                         └► closed: head, moved_to target
+
+Until the source is closed its driver runs on, and nothing but what can never change any more goes
+over. Then what is left does, and the head that admits drivers comes last: at no moment does more
+than one log admit any. Before its own, the target has a head with token 0, which no driver ever
+has: it refuses drivers, and names the copy that may write.
 
 The branches of a pipeline carry the id of the log in which it began, in Kafka, Postgres, S3 and in
 its checkpoint. So that id goes along with the pipeline (`Head.log_id`), and they stay valid.
-
-The source is closed first. After a crash between the two writes the pipeline is in neither, no
-driver can start, and `copy` again finishes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.txn_log.base import Store, TransactionLog
-from sparkonce.txn_log.record import Head, TransactionRecord
+from sparkonce.txn_log.record import Head, State, TransactionRecord
 
 _ALL = 10**9
+_PART_CHARACTERS = 4 << 20
+_NOT_YET = 0
+"""The token of the head of a pipeline that is being copied here."""
+_FOR_EVER = {State.COMPLETE, State.SETTLED}
+"""Such a record never changes any more."""
 
 
 def copy(
@@ -27,7 +35,8 @@ def copy(
 ) -> Sequence[TransactionRecord]:
     """Move a pipeline, with what is unfinished, and fence its driver.
 
-    Idempotent: after any error, call it again.
+    Idempotent: after any error, call it again. All records are read before the source is closed
+    and nearly all are written by then, so that what cannot be copied stays usable where it is.
 
     Args:
         source: has the pipeline, and refuses it after this.
@@ -35,11 +44,12 @@ def copy(
         pipeline: its name.
 
     Returns:
-        The records that are in the target now, newest first.
+        The records that were moved, newest first.
 
     Raises:
         ConfigurationError: both are one log, the source does not have the pipeline or has moved it
             elsewhere, or the target has one of that name. Nothing was written.
+        LogCorruptError: a record of the source is damaged.
         LogError: call it again.
     """
     if source.log_id == target.log_id:
@@ -47,25 +57,36 @@ def copy(
             f"{source.address} and {target.address} are one log, with id {source.log_id}: name "
             "another one to move to"
         )
-    _check_target(target.head(pipeline), source, target, pipeline)
-    head = source._write(lambda store: _close(store, pipeline, source, target))  # noqa: SLF001
+    head = _movable(source.head(pipeline), source, target, pipeline)
     records = source.history(pipeline, _ALL)
-    here = replace(head, log_id=head.log_id or source.log_id, moved_to=None)
+    here = replace(
+        head,
+        token=_NOT_YET,
+        run_id=f"copy {uuid.uuid4()}",
+        log_id=head.log_id or source.log_id,
+        moved_to=source.address,
+    )
+    if not target._write(lambda store: _reserve(store, here, head, target)):  # noqa: SLF001
+        return records
+    early = [record for record in records if record.state in _FOR_EVER]
+    _put(target, here, early)
+    closed = source._write(lambda store: _close(store, pipeline, source, target))  # noqa: SLF001
+    records = source.history(pipeline, _ALL)
+    there = {record.id for record in early}
+    _put(target, here, [record for record in records if record.id not in there])
 
-    def put(store: Store) -> None:
-        standing = store.head(pipeline)
-        _check_target(standing, source, target, pipeline)
-        if standing is None:
-            for record in records:
-                store.put(record)
-            store.put_head(here)
+    def open_here(store: Store) -> None:
+        _require_reserved(store, here, target)
+        store.put_head(replace(closed, log_id=here.log_id, moved_to=None))
 
-    target._write(put)  # noqa: SLF001
+    target._write(open_here)  # noqa: SLF001
     return records
 
 
-def _close(store: Store, pipeline: str, source: TransactionLog, target: TransactionLog) -> Head:
-    head = store.head(pipeline)
+def _movable(
+    head: Head | None, source: TransactionLog, target: TransactionLog, pipeline: str
+) -> Head:
+    """The head, if the pipeline is in the source, or was closed there for this very target."""
     if head is None:
         raise ConfigurationError(f"{source.address} does not know the pipeline {pipeline!r}")
     if head.moved_to not in {None, target.address}:
@@ -73,23 +94,62 @@ def _close(store: Store, pipeline: str, source: TransactionLog, target: Transact
             f"pipeline {pipeline!r} was moved from {source.address} to {head.moved_to} before: "
             "copy it from there"
         )
+    return head
+
+
+def _close(store: Store, pipeline: str, source: TransactionLog, target: TransactionLog) -> Head:
+    head = _movable(store.head(pipeline), source, target, pipeline)
     if head.moved_to is None:
         head = replace(head, token=head.token + 1, moved_to=target.address)
         store.put_head(head)
     return head
 
 
-def _check_target(
-    standing: Head | None, source: TransactionLog, target: TransactionLog, pipeline: str
-) -> None:
-    """It is new there, or it is this one: then an earlier call has come as far as that."""
-    moved = source.head(pipeline)
-    if standing is None or moved is None:
-        return
-    is_this = standing.log_id == (moved.log_id or source.log_id) and moved.moved_to is not None
-    if not is_this or standing.moved_to is not None:
-        raise ConfigurationError(
-            f"{target.address} has a pipeline {pipeline!r} already"
-            + (f", that was moved to {standing.moved_to}" if standing.moved_to else "")
-            + ": copy to a log that never had one of this name"
+def _reserve(store: Store, here: Head, head: Head, target: TransactionLog) -> bool:
+    """Keep drivers and other copies out of the target; False when it has the pipeline already."""
+    standing = store.head(here.pipeline)
+    is_this = standing is not None and standing.log_id == here.log_id
+    if standing is None or (is_this and standing.token == _NOT_YET):
+        store.put_head(here)
+        return True
+    if is_this and standing.moved_to is None and head.moved_to is not None:
+        return False
+    raise ConfigurationError(
+        f"{target.address} has a pipeline {here.pipeline!r} already"
+        + (f", that was moved to {standing.moved_to}" if standing.moved_to else "")
+        + ": copy to a log that never had one of this name"
+    )
+
+
+def _put(target: TransactionLog, here: Head, records: Iterable[TransactionRecord]) -> None:
+    for part in _parts(records):
+
+        def put(store: Store, part: Sequence[TransactionRecord] = part) -> None:
+            _require_reserved(store, here, target)
+            for record in part:
+                store.put(record)
+
+        target._write(put)  # noqa: SLF001
+
+
+def _parts(records: Iterable[TransactionRecord]) -> Iterator[list[TransactionRecord]]:
+    """No write is larger than a server takes at once, and in its time, by more than a record."""
+    part: list[TransactionRecord] = []
+    size = 0
+    for record in records:
+        part.append(record)
+        size += len(record.encode())
+        if size >= _PART_CHARACTERS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _require_reserved(store: Store, here: Head, target: TransactionLog) -> None:
+    standing = store.head(here.pipeline)
+    if standing is None or (standing.token, standing.run_id) != (_NOT_YET, here.run_id):
+        raise LogUnavailableError(
+            f"another copy of pipeline {here.pipeline!r} to {target.address} has begun since, or "
+            "is done, and nothing more was written: copy again once it has ended"
         )

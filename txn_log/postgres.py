@@ -403,8 +403,13 @@ class _PostgresView:
     def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
         return self._records(pipeline, "AND state IN ('prepared', 'decided') ORDER BY batch_id")
 
-    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
-        return self._records(pipeline, "ORDER BY batch_id DESC LIMIT %s", limit)
+    def history(
+        self, pipeline: str, limit: int, query_id: str | None = None
+    ) -> Sequence[TransactionRecord]:
+        of_query, values = ("", ()) if query_id is None else ("AND query_id = %s", (query_id,))
+        return self._records(
+            pipeline, f"{of_query} ORDER BY batch_id DESC LIMIT %s", *values, limit
+        )
 
     def _load(self, pipeline: str) -> None:
         if self._pipeline is None:

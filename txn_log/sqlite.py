@@ -48,13 +48,13 @@ class SqliteLog(TransactionLog):
 
     Args:
         path: the file; its folder must exist. It is created with mode 0600.
-        create: make the file when it is not there.
+        create: make the log when it is not there; False leaves the file as it is.
         busy_timeout_s: how long a write waits for another process's write, in seconds.
         mounts: the system's list of its file systems.
 
     Raises:
         ConfigurationError: the folder is missing or not writable, the file is something else, the
-            file system is one of a network, or there is no file and none may be made.
+            file system is one of a network, or there is no log and none may be made.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class SqliteLog(TransactionLog):
         mounts: Path = MOUNTS,
     ) -> None:
         self._path = Path(path).expanduser().resolve()
+        self._may_create = create
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()
         self._open: sqlite3.Connection | None = None
@@ -82,15 +83,13 @@ class SqliteLog(TransactionLog):
                 "locks do not hold there, so two drivers could both decide. Use a local disk, or "
                 "log=postgresql://… or s3://…, which also survive the driver's machine"
             )
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO sparkonce_meta VALUES ('log_id', ?)",
-                (secrets.token_hex(8),),
-            )
-            row = connection.execute(
-                "SELECT value FROM sparkonce_meta WHERE key = 'log_id'"
-            ).fetchone()
-            self._log_id = str(row[0])
+        if create:
+            with self._transaction() as connection:
+                connection.execute(
+                    "INSERT OR IGNORE INTO sparkonce_meta VALUES ('log_id', ?)",
+                    (secrets.token_hex(8),),
+                )
+        self._log_id = self._find_id()
 
     @property
     def log_id(self) -> str:
@@ -109,21 +108,40 @@ class SqliteLog(TransactionLog):
     def __repr__(self) -> str:
         return f"<SqliteLog {self._path}>"
 
+    def _find_id(self) -> str:
+        with self._lock, self._named_errors():
+            connection = self._connect()
+            # It may be a database of another program.
+            row = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'sparkonce_meta'"
+            ).fetchone()
+            if row is not None:
+                row = connection.execute(
+                    "SELECT value FROM sparkonce_meta WHERE key = 'log_id'"
+                ).fetchone()
+        if row is None:
+            self.close()
+            raise no_log(self.address)
+        return str(row[0])
+
     # -- connections and transactions ------------------------------------------------------------
 
     def _connect(self) -> sqlite3.Connection:
         if self._open is None:
-            self._path.touch(mode=0o600, exist_ok=True)
+            if self._may_create:
+                self._path.touch(mode=0o600, exist_ok=True)
             connection = sqlite3.connect(
-                self._path,
+                f"{self._path.as_uri()}?mode=rw",
+                uri=True,
                 timeout=self._busy_timeout_s,
                 isolation_level=None,  # transactions are begun and ended here, by name
                 check_same_thread=False,  # guarded by self._lock
             )
             try:
-                connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
-                connection.executescript(_SCHEMA)
+                if self._may_create:
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    connection.executescript(_SCHEMA)
             except BaseException:
                 connection.close()
                 raise
@@ -218,8 +236,16 @@ class _SqliteStore:
             "WHERE pipeline = ? AND state IN ('prepared', 'decided') ORDER BY batch_id", pipeline
         )
 
-    def history(self, pipeline: str, limit: int) -> Sequence[TransactionRecord]:
-        return self._records("WHERE pipeline = ? ORDER BY batch_id DESC LIMIT ?", pipeline, limit)
+    def history(
+        self, pipeline: str, limit: int, query_id: str | None = None
+    ) -> Sequence[TransactionRecord]:
+        of_query, values = ("", ()) if query_id is None else ("AND query_id = ?", (query_id,))
+        return self._records(
+            f"WHERE pipeline = ? {of_query} ORDER BY batch_id DESC LIMIT ?",
+            pipeline,
+            *values,
+            limit,
+        )
 
     def put_head(self, head: Head) -> None:
         self._connection.execute(

@@ -9,6 +9,7 @@ look ─► nothing to do: end, nobody is fenced
 from __future__ import annotations
 
 import getpass
+import os
 import socket
 import sys
 import time
@@ -251,6 +252,7 @@ def _settle(
     reason: str,
 ) -> TransactionRecord:
     """Take a token and write the word, until it is known to stand."""
+    who = f"{_user()}@{socket.gethostname()}"
     unfinished = log.unfinished(head.pipeline)
     shares = {name: s.target for r in unfinished for name, s in r.shares.items()}
     again = Retrying(
@@ -265,7 +267,7 @@ def _settle(
         Settlement(
             branch=str(committable.branch_id),
             ruling=ruling,
-            who=f"{getpass.getuser()}@{socket.gethostname()}",
+            who=who,
             why=reason,
             at=time.time(),
             token=incarnation.token,
@@ -273,6 +275,13 @@ def _settle(
         for committable in branches
     ]
     return again(lambda: log.settle(record.id, settlements, incarnation.token))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has a number alone
+        return f"uid {os.getuid()}"
 
 
 def _chosen(record: TransactionRecord, branches: Sequence[str]) -> list[tuple[str, Committable]]:

@@ -74,10 +74,18 @@ def holder(log: TransactionLog, head: Head) -> Facts:
 
 def last_complete(log: TransactionLog, head: Head) -> Facts | None:
     """The highest finished batch of the query."""
-    history = log.history(head.pipeline, 100)  # beyond the unfinished ones it is the first
-    finished = (r for r in history if r.id.query_id == head.query_id and r.state in FINISHED)
-    found = next(finished, None)
+    history = log.history(head.pipeline, 100, head.query_id)  # it follows the unfinished ones
+    found = next((r for r in history if r.state in FINISHED), None)
     return None if found is None else record(found)
+
+
+def newest(log: TransactionLog, head: Head, limit: int) -> list[TransactionRecord]:
+    """The query's records, highest batch first; then those of each that had the name before."""
+    found: list[TransactionRecord] = []
+    for query_id in (head.query_id, *reversed(head.retired)):
+        if len(found) < limit:
+            found += log.history(head.pipeline, limit - len(found), query_id)
+    return found
 
 
 def record(found: TransactionRecord) -> Facts:

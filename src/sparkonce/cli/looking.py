@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,6 +13,7 @@ from sparkonce.cli.screen import Screen, show_event, show_list, show_pipeline, s
 from sparkonce.cli.targets import Target, log_options, open_target
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import TransactionId
+from sparkonce.spark_hooks.recovery import head_of
 from sparkonce.txn_log import copy as copy_log
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import Head, TransactionRecord
@@ -72,15 +73,15 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> int:
-    """The newest batches, newest first."""
+    """The newest batches, newest first; those of earlier queries (replaces=) come last."""
     screen = Screen(as_json=as_json)
     with open_target(job, url, pipeline, checkpoint) as target:
         head = target.one()
-        found = [facts.record(record) for record in target.log.history(head.pipeline, limit)]
+        found = [facts.record(record) for record in facts.newest(target.log, head, limit)]
     if as_json:
         screen.json(found)
     else:
-        show_list(screen, found)
+        show_list(screen, found, head.query_id)
     return 0
 
 
@@ -128,27 +129,31 @@ def tail(
 ) -> int:
     """A line for each state that a batch reaches."""
     screen = Screen(as_json=as_json)
-    seen: set[tuple[int, str, str]] = set()
+    seen: set[tuple[str, int, str, str]] = set()
     with open_target(job, url, pipeline, checkpoint) as target:
-        name = target.one().pipeline
-        records = target.log.history(name, limit)
-        first = min((record.id.batch_id for record in records), default=0)
+        head = target.one()
+        records: Sequence[TransactionRecord] = facts.newest(target.log, head, limit)
+        # The lowest batch that is told of each query; one that comes later is told from its first.
+        first = {record.id.query_id: record.id.batch_id for record in records}
         while True:
             for event in _new_events(records, first, seen):
                 screen.json(event) if as_json else show_event(screen, event)
             if not follow:
                 return 0
             time.sleep(POLL_S)
-            records = target.log.history(name, _MOST_BETWEEN_LOOKS)
+            head = head_of(target.log, head.pipeline)
+            records = target.log.history(head.pipeline, _MOST_BETWEEN_LOOKS, head.query_id)
 
 
 def _new_events(
-    records: Sequence[TransactionRecord], first: int, seen: set[tuple[int, str, str]]
+    records: Sequence[TransactionRecord],
+    first: Mapping[str, int],
+    seen: set[tuple[str, int, str, str]],
 ) -> Iterator[dict[str, Any]]:
     for record in reversed(records):
         for event in _events(record):
-            key = event["batch"], event["state"], event["at"]
-            if record.id.batch_id >= first and key not in seen:
+            key = event["query_id"], event["batch"], event["state"], event["at"]
+            if record.id.batch_id >= first.get(record.id.query_id, 0) and key not in seen:
                 seen.add(key)
                 yield event
 
@@ -183,6 +188,7 @@ def _events(record: TransactionRecord) -> Iterator[dict[str, Any]]:
     rows = {name: share.rows for name, share in record.shares.items()}
     for state, at in sorted(record.times.items(), key=lambda item: item[1]):
         yield {
+            "query_id": record.id.query_id,
             "batch": record.id.batch_id,
             "state": state.value,
             "at": facts.utc(at),

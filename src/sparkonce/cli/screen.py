@@ -138,16 +138,19 @@ def _sink_rows(batch: Facts) -> Iterable[Sequence[object]]:
         first = "", "", ""
 
 
-def show_list(screen: Screen, records: Sequence[Facts]) -> None:
+def show_list(screen: Screen, records: Sequence[Facts], query_id: str) -> None:
+    """Some batches; those of other queries than the given one are marked."""
+
     def row(found: Facts) -> Sequence[object]:
         counts = {sink["rows"] for sink in found["sinks"]}
         begun, ended = min(found["times"].values()), found["times"].get(found["state"])
         branches = sum(len(sink["branches"]) for sink in found["sinks"])
         size = sum(sink["bytes"] for sink in found["sinks"])
-        notes = f"{len(found['lost'])} written again" if found["lost"] else ""
+        notes = [f"{len(found['lost'])} written again"] if found["lost"] else []
+        notes += ["earlier query"] if found["query_id"] != query_id else []
         said = begun if ended is None else ended
         rows = "/".join(map(str, sorted(counts))) if counts else 0
-        return found["batch"], found["state"], when(said), rows, branches, size, notes
+        return found["batch"], found["state"], when(said), rows, branches, size, ", ".join(notes)
 
     heads = ("batch", "state", "since (UTC)", "rows", "branches", "bytes", "")
     screen.table(heads, map(row, records))

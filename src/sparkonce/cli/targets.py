@@ -71,7 +71,8 @@ def open_job(text: str, checkpoint: str | None = None) -> Iterator[ExactlyOnce]:
     """The pipeline, closed at the end.
 
     Raises:
-        ConfigurationError: its log is in a checkpoint of which nobody knows where it is.
+        ConfigurationError: its log is in a checkpoint of which nobody knows where it is, or that
+            has none.
     """
     job = load_job(text)
     try:

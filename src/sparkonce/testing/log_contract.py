@@ -336,6 +336,7 @@ class LogContract:
         assert [owner.query_id for owner in incarnation.retired] == [QUERY]
         deliver(log, incarnation, 0)
         assert {r.id.query_id for r in log.history("orders")} == {QUERY, OTHER_QUERY}
+        assert {r.id.query_id for r in log.history("orders", 10, OTHER_QUERY)} == {OTHER_QUERY}
         log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
         with pytest.raises(ConfigurationError):
             log.begin(claim(query_id=QUERY.replace("1", "3"), replaces=QUERY))
@@ -648,6 +649,7 @@ class LogContract:
         log.forget(done, incarnation.token, retain=retain)
         with closing(self.open_log(address)) as reader:
             kept = reader.history("orders", limit=batches)
+            assert list(reader.history("orders", retain, QUERY)) == list(kept)
             newest = batches - 1
             assert [r.id.batch_id for r in kept] == list(range(newest, newest - retain, -1))
             for found in (kept[0], kept[retain // 2], kept[-1]):
