@@ -147,7 +147,9 @@ class FileOutcome:
                     f"S3: cannot look at {self._name(file)} ({describe(error)})", self.branch_id
                 ) from error
             return Seen.DELETED if _has_delete_marker(error) else Seen.ABSENT
-        if head["Metadata"].get(BRANCH_METADATA) != str(self.branch_id):
+        # Names of HTTP headers have no case, and proxies in Go write their words in capitals.
+        metadata = {name.lower(): value for name, value in head["Metadata"].items()}
+        if metadata.get(BRANCH_METADATA) != str(self.branch_id):
             return Seen.FOREIGN
         etag = head["ETag"].strip('"')
         is_md5 = _MD5_OF_PARTS.fullmatch(etag) is not None and not head.get(
