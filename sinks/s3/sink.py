@@ -266,6 +266,28 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
                 ) from error
             raise error
 
+    def abortDecided(self, committable: Committable) -> None:
+        self.abort(committable)
+        outcome, files = self._files_of(committable)
+        standing: list[StagedFile] = []
+
+        def look(file: StagedFile) -> None:
+            if outcome.stands(file):
+                standing.append(file)
+
+        if errors := _for_each(look, files):
+            raise errors[0]
+        if standing:
+            branch_id = committable.branch_id
+            names = ", ".join(sorted(map(outcome.name, standing)))
+            raise CommitRejectedError(
+                f"{len(standing)} of the {len(files)} files of {branch_id} stand, so that its rows "
+                f"would be there twice: {names}. Delete these, and start again; or leave them, "
+                "write the rows of the others by hand, and say so: `sparkonce settle JOB "
+                f"{branch_id.batch_id} --branch {branch_id.short} --as committed`",
+                branch_id,
+            )
+
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         for branch_id, files in self._uploads_of(owner).items():
             yield self._committable(branch_id, files)
