@@ -199,10 +199,9 @@ class FileOutcome:
             Seen.DELETED: "a delete marker stands there, so the object may have been visible and "
             f"deleted: {settle_command(self.branch_id)}",
         }.get(seen, "there is no object")
+        server = self.connection.other_server or "Amazon's"
         elsewhere = (
-            ""
-            if self.same_server
-            else f"; it was prepared at another endpoint than {self.connection.endpoint_url}"
+            "" if self.same_server else f"; it was prepared at another endpoint than {server}"
         )
         return CommitUnresolvedError(
             f"S3: {self.name(file)} of batch {self.branch_id.batch_id} is not proven to be "

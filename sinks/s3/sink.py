@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -85,8 +86,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         session_token: of temporary credentials, with `access_key`.
         path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
         part_size: bytes of every part but the last, 5 to 32 MiB; or "growing": 8 MiB, doubled
-            after each 1,000 parts up to 32 MiB. Default: "growing" on Amazon's S3, 8 MiB with
-            `endpoint_url`, since some servers refuse parts of several sizes when the file is
+            after each 1,000 parts up to 32 MiB. Default: "growing" on Amazon's S3, 8 MiB on any
+            other server, since some refuse parts of several sizes when the file is
             completed, which is after the decision. Files of many folders have smaller parts, so
             that all their buffers fit into memory.
         checksum: "crc32c" or "none"; of each part, checked by servers that have it.
@@ -136,9 +137,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise ConfigurationError(
                 f"S3Sink: partition_by={partition_by!r}: give a list of columns, each once"
             )
-        if part_size is None:
-            part_size = "growing" if endpoint_url is None else PART_BYTES
-        if part_size != "growing" and not (
+        if part_size not in {None, "growing"} and not (
             isinstance(part_size, int) and MIN_PART_BYTES <= part_size <= MAX_PART_BYTES
         ):
             raise ConfigurationError(
@@ -162,7 +161,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             format,
             tuple(partition_by),
             compression or ("zstd" if format == "parquet" else "gzip"),
-            None if part_size == "growing" else part_size,
+            part_size if isinstance(part_size, int) else None,
             max_open_files,
             target_file_size,
             dict(parquet or {}),
@@ -170,6 +169,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         self._settings = ObjectSettings(
             dict(metadata or {}), dict(tags or {}), storage_class, encryption, kms_key, checksum
         )
+        self._grows_anywhere = part_size == "growing"
         self._schema: pa.Schema | None = None
         if self._format.is_lines:
             self.columns = self._lines
@@ -191,10 +191,15 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def beginTransaction(self, branch_id: BranchId) -> BranchWriter:
         if branch_id.batch_id is None:
             raise ProtocolError("S3Sink writes branches of a known batch only")
+        file_format = self._format
+        if file_format.part_bytes is None and not self._grows_anywhere:
+            # Known only now: boto3's settings may name another server.
+            part_bytes = PART_BYTES if self._connection.other_server else None
+            file_format = replace(file_format, part_bytes=part_bytes)
         return BranchWriter(
             self._connection,
             self._place,
-            self._format,
+            file_format,
             branch_id,
             settings=self._settings,
             schema=self._schema,
@@ -316,7 +321,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     ) -> Committable:
         payload: dict[str, JsonValue] = {
             "bucket": self._place.bucket,
-            "endpoint": self._connection.endpoint_url,
+            "endpoint": self._connection.other_server,
             "files": [file.to_json() for file in files],
             "layout": None if layout is None else layout.to_json(),
         }
@@ -325,7 +330,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def _files_of(self, committable: Committable) -> tuple[FileOutcome, tuple[StagedFile, ...]]:
         payload: Any = committable.payload
         files = tuple(StagedFile.from_json(value) for value in payload["files"])
-        same_server = payload["endpoint"] == self._connection.endpoint_url
+        same_server = payload["endpoint"] == self._connection.other_server
         return self._outcome(committable.branch_id, payload["bucket"], same_server), files
 
     def _outcome(self, branch_id: BranchId, bucket: str, same_server: bool = True) -> FileOutcome:
