@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pytest
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 
 import sparkonce
 from integration_tests import test_s3_sink
@@ -531,3 +532,23 @@ def test_columns_in_another_order(
     assert Counter(map(tuple, seen.collect())) == Counter(wanted)
     arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table()
     assert Counter(tuple(row[c] for c in columns) for row in arrow.to_pylist()) == Counter(wanted)
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv"])
+def test_column_that_spark_has_a_use_for(
+    spark_s3: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    world: World,
+    tmp_path: Path,
+    file_format: str,
+) -> None:
+    """It is a column as any other; and a line that was damaged is an error, not a row of nulls."""
+    sink = make_sink(format=file_format, compression="none")
+    rows = spark_s3.sql("SELECT concat('r', id) AS _corrupt_record, id, 'x' AS name FROM range(2)")
+    run_query(spark_s3, sink, tmp_path, rows)
+    url = f"s3://{world.bucket}/lake/orders"
+    assert Counter(sparkonce.read_committed(spark_s3, url).collect()) == Counter(rows.collect())
+    (key,) = (key for key in world.objects() if "/_sparkonce/" not in key)
+    world.put(key, world.body(key).replace(b"1", b"?"))
+    with pytest.raises((PySparkException, Py4JJavaError), match="FAILED_READ_FILE"):
+        sparkonce.read_committed(spark_s3, url).collect()

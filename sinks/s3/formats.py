@@ -53,10 +53,17 @@ _CSV_NULL: Final = "sparkonce null 8c1f0b7e52d94a36"
 # Arrow writes years of 16 bits, and from 10000 on without the plus that Spark's times then need.
 _CSV_YEARS: Final = {"dates": (-32767, 32767), "times": (-32767, 9999)}
 _UNITS_PER_DAY: Final = {unit: 86_400 * 1000**n for n, unit in enumerate(("s", "ms", "us", "ns"))}
+# A column of this name would be Spark's, not ours; by default it is `_corrupt_record`. What cannot
+# be parsed is no row of nulls.
+_STRICT: Final = {
+    "columnNameOfCorruptRecord": "sparkonce corrupt 8c1f0b7e52d94a36",
+    "mode": "FAILFAST",
+}
 _READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "parquet": {},
-    "json": _JSON_TIMES,
+    "json": {**_JSON_TIMES, **_STRICT},
     "csv": {
+        **_STRICT,
         "header": "true",
         "escape": '"',
         "nullValue": _CSV_NULL,
