@@ -322,12 +322,16 @@ def _has_other_keys(kind: pa.DataType) -> bool:
     return pat.is_map(kind) and not pat.is_string(kind.key_type)
 
 
+# Spark's reader of CSV does not, and of Parquet not before SPARK-54220, which 4.0 lacks.
+_VOID: Final = (pat.is_null, "readers take no column that has no type (cast it)")
 _UNFIT: Final[Mapping[str, Sequence[tuple[Callable[[pa.DataType], bool], str]]]] = {
+    "parquet": (_VOID,),
     "json": (
         (_has_other_keys, "the keys of JSON's objects are strings"),
         (pat.is_duration, "JSON has no intervals"),
     ),
     "csv": (
+        _VOID,
         (pat.is_nested, "CSV holds no nested columns"),
         (pat.is_binary, "CSV holds no bytes"),
         (pat.is_large_binary, "CSV holds no bytes"),
