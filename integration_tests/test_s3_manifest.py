@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pytest
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 
 import sparkonce
 from integration_tests import test_s3_sink
 from integration_tests.proxy import Proxy, http_request
+from integration_tests.test_s3_formats import session_zone
 from integration_tests.test_s3_sink import OWNER, World, branch, key_of, prepare
 from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
@@ -33,7 +35,7 @@ from sparkonce.sinks.s3.upload import ObjectSettings
 from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FOLDER = f"lake/orders/_sparkonce/orders/{OWNER.digest}.s3/"
 
@@ -493,3 +495,104 @@ def test_query_is_read_back_by_spark(
     assert sorted(arrow["code"].to_pylist()) == ["000"] * 15 + ["001"] * 15
     assert sorted(arrow["id"].to_pylist()) == list(range(30))
     assert sorted(arrow["price"].to_pylist()) == sorted(row.price for row in frame.collect())
+
+
+def run_query(spark: SparkSession, sink: S3Sink, folder: Path, rows: DataFrame) -> None:
+    """Deliver the rows as the next batch of the query."""
+    rows.coalesce(1).write.mode("append").parquet(str(folder / "in"))
+    log = f"sqlite:///{folder}/log.db"
+    with closing(ExactlyOnce("orders", sinks=[sink], log=log)) as pipeline:
+        (
+            spark.readStream.schema(rows.schema)
+            .parquet(str(folder / "in"))
+            .writeStream.foreachBatch(pipeline)
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination()
+        )
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json", "csv"])
+def test_sessions_of_other_zones(
+    spark_s3: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    world: World,
+    arrow_s3: pa_fs.S3FileSystem,
+    tmp_path: Path,
+    file_format: str,
+) -> None:
+    """Folders of instants are named in the writers' zones; whoever reads gets the instants."""
+    sink = make_sink(format=file_format, partition_by=["hour"])
+    times = "timestamp_micros(1782900000000000 + {0} * 3600000000) AS hour, "
+    times += "timestamp_micros(1782900000000000 + {0}) AS at"
+    batches = [
+        spark_s3.sql(f"SELECT id, {times.format('id')} FROM range({n}, {n + 3})") for n in (0, 3)
+    ]
+    micros = ["id", "unix_micros(hour)", "unix_micros(at)"]
+    wanted = [row for batch in batches for row in batch.selectExpr(*micros).collect()]
+    for zone, batch in zip(["America/New_York", "Asia/Kolkata"], batches, strict=True):
+        with session_zone(spark_s3, zone):
+            run_query(spark_s3, sink, tmp_path, batch)
+    url = f"s3://{world.bucket}/lake/orders"
+    with session_zone(spark_s3, "Europe/Amsterdam"):
+        seen = sparkonce.read_committed(spark_s3, url)
+        assert seen.selectExpr(*micros).sort("id").collect() == wanted
+        # In the reader's own zone a filter of folders means the same instants.
+        late = seen.where("hour >= timestamp'2026-07-01 15:00:00'")
+        assert [row.id for row in late.sort("id").collect()] == [3, 4, 5]
+    arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table().sort_by("id")
+    assert arrow.schema.field("hour").type == pa.timestamp("us", "Asia/Kolkata")
+    told = [
+        tuple(column.cast(pa.int64()).to_pylist())
+        for column in (arrow["id"], arrow["hour"], arrow["at"])
+    ]
+    assert told == list(zip(*wanted, strict=True))
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json", "csv"])
+def test_columns_in_another_order(
+    spark_s3: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    world: World,
+    arrow_s3: pa_fs.S3FileSystem,
+    tmp_path: Path,
+    file_format: str,
+) -> None:
+    """They are told apart by their names; one that came later, or went, is null elsewhere."""
+    places = spark_s3.sql("SELECT id, concat('c', id) AS city, 'nl' AS country FROM range(2)")
+    for n, columns in enumerate((["id", "city"], ["id", "country", "city"], ["city", "country"])):
+        sink = make_sink(format=file_format, select=columns)
+        run_query(spark_s3, sink, tmp_path, places.withColumn("id", places.id + 2 * n))
+    url = f"s3://{world.bucket}/lake/orders"
+    wanted = [
+        *((n, f"c{n % 2}", None) for n in (0, 1)),
+        *((n, f"c{n % 2}", "nl") for n in (2, 3)),
+        *((None, f"c{n % 2}", "nl") for n in (4, 5)),
+    ]
+    columns = ["id", "city", "country"]
+    seen = sparkonce.read_committed(spark_s3, url)
+    assert seen.columns == columns
+    assert Counter(map(tuple, seen.collect())) == Counter(wanted)
+    arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table()
+    assert Counter(tuple(row[c] for c in columns) for row in arrow.to_pylist()) == Counter(wanted)
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv"])
+def test_column_that_spark_has_a_use_for(
+    spark_s3: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    world: World,
+    tmp_path: Path,
+    file_format: str,
+) -> None:
+    """It is a column as any other; and a line that was damaged is an error, not a row of nulls."""
+    sink = make_sink(format=file_format, compression="none")
+    rows = spark_s3.sql("SELECT concat('r', id) AS _corrupt_record, id, 'x' AS name FROM range(2)")
+    run_query(spark_s3, sink, tmp_path, rows)
+    url = f"s3://{world.bucket}/lake/orders"
+    assert Counter(sparkonce.read_committed(spark_s3, url).collect()) == Counter(rows.collect())
+    (key,) = (key for key in world.objects() if "/_sparkonce/" not in key)
+    world.put(key, world.body(key).replace(b"1", b"?"))
+    with pytest.raises((PySparkException, Py4JJavaError), match="FAILED_READ_FILE"):
+        sparkonce.read_committed(spark_s3, url).collect()

@@ -38,9 +38,11 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3 import formats, listing, outcome, upload, writer
+from sparkonce.sinks.s3.client import Purpose
 from sparkonce.sinks.s3.layout import branch_stem
 from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.upload import StagedFile, crc32c
+from sparkonce.spark_hooks.coordinator import _given_up
 from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
@@ -686,6 +688,49 @@ def test_completed_elsewhere_late(
     monkeypatch.setattr(FileOutcome, "_is_upload_gone", lambda *_: True)
     monkeypatch.setattr(outcome, "pause", lambda _: complete(here, file))
     sink.commit(committable)
+    assert world.counts() == (0, 1)
+
+
+@pytest.mark.parametrize("visible", [1, 2])
+def test_branch_with_files_that_stand_is_not_written_again(
+    make_sink: Callable[..., S3Sink], world: World, visible: int
+) -> None:
+    """An operator's `redo` would show their rows twice (I4): it names them, and commits go on."""
+    sink = make_sink(partition_by=["day"])
+    committable = prepare(sink, branch())
+    files = [StagedFile.from_json(file) for file in files_of(committable)]
+    for file in files[:visible]:
+        FileOutcome(sink._connection, world.bucket, branch()).commit(file)
+    unresolved = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+    assert isinstance(unresolved, CommitUnresolvedError)
+    assert f"{visible} of the 2 files" in str(unresolved)
+    assert files[0].key in str(unresolved)
+    assert "sparkonce settle JOB 1 --branch" in str(unresolved)
+    assert world.counts() == (0, visible)
+    if visible == 2:
+        sink.commit(committable)
+    else:
+        world.client.delete_object(Bucket=world.bucket, Key=files[0].key)
+        redone = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+        assert isinstance(redone, PreparedBranchLostError)
+
+
+def test_object_that_appears_while_its_upload_is_ended(
+    sink: S3Sink, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another driver completes it behind the look: what stands after the end counts."""
+    committable = prepare(sink, branch())
+    abort = FileOutcome.abort
+
+    def completed(self: FileOutcome, file: StagedFile) -> None:
+        client = sink._connection.client(Purpose.ASK)
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "abort_multipart_upload", lambda **_: self.commit(file))
+            abort(self, file)
+
+    monkeypatch.setattr(FileOutcome, "abort", completed)
+    unresolved = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+    assert isinstance(unresolved, CommitUnresolvedError)
     assert world.counts() == (0, 1)
 
 

@@ -264,6 +264,16 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         A `Committable` is aborted by the identity it holds, never by "whatever has that name now".
         """
 
+    def abortDecided(self, committable: Committable) -> None:
+        """End a decided branch that an operator wants written again (`settle --as redo`).
+
+        For sinks whose branches may be visible in part: an error keeps the batch unresolved.
+
+        Raises:
+            CommitRejectedError: rows of it are visible, and would come twice; it says which.
+        """
+        self.abort(committable)
+
     def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         """Abort what `find_branches` has shown, in its order; for sinks that can do so cheaper.
 

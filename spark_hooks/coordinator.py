@@ -780,7 +780,7 @@ def _given_up(
     if error is None or isinstance(error, PreparedBranchLostError):
         return error
     try:
-        sink.abort(committable)
+        sink.abortDecided(committable)
     except Exception as failure:  # noqa: BLE001 - repeated, as any unknown outcome
         unresolved = CommitUnresolvedError(
             f"{sink!r}: an operator ruled that {committable.branch_id} is written again, and it "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -37,6 +38,7 @@ from sparkonce.sinks.s3.upload import (
 from sparkonce.sinks.s3.writer import ROLL_AT_PARTS, split
 
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
+KEYS: dict[str, Any] = {"region": "eu-west-1", "access_key": "a", "secret_key": "b"}
 LABELS = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
 COUNTS = st.integers(0, 2**40)
 BRANCHES = st.builds(
@@ -190,20 +192,48 @@ def test_parts_that_grow_are_bounded(files: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "grows"),
+    ("settings", "elsewhere", "grows"),
     [
-        ({}, True),
-        ({"endpoint_url": "https://r2.example"}, False),
-        ({"endpoint_url": "https://r2.example", "part_size": "growing"}, True),
-        ({"part_size": 8 << 20}, False),
+        ({}, "", True),
+        ({}, "https://bucket.vpce-1.s3.eu-west-1.vpce.amazonaws.com", True),
+        ({}, "https://r2.example", False),
+        ({"part_size": "growing"}, "https://r2.example", True),
+        ({"endpoint_url": "https://r2.example"}, "", False),
+        ({"endpoint_url": "https://r2.example", "part_size": "growing"}, "", True),
+        ({"part_size": 8 << 20}, "", False),
     ],
 )
 def test_parts_grow_where_the_server_is_known_to_take_them(
-    settings: dict[str, Any], grows: bool
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], elsewhere: str, grows: bool
 ) -> None:
     """Others refuse parts of several sizes when the file is completed, after the decision."""
-    sizes = S3Sink("s3://lake/orders", **settings)._format.part_sizes
+    if elsewhere:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", elsewhere)
+    with closing(S3Sink("s3://lake/orders", **KEYS, **settings)) as sink:
+        sizes = sink.beginTransaction(branch())._format.part_sizes
     assert (sizes.largest > sizes.first) is grows
+
+
+def test_server_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is absent at another one is not lost, however it was chosen; keys stay out of records.
+
+    Records of older versions do not say which it was, so nothing is called lost by them there.
+    """
+    with closing(S3Sink("s3://lake/orders", **KEYS)) as sink:
+        amazons = sink.preCommit(sink.beginTransaction(branch()))
+        assert amazons.payload["endpoint"] is None
+        assert sink._files_of(amazons)[0].same_server
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@minio:9000")
+    with closing(S3Sink("s3://lake/orders", **KEYS)) as sink:
+        minios = sink.preCommit(sink.beginTransaction(branch()))
+        assert minios.payload["endpoint"] == "http://minio:9000"
+        assert sink._files_of(minios)[0].same_server
+        assert not sink._files_of(amazons)[0].same_server
+    with closing(S3Sink("s3://lake/orders", endpoint_url="http://minio:9000", **KEYS)) as sink:
+        assert sink._files_of(minios)[0].same_server
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    with closing(S3Sink("s3://lake/orders", **KEYS)) as sink:
+        assert not sink._files_of(minios)[0].same_server
 
 
 @pytest.mark.parametrize(
@@ -363,6 +393,9 @@ TEXT = pa.field("text", pa.string())
         ("csv", [TEXT, pa.field("b", pa.binary())], "'b'.*CSV holds no bytes"),
         ("csv", [TEXT, pa.field("span", pa.duration("us"))], "'span'.*CSV has no intervals"),
         ("csv", [TEXT], "one column 'text' cannot hold nulls"),
+        ("csv", [TEXT, pa.field("v", pa.null())], "'v'.*no type.*cast it"),
+        ("parquet", [TEXT, pa.field("v", pa.null())], "'v'.*no type.*cast it"),
+        ("parquet", [pa.field("l", pa.list_(pa.null()))], "'l'.*no type.*cast it"),
         ("json", [pa.field("m", pa.map_(pa.int32(), pa.string()))], "'m'.*keys of JSON's"),
         ("json", [pa.field("l", pa.list_(pa.duration("us")))], "'l'.*JSON has no intervals"),
     ],

@@ -94,6 +94,17 @@ def test_encrypted_with_a_key(commit: Callable[..., None], etag: str) -> None:
         commit({**head, "ContentLength": 11})
 
 
+def test_names_of_metadata_have_no_case(commit: Callable[..., None]) -> None:
+    """HTTP's headers have none: servers and proxies in Go give `Sparkonce-Branch`."""
+    commit(
+        {
+            "Metadata": {"Sparkonce-Branch": str(BRANCH)},
+            "ETag": f'"{FILE.etag}"',
+            "ContentLength": 10,
+        }
+    )
+
+
 def test_encrypted_with_a_key_and_a_checksum(commit: Callable[..., None]) -> None:
     """The checksum proves the content where the ETag cannot; without it the size does."""
     file = replace(FILE, etag=None, checksums=(crc32c(b"x"),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -173,6 +173,31 @@ def test_branch_whose_commit_is_proven_is_not_redone(world: World) -> None:
     world.check()
     record = newest(world)
     assert (record.state, record.revision) == (State.SETTLED, 0)
+
+
+def test_branch_of_which_something_stands_is_not_redone(world: World) -> None:
+    """Its sink says so after it has ended the rest: nothing is written again (I4)."""
+
+    class HalfVisible(MemorySink):
+        def abortDecided(self, committable: Committable) -> None:
+            super().abortDecided(committable)
+            raise CommitRejectedError("one of its files stands", committable.branch_id)
+
+    chosen = branches(world)
+    settle(world, Ruling.REDO, *chosen)
+    fail_commit(world, CommitUnresolvedError)
+    fail = world.prepare_sinks
+
+    def prepare(sinks: Sequence[MemorySink]) -> None:
+        fail(sinks)
+        sinks[0].__class__ = HalfVisible
+
+    world.prepare_sinks = prepare
+    with pytest.raises(CommitUnresolvedError, match="one of its files stands"):
+        world.start(Process())
+    record = newest(world)
+    assert (record.state, record.revision) == (State.DECIDED, 0)
+    assert not world.stores[LEFT].visible
 
 
 def test_last_word_counts(world: World) -> None:

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
@@ -25,6 +26,7 @@ S3_ERRORS = (BotoCoreError, ClientError, ResponseParserError)
 
 _CONNECT_TIMEOUT_S = 5
 _CONNECTIONS = 32
+_AMAZONS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 _THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"})
 
 _ADVICE = {
@@ -66,6 +68,16 @@ class Connection:
                 if client is None:
                     client = _clients[key] = self._make(purpose)
         return client
+
+    @property
+    def other_server(self) -> str | None:
+        """The endpoint of another server than Amazon's, also where boto3's own settings name it."""
+        if self.endpoint_url is not None:
+            return self.endpoint_url
+        url = urlsplit(self.client(Purpose.ONCE).meta.endpoint_url)
+        if f".{url.hostname}".endswith(_AMAZONS):
+            return None
+        return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
 
     def close(self) -> None:
         """Close idle connections. Sinks that use the same ones connect again when they need to."""

@@ -8,12 +8,13 @@ page sees a batch whole or not at all. Nothing here writes, and nothing asks the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.sinks.s3.manifest import FOLDER, Layout, Manifest, Span, decode_file, newest
@@ -43,14 +44,20 @@ class Committed:
     """What a reader may see: whole batches of one pipeline, or of all that write the place.
 
     Attributes:
-        layout: of the files; its schema has the columns of all batches.
-        schema: the same schema, decoded.
-        keys: of the objects, below the place.
+        schema: of all batches: one that lacks a column has nulls there.
+        format: of the files.
+        partition_by: columns that are in the folders' names.
+        keys_by_layout: of the objects, below the place.
     """
 
-    layout: Layout
     schema: pa.Schema
-    keys: tuple[str, ...]
+    format: str
+    partition_by: tuple[str, ...]
+    keys_by_layout: Mapping[Layout, Sequence[str]]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key for keys in self.keys_by_layout.values() for key in keys)
 
 
 def find_committed(
@@ -78,8 +85,13 @@ def find_committed(
         raise ConfigurationError(
             f"{url}: no committed batch has rows yet, so that their columns are not known"
         )
-    keys = tuple(file.key for manifest in manifests for file in manifest.files)
-    return Committed(*_common(layouts, url), keys)
+    keys_by_layout: dict[Layout, list[str]] = {}
+    for manifest in manifests:
+        if manifest.layout is not None:
+            keys = keys_by_layout.setdefault(manifest.layout, [])
+            keys += (file.key for file in manifest.files)
+    schema = _common(layouts, url)
+    return Committed(schema, layouts[0].format, layouts[0].partition_by, keys_by_layout)
 
 
 def _layouts(manifests: Iterable[Manifest]) -> list[Layout]:
@@ -163,8 +175,8 @@ def _until(attempt: Callable[[], ResultT | None], otherwise: str) -> ResultT:
     raise SparkOnceError(otherwise)
 
 
-def _common(layouts: Sequence[Layout], url: str) -> tuple[Layout, pa.Schema]:
-    """One layout for all; columns that were added later are null in what is older."""
+def _common(layouts: Sequence[Layout], url: str) -> pa.Schema:
+    """One schema for all, with the newest session's zone: instants are the same in any."""
     kinds = {(layout.format, layout.partition_by) for layout in layouts}
     if len(kinds) > 1:
         told = " and ".join(f"format={f!r}, partition_by={list(p)}" for f, p in sorted(kinds))
@@ -172,11 +184,27 @@ def _common(layouts: Sequence[Layout], url: str) -> tuple[Layout, pa.Schema]:
             f"{url}: its batches were written with {told}: read them apart, with after= and "
             "batch=, or source="
         )
+    zone = next((zone for layout in reversed(layouts) if (zone := layout.zone())), None)
+    schemas = [layout.arrow_schema() for layout in layouts]
     try:
-        schema = pa.unify_schemas([layout.arrow_schema() for layout in layouts])
+        return pa.unify_schemas(
+            [pa.schema([_in_zone(column, zone) for column in schema]) for schema in schemas]
+        )
     except pa.ArrowException as error:
         raise ConfigurationError(
             f"{url}: a column changed its type between the batches ({error}): read them apart, "
             "with after= and batch=, or source="
         ) from error
-    return layouts[0], schema
+
+
+def _in_zone(column: pa.Field[Any], zone: str | None) -> pa.Field[Any]:
+    kind: Any = column.type
+    if pat.is_timestamp(kind) and kind.tz is not None:
+        kind = pa.timestamp(kind.unit, zone)
+    elif pat.is_map(kind):
+        kind = pa.map_(_in_zone(kind.key_field, zone), _in_zone(kind.item_field, zone))
+    elif pat.is_list(kind):
+        kind = pa.list_(_in_zone(kind.value_field, zone))
+    elif pat.is_struct(kind):
+        kind = pa.struct([_in_zone(inner, zone) for inner in kind])
+    return column.with_type(kind)

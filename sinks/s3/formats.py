@@ -53,10 +53,17 @@ _CSV_NULL: Final = "sparkonce null 8c1f0b7e52d94a36"
 # Arrow writes years of 16 bits, and from 10000 on without the plus that Spark's times then need.
 _CSV_YEARS: Final = {"dates": (-32767, 32767), "times": (-32767, 9999)}
 _UNITS_PER_DAY: Final = {unit: 86_400 * 1000**n for n, unit in enumerate(("s", "ms", "us", "ns"))}
+# A column of this name would be Spark's, not ours; by default it is `_corrupt_record`. What cannot
+# be parsed is no row of nulls.
+_STRICT: Final = {
+    "columnNameOfCorruptRecord": "sparkonce corrupt 8c1f0b7e52d94a36",
+    "mode": "FAILFAST",
+}
 _READ_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "parquet": {},
-    "json": _JSON_TIMES,
+    "json": {**_JSON_TIMES, **_STRICT},
     "csv": {
+        **_STRICT,
         "header": "true",
         "escape": '"',
         "nullValue": _CSV_NULL,
@@ -315,12 +322,16 @@ def _has_other_keys(kind: pa.DataType) -> bool:
     return pat.is_map(kind) and not pat.is_string(kind.key_type)
 
 
+# Spark's reader of CSV does not, and of Parquet not before SPARK-54220, which 4.0 lacks.
+_VOID: Final = (pat.is_null, "readers take no column that has no type (cast it)")
 _UNFIT: Final[Mapping[str, Sequence[tuple[Callable[[pa.DataType], bool], str]]]] = {
+    "parquet": (_VOID,),
     "json": (
         (_has_other_keys, "the keys of JSON's objects are strings"),
         (pat.is_duration, "JSON has no intervals"),
     ),
     "csv": (
+        _VOID,
         (pat.is_nested, "CSV holds no nested columns"),
         (pat.is_binary, "CSV holds no bytes"),
         (pat.is_large_binary, "CSV holds no bytes"),

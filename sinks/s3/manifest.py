@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import CommittedBatch, JsonValue
@@ -92,6 +93,10 @@ class Layout:
     def arrow_schema(self) -> pa.Schema:
         packed = base64.b64decode(self.schema)
         return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(packed)))
+
+    def zone(self) -> str | None:
+        """Of the session that wrote it, in which folders of instants are named; None without."""
+        return next((z for column in self.arrow_schema() for z in _zones(column.type)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,13 @@ class Manifest:
             layout=Layout.from_json(value["layout"]) if value["layout"] else None,
             files=tuple(CommittedFile(**file) for file in value["objects"]),
         )
+
+
+def _zones(kind: pa.DataType) -> Iterable[str]:
+    if pat.is_timestamp(kind) and kind.tz is not None:
+        yield kind.tz
+    for index in range(kind.num_fields):
+        yield from _zones(kind.field(index).type)
 
 
 def encode_file(manifests: Iterable[Manifest], span: Span) -> bytes:

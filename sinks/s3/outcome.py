@@ -97,7 +97,7 @@ class FileOutcome:
                 return
             if seen is Seen.ABSENT and self.same_server:
                 raise PreparedBranchLostError(
-                    f"S3: batch {self.branch_id.batch_id} is decided, and {self._name(file)} is "
+                    f"S3: batch {self.branch_id.batch_id} is decided, and {self.name(file)} is "
                     f"lost: its upload {file.upload_id} is gone and there is no object. Somebody "
                     "aborted it, or a lifecycle rule with AbortIncompleteMultipartUpload did. "
                     f"Write its {file.rows} rows again from the sources",
@@ -120,6 +120,14 @@ class FileOutcome:
         except S3_ERRORS as error:
             if code_of(error) not in {"NoSuchUpload", "NoSuchBucket"}:
                 raise
+
+    def stands(self, file: StagedFile) -> bool:
+        """Whether the object of an upload that has ended is there."""
+        return self._look_patiently(file) is Seen.OURS
+
+    def name(self, file: StagedFile) -> str:
+        """The object's url, for messages."""
+        return f"s3://{self.bucket}/{file.key}"
 
     def _complete(self, file: StagedFile) -> Exception | None:
         try:
@@ -144,10 +152,12 @@ class FileOutcome:
         except S3_ERRORS as error:
             if status_of(error) != 404:  # noqa: PLR2004
                 raise CommitUnresolvedError(
-                    f"S3: cannot look at {self._name(file)} ({describe(error)})", self.branch_id
+                    f"S3: cannot look at {self.name(file)} ({describe(error)})", self.branch_id
                 ) from error
             return Seen.DELETED if _has_delete_marker(error) else Seen.ABSENT
-        if head["Metadata"].get(BRANCH_METADATA) != str(self.branch_id):
+        # Names of HTTP headers have no case, and proxies in Go write their words in capitals.
+        metadata = {name.lower(): value for name, value in head["Metadata"].items()}
+        if metadata.get(BRANCH_METADATA) != str(self.branch_id):
             return Seen.FOREIGN
         etag = head["ETag"].strip('"')
         is_md5 = _MD5_OF_PARTS.fullmatch(etag) is not None and not head.get(
@@ -189,19 +199,15 @@ class FileOutcome:
             Seen.DELETED: "a delete marker stands there, so the object may have been visible and "
             f"deleted: {settle_command(self.branch_id)}",
         }.get(seen, "there is no object")
+        server = self.connection.other_server or "Amazon's"
         elsewhere = (
-            ""
-            if self.same_server
-            else f"; it was prepared at another endpoint than {self.connection.endpoint_url}"
+            "" if self.same_server else f"; it was prepared at another endpoint than {server}"
         )
         return CommitUnresolvedError(
-            f"S3: {self._name(file)} of batch {self.branch_id.batch_id} is not proven to be "
+            f"S3: {self.name(file)} of batch {self.branch_id.batch_id} is not proven to be "
             f"committed: the completion answered {answered}, and {stands}{elsewhere}",
             self.branch_id,
         )
-
-    def _name(self, file: StagedFile) -> str:
-        return f"s3://{self.bucket}/{file.key}"
 
 
 def _has_delete_marker(error: Exception) -> bool:

@@ -6,6 +6,7 @@ Each brings its own way to read files, so that it needs no other credentials tha
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
@@ -57,7 +58,7 @@ def committed_dataset(
     """The rows of the committed batches, as a pyarrow dataset over their objects.
 
     It stays what it was when it was made; batches that come later are not in it. Timestamps have
-    the zone of the Spark session that wrote them.
+    the zone of the Spark session that wrote them, the newest if there were several.
 
     Args:
         url: the sink's; ``s3://BUCKET/PREFIX``, or with `filesystem` a path in that.
@@ -85,13 +86,14 @@ def committed_dataset(
             f"{url}: pyarrow's datasets read no zstd text: use read_committed, which asks Spark, "
             "or write with compression='gzip'"
         )
-    schema, layout = committed.schema, committed.layout
-    data = pa.schema([column for column in schema if column.name not in layout.partition_by])
-    file_format = _arrow_format(layout.format, data)
-    folders = _Folders(schema, layout.partition_by)
+    schema, partition_by = committed.schema, committed.partition_by
+    data = pa.schema([column for column in schema if column.name not in partition_by])
+    file_format = _arrow_format(committed.format, data)
     fragments = [
         file_format.make_fragment(root + key, filesystem, folders.expression(key))
-        for key in committed.keys
+        for layout, keys in committed.keys_by_layout.items()
+        for folders in [_Folders(schema, partition_by, layout.zone())]
+        for key in keys
     ]
     return ds.FileSystemDataset(fragments, schema, file_format, filesystem)
 
@@ -102,8 +104,9 @@ class _Folders:
     Arrow's own reading of Hive's folders knows no decimals, and takes a zone's times for UTC.
     """
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], zone: str | None) -> None:
         self._schema = schema
+        self._zone = zone
         self._columns = columns
         self._known: dict[str, ds.Expression] = {}
 
@@ -125,7 +128,7 @@ class _Folders:
             return cast("pa.Scalar[Any]", pa.scalar(None, kind))
         value: Any = pa.scalar(unquote(text))
         if pat.is_timestamp(kind) and kind.tz is not None:
-            value = pa.scalar(_instant(value.as_py(), kind.tz))
+            value = pa.scalar(_instant(value.as_py(), self._zone or kind.tz))
         return cast("pa.Scalar[Any]", value.cast(kind))
 
 
@@ -237,12 +240,14 @@ def read_committed(
     schema = from_arrow_schema(committed.schema, prefer_timestamp_ntz=True)
     if not committed.keys:
         return spark.createDataFrame([], schema)
-    reader = spark.read.format(committed.layout.format).schema(schema).option("basePath", root)
-    reader = reader.options(**spark_read_options(committed.layout.format))
-    for name in committed.layout.partition_by:
-        kind: Any = committed.schema.field(name).type
-        if pat.is_timestamp(kind) and kind.tz is not None:
-            # Folders name times in the zone of the session that wrote them, not of this one.
-            reader = reader.option("timeZone", kind.tz)
-    rows = reader.load([f"{root}/{key}" for key in committed.keys])
+    options = {**spark_read_options(committed.format), "basePath": root}
+    frames = []
+    for layout, keys in committed.keys_by_layout.items():
+        # CSV has its columns in an order of their own, folders of instants their writer's zone.
+        columns = layout.arrow_schema().names
+        zone = {"timeZone": zone} if (zone := layout.zone()) else {}
+        reader = spark.read.format(committed.format).options(**options, **zone)
+        reader = reader.schema(type(schema)([schema[name] for name in columns]))
+        frames.append(reader.load([f"{root}/{key}" for key in keys]))
+    rows = functools.reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     return rows.select([quoted(name) for name in committed.schema.names])

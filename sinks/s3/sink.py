@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -87,8 +88,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         session_token: of temporary credentials, with `access_key`.
         path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
         part_size: bytes of every part but the last, 5 to 32 MiB; or "growing": 8 MiB, doubled
-            after each 1,000 parts up to 32 MiB. Default: "growing" on Amazon's S3, 8 MiB with
-            `endpoint_url`, since some servers refuse parts of several sizes when the file is
+            after each 1,000 parts up to 32 MiB. Default: "growing" on Amazon's S3, 8 MiB on any
+            other server, since some refuse parts of several sizes when the file is
             completed, which is after the decision. Files of many folders have smaller parts, so
             that all their buffers fit into memory.
         checksum: "crc32c" or "none"; of each part, checked by servers that have it.
@@ -138,9 +139,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise ConfigurationError(
                 f"S3Sink: partition_by={partition_by!r}: give a list of columns, each once"
             )
-        if part_size is None:
-            part_size = "growing" if endpoint_url is None else PART_BYTES
-        if part_size != "growing" and not (
+        if part_size not in {None, "growing"} and not (
             isinstance(part_size, int) and MIN_PART_BYTES <= part_size <= MAX_PART_BYTES
         ):
             raise ConfigurationError(
@@ -164,7 +163,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             format,
             tuple(partition_by),
             compression or ("zstd" if format == "parquet" else "gzip"),
-            None if part_size == "growing" else part_size,
+            part_size if isinstance(part_size, int) else None,
             max_open_files,
             target_file_size,
             dict(parquet or {}),
@@ -172,6 +171,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         self._settings = ObjectSettings(
             dict(metadata or {}), dict(tags or {}), storage_class, encryption, kms_key, checksum
         )
+        self._grows_anywhere = part_size == "growing"
         self._schema: pa.Schema | None = None
         if self._format.is_lines:
             self.columns = self._lines
@@ -193,10 +193,15 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def beginTransaction(self, branch_id: BranchId) -> BranchWriter:
         if branch_id.batch_id is None:
             raise ProtocolError("S3Sink writes branches of a known batch only")
+        file_format = self._format
+        if file_format.part_bytes is None and not self._grows_anywhere:
+            # Known only now: boto3's settings may name another server.
+            part_bytes = PART_BYTES if self._connection.other_server else None
+            file_format = replace(file_format, part_bytes=part_bytes)
         return BranchWriter(
             self._connection,
             self._place,
-            self._format,
+            file_format,
             branch_id,
             settings=self._settings,
             schema=self._schema,
@@ -268,6 +273,28 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
                 ) from error
             raise error
 
+    def abortDecided(self, committable: Committable) -> None:
+        self.abort(committable)
+        outcome, files = self._files_of(committable)
+        standing: list[StagedFile] = []
+
+        def look(file: StagedFile) -> None:
+            if outcome.stands(file):
+                standing.append(file)
+
+        if errors := _for_each(look, files):
+            raise errors[0]
+        if standing:
+            branch_id = committable.branch_id
+            names = ", ".join(sorted(map(outcome.name, standing)))
+            raise CommitRejectedError(
+                f"{len(standing)} of the {len(files)} files of {branch_id} stand, so that its rows "
+                f"would be there twice: {names}. Delete these, and start again; or leave them, "
+                "write the rows of the others by hand, and say so: `sparkonce settle JOB "
+                f"{branch_id.batch_id} --branch {branch_id.short} --as committed`",
+                branch_id,
+            )
+
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         for branch_id, files in self._uploads_of(owner).items():
             yield self._committable(branch_id, files)
@@ -296,7 +323,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     ) -> Committable:
         payload: dict[str, JsonValue] = {
             "bucket": self._place.bucket,
-            "endpoint": self._connection.endpoint_url,
+            "endpoint": self._connection.other_server,
             "files": [file.to_json() for file in files],
             "layout": None if layout is None else layout.to_json(),
         }
@@ -305,7 +332,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def _files_of(self, committable: Committable) -> tuple[FileOutcome, tuple[StagedFile, ...]]:
         payload: Any = committable.payload
         files = tuple(StagedFile.from_json(value) for value in payload["files"])
-        same_server = payload["endpoint"] == self._connection.endpoint_url
+        same_server = payload["endpoint"] == self._connection.other_server
         return self._outcome(committable.branch_id, payload["bucket"], same_server), files
 
     def _outcome(self, branch_id: BranchId, bucket: str, same_server: bool = True) -> FileOutcome:

@@ -98,6 +98,8 @@ class BranchWriter:
         """Add rows; returns when no more than the bounded amount waits in memory."""
         if self.layout is None:
             schema = self._schema or batch.schema
+            for name in self._format.partition_by:  # its zone is that of the folders
+                schema = schema.set(schema.get_field_index(name), batch.schema.field(name))
             self.layout = Layout.of(self._format.name, self._format.partition_by, schema)
         for folder, rows in split(batch, self._format.partition_by):
             file = self._open.get(folder) or self._open_file(folder, rows.schema)
