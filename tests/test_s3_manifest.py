@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
+import io
 import itertools
+import json
+import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +24,9 @@ from hypothesis import strategies as st
 import sparkonce
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
+from sparkonce.sinks.s3.client import Connection
 from sparkonce.sinks.s3.committed import Files, find_committed
+from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.manifest import (
     FANOUT,
     CommittedFile,
@@ -32,6 +38,8 @@ from sparkonce.sinks.s3.manifest import (
     newest,
     source_folder,
 )
+from sparkonce.sinks.s3.publisher import Publisher
+from sparkonce.sinks.s3.upload import ObjectSettings
 from sparkonce.sinks.s3.writer import split
 
 OWNER = Owner("0" * 16, "query")
@@ -351,3 +359,86 @@ def test_folders_give_back_their_values(
     dataset = sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
     assert dataset.to_table().sort_by("id").equals(pa.Table.from_batches([rows]))
     assert dataset.to_table(filter=ds.field("k").is_null())["id"].to_pylist() == [len(values)]
+
+
+# -- merging -------------------------------------------------------------------------------------
+
+
+class Bucket:
+    """As much of a client as merging takes."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.gets = 0
+        self.may_delete = True
+
+    def put_object(self, *, Key: str, Body: Any, **_: Any) -> None:  # noqa: N803
+        self.objects[Key] = Body if isinstance(Body, bytes) else Body.read()
+
+    def get_object(self, *, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+        self.gets += 1
+        return {"Body": io.BytesIO(self.objects[Key])}
+
+    def delete_objects(self, *, Delete: Any, **_: Any) -> dict[str, Any]:  # noqa: N803
+        keys = [entry["Key"] for entry in Delete["Objects"]]
+        if not self.may_delete:
+            return {"Errors": [{"Key": key, "Code": "AccessDenied"} for key in keys]}
+        for key in keys:
+            del self.objects[key]
+        return {}
+
+    def get_paginator(self, _: str) -> Bucket:
+        return self
+
+    def paginate(self, **_: Any) -> list[dict[str, Any]]:
+        return [{"Contents": [{"Key": key} for key in sorted(self.objects)]}]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    bucket = Bucket()
+    monkeypatch.setattr(Publisher, "_client", lambda _: bucket)
+    return bucket
+
+
+def publisher() -> Publisher:
+    return Publisher(Connection(), Place("lake", ""), FOLDER, ObjectSettings())
+
+
+def test_merging_takes_little_memory(bucket: Bucket) -> None:
+    """Manifests are joined line by line, on the driver's disk, however many objects they name."""
+    files = tuple(CommittedFile(f"day=x/f{n}.parquet", 2, 10) for n in range(1000))
+    line = encode_file([manifest(0, files=files)], Span(0, 0))
+    for n in range(FANOUT):
+        bucket.objects[FOLDER + Span(n, n).name] = line.replace(b'"batch":0,', b'"batch":%d,' % n)
+    tracemalloc.start()
+    publisher().merge(FANOUT - 1)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 5 << 20
+    whole = FOLDER + Span(0, FANOUT - 1).name
+    assert list(bucket.objects) == [whole]
+    lines = gzip.decompress(bucket.objects[whole]).splitlines()
+    assert [json.loads(line)["batch"] for line in lines] == list(range(FANOUT))
+
+
+def test_merging_without_the_right_to_delete(bucket: Bucket) -> None:
+    """What is merged stays beside it, and is not read again and again."""
+    bucket.may_delete = False
+    for batch_id in range(10 * FANOUT):
+        span = Span(batch_id, batch_id)
+        bucket.objects[FOLDER + span.name] = encode_file([manifest(batch_id)], span)
+        if (batch_id + 1) % FANOUT == 0:
+            bucket.gets = 0
+            publisher().merge(batch_id)
+            assert bucket.gets <= 2 * FANOUT + 1
+    merged = [key for key in bucket.objects if key.endswith(".gz")]
+    assert len(merged) == 10
+    bucket.may_delete = True
+    publisher().merge(10 * FANOUT - 1)
+    assert sorted(bucket.objects) == sorted(merged)
+    files = Memory()
+    files.files = bucket.objects
+    assert found(files) == list(range(10 * FANOUT))
+    for key in merged:
+        assert gzip.decompress(bucket.objects[key]).count(b"\n") == FANOUT

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -218,9 +219,15 @@ def decode_file(body: bytes, name: str) -> list[Manifest]:
     Raises:
         ConfigurationError: a newer version wrote it, or it is no manifest.
     """
+    return [manifest for _, manifest in manifests_in(body, name)]
+
+
+def manifests_in(body: bytes, name: str) -> Iterator[tuple[bytes, Manifest]]:
+    """Each line, with its end, and what it says; see `decode_file`."""
     try:
-        lines = (gzip.decompress(body) if name.endswith(".gz") else body).splitlines()
-        return [Manifest.decode(line, name) for line in lines]
+        lines = io.BytesIO(body)
+        for line in gzip.GzipFile(fileobj=lines) if name.endswith(".gz") else lines:
+            yield line, Manifest.decode(line, name)
     except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
         raise ConfigurationError(
             f"{name} is no manifest of sparkonce ({type(error).__name__}: {error}): restore it"

@@ -12,11 +12,13 @@ deleted by the next merge, and until then readers see one batch.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import logging
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, status_of
@@ -28,7 +30,7 @@ from sparkonce.sinks.s3.manifest import (
     Span,
     decode_file,
     encode_file,
-    newest,
+    manifests_in,
 )
 from sparkonce.sinks.s3.upload import ObjectSettings
 
@@ -81,17 +83,25 @@ class Publisher:
     def merge(self, last: int) -> None:
         """Merge manifests into files of 100 and 10,000 batches, as far as batch `last` completes.
 
-        What an earlier merge left undone is done too.
+        What an earlier merge left undone is done too, as far as the server lets us delete.
         """
+        may_delete = True
         for size in SPAN_SIZES:
             groups: dict[int, list[Span]] = {}
             for span in self._spans():
                 if span.size <= size:
                     groups.setdefault(span.first // size, []).append(span)
-            for number, spans in groups.items():
+            for number, found in groups.items():
                 whole = Span(number * size, (number + 1) * size - 1)
-                if whole.last <= last and spans != [whole]:
-                    self._merge_group(whole, spans)
+                if whole.last > last or found == [whole]:
+                    continue
+                spans = found
+                if not may_delete:  # all that was ever merged stays: the merged files will do
+                    if whole in found:
+                        continue
+                    merged = {n for s in found if s.size > 1 for n in range(s.first, s.last + 1)}
+                    spans = [s for s in found if s.size > 1 or s.first not in merged]
+                may_delete = self._merge_group(whole, spans)
 
     def _merge_quietly(self, last: int) -> None:
         """Readers do without it, so a failure fails no batch."""
@@ -108,10 +118,19 @@ class Publisher:
                 said,
             )
 
-    def _merge_group(self, whole: Span, spans: Sequence[Span]) -> None:
-        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
-            read = [manifest for some in pool.map(self._read, spans) for manifest in some]
-        self._put(whole, encode_file(newest(read), whole))
+    def _merge_group(self, whole: Span, spans: Sequence[Span]) -> bool:
+        """Put the union of the files, and delete them; whether that is allowed."""
+        # On disk: ten thousand batches of a thousand objects are gigabytes.
+        with tempfile.TemporaryFile() as merged:
+            with gzip.GzipFile(fileobj=merged, mode="wb", compresslevel=6, mtime=0) as lines:
+                seen: set[tuple[int, int]] = set()
+                for body, where in self._bodies(spans):
+                    for line, manifest in manifests_in(body, where):
+                        # Readers go by the highest revision.
+                        if (known := (manifest.batch_id, manifest.revision)) not in seen:
+                            seen.add(known)
+                            lines.write(line)
+            self._put(whole, merged)
         names = [self._folder + span.name for span in spans if span != whole]
         for begin in range(0, len(names), _DELETE_AT_ONCE):
             answer = self._client().delete_objects(
@@ -129,6 +148,8 @@ class Publisher:
                     failed.get("Key"),
                     failed.get("Code"),
                 )
+                return False
+        return True
 
     def _put_first(self, span: Span, manifest: Manifest) -> None:
         """Put if absent; what is there already stays, unless its revision is lower."""
@@ -139,28 +160,40 @@ class Publisher:
             if status_of(error) == _NOT_IMPLEMENTED:
                 self._put(span, body)  # the same as anyone else would put
             elif status_of(error) in _ALREADY_THERE:
-                (standing,) = self._read(span)
+                (standing,) = decode_file(*self._get(span))
                 if standing.revision < manifest.revision:
                     self._put(span, body)
             else:
                 raise
 
-    def _put(self, span: Span, body: bytes, **condition: Any) -> None:
-        md5 = hashlib.md5(body, usedforsecurity=False).digest()
+    def _bodies(self, spans: Sequence[Span]) -> Iterator[tuple[bytes, str]]:
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            for begin in range(0, len(spans), _PARALLEL_READS):
+                yield from pool.map(self._get, spans[begin : begin + _PARALLEL_READS])
+
+    def _put(self, span: Span, body: bytes | BinaryIO, **condition: Any) -> None:
+        md5 = hashlib.md5(usedforsecurity=False)
+        if isinstance(body, bytes):
+            md5.update(body)
+        else:
+            body.seek(0)
+            while block := body.read(1 << 20):
+                md5.update(block)
+            body.seek(0)
         self._client().put_object(
             Bucket=self._bucket,
             Key=self._folder + span.name,
             Body=body,
-            ContentMD5=base64.b64encode(md5).decode(),
+            ContentMD5=base64.b64encode(md5.digest()).decode(),
             ContentType="application/gzip" if span.size > 1 else "application/json",
             **self._settings.protection(),
             **condition,
         )
 
-    def _read(self, span: Span) -> list[Manifest]:
+    def _get(self, span: Span) -> tuple[bytes, str]:
         key = self._folder + span.name
         body = self._client().get_object(Bucket=self._bucket, Key=key)["Body"].read()
-        return decode_file(body, f"s3://{self._bucket}/{key}")
+        return body, f"s3://{self._bucket}/{key}"
 
     def _spans(self) -> list[Span]:
         pages = self._client().get_paginator("list_objects_v2")
