@@ -34,6 +34,7 @@ ResultT = TypeVar("ResultT")
 
 _MOST_FILES = 16
 _KEPT_FILES = 8
+_MOST_READS = 16
 _RACERS = 8
 _RACES = 12
 
@@ -87,7 +88,7 @@ class FolderPlace:
             self._folder.delete(name)
 
     def load(self, name: str, known: Version | None) -> Found | None:
-        while True:
+        for _ in range(_MOST_READS):  # others may have removed the file since it was listed
             numbers = self._numbers(name)
             if not numbers:
                 return None
@@ -97,6 +98,11 @@ class FolderPlace:
             text = self._folder.read(_file(name, numbers[-1]))
             if text is not None:
                 return Found(numbers[-1], text)
+        raise LogUnavailableError(
+            f"{self.address}: {_file(name, numbers[-1])} is listed there, and reading it says that "
+            "it is not there; nothing was written. If that stays (a link into nowhere, half a "
+            "restore), restore it from a whole copy; do not delete it, or an older file counts"
+        )
 
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
         number = int(seen or 0) + 1
