@@ -7,27 +7,28 @@
               /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
               /sparkonce-log   ours: that log itself, with log="checkpoint"
 
-All files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it.
+Spark's files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it;
+ours are created atomically (`sparkonce.txn_log.folder`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.txn_log import TransactionLog, checkpoint_log
+from sparkonce.spark_hooks.binding import Binding, bind, read_binding
+from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
+from sparkonce.txn_log.folder import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-_BINDING = "sparkonce.json"
 _TAIL_BYTES = 1 << 18
 
 
@@ -185,41 +186,21 @@ class RunningQuery:
         """The lines but the first, which is the format, or the rest of a line."""
         return None if text is None else [json.loads(line) for line in text.splitlines()[1:]]
 
-    def binding(self) -> tuple[str | None, str | None]:
-        """The ids of the log and the pipeline that the checkpoint belongs to, where it has any."""
-        text = self._read(_BINDING)
-        if text is None:
-            return None, None
-        try:
-            value = json.loads(text)
-            return str(value["log_id"]), str(value["pipeline"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                f"{self.checkpoint}/{_BINDING} is damaged: restore it from a copy of the "
-                "checkpoint, or delete it if you are sure which transaction log belongs to it"
-            ) from error
+    def binding(self) -> Binding | None:
+        """What the checkpoint belongs to; None while it is nobody's."""
+        return read_binding(self._folder)
+
+    def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
+        """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
+        bind(self._folder, seen, log_id, pipeline)
 
     def open_log(self) -> TransactionLog:
         """Open the transaction log that is inside this checkpoint."""
         return checkpoint_log(self.checkpoint, self._conf)
 
-    def bind(self, log_id: str, pipeline: str) -> None:
-        """Write into the checkpoint which log and pipeline it belongs to, whole or not at all."""
-        if self.binding() != (log_id, pipeline):
-            text = json.dumps({"log_id": log_id, "pipeline": pipeline})
-            path = self._path(_BINDING)
-            hidden = self._path(f".{_BINDING}.{uuid.uuid4().hex}.tmp")
-            stream = self._fs.create(hidden, False)
-            stream.write(text.encode())
-            stream.hsync()
-            stream.close()
-            self._fs.delete(path, False)
-            self._fs.rename(hidden, path)
-        if self.binding() != (log_id, pipeline):
-            raise ConfigurationError(
-                f"another driver has just bound the checkpoint {self.checkpoint} to another "
-                "transaction log: start one query per checkpoint"
-            )
+    @cached_property
+    def _folder(self) -> Folder:
+        return checkpoint_folder(self.checkpoint, self._conf)
 
     def _path(self, name: str) -> Any:
         return self._path_class(self._root, name)

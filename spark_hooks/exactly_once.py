@@ -294,7 +294,7 @@ class ExactlyOnce:
             self._is_validated = True
 
     def _begin(self, query: RunningQuery, batch_id: int) -> Coordinator:
-        log_id, pipeline = query.binding()
+        bound = query.binding()
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         claim = Claim(
             pipeline=self.name,
@@ -305,13 +305,13 @@ class ExactlyOnce:
             batch_id=batch_id,
             offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
             checkpoint=query.checkpoint,
-            checkpoint_log_id=log_id,
-            checkpoint_pipeline=pipeline,
+            checkpoint_log_id=None if bound is None else bound.log_id,
+            checkpoint_pipeline=None if bound is None else bound.pipeline,
             replaces=self._replaces,
             adopt=self._adopt,
         )
         coordinator = self.coordinator(claim, query)
-        query.bind(coordinator.incarnation.owner.log_id, self.name)
+        query.bind(bound, coordinator.incarnation.owner.log_id, self.name)
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
             "committed in %s",
@@ -351,8 +351,10 @@ class ExactlyOnce:
         with self._lock:
             if self._query is not None and self._query.run == query.run:
                 return
-            log_id, pipeline = query.binding()
-            if pipeline != self.name or not (self._is_log_in_checkpoint or self._has_id(log_id)):
+            bound = query.binding()
+            if bound is None or bound.pipeline != self.name:
+                return
+            if not (self._is_log_in_checkpoint or self._has_id(bound.log_id)):
                 return
             try:
                 self._turn_to(query)
@@ -361,7 +363,7 @@ class ExactlyOnce:
                 self._query = None  # whoever comes next tries again
                 raise
 
-    def _has_id(self, log_id: str | None) -> bool:
+    def _has_id(self, log_id: str) -> bool:
         """Whether a checkpoint with this log id is one of ours, perhaps from before a move."""
         return log_id == self.log.log_id or log_id == self.log.id_of(self.name)
 

@@ -163,14 +163,20 @@ class LocalFolder:
 
     Args:
         root: the folder.
+        address: for messages; default: that of the checkpoint around it.
         create: make it when it is not there.
+        mode: of its files, before the umask.
 
     Raises:
         ConfigurationError: it cannot be created.
     """
 
-    def __init__(self, root: Path, *, create: bool = True) -> None:
+    def __init__(
+        self, root: Path, address: str = "", *, create: bool = True, mode: int = 0o600
+    ) -> None:
         self._root = root
+        self._mode = mode
+        self._address = address or f"checkpoint:{root.parent}"
         try:
             if create:
                 root.mkdir(parents=True, exist_ok=True)
@@ -179,7 +185,7 @@ class LocalFolder:
 
     @property
     def address(self) -> str:
-        return f"checkpoint:{self._root.parent}"
+        return self._address
 
     def create(self, name: str, text: str) -> bool:
         path = self._root / name
@@ -187,7 +193,7 @@ class LocalFolder:
 
         def make() -> bool:
             _make_folders(path.parent)
-            descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
             try:
                 with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                     file.write(text)
