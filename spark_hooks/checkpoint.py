@@ -44,8 +44,8 @@ class RunId(NamedTuple):
     run_id: str
 
 
-def current_run(batch_df: DataFrame) -> RunId:
-    """Which query is calling foreachBatch in this thread.
+def _calling_query(batch_df: DataFrame) -> str:
+    """The id of the query that is calling foreachBatch in this thread.
 
     Raises:
         ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
@@ -56,14 +56,19 @@ def current_run(batch_df: DataFrame) -> RunId:
             "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
             "not allow: run the query in a classic Spark session"
         )
-    context = session.sparkContext
-    query_id = context.getLocalProperty("sql.streaming.queryId")
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise ConfigurationError(
             "ExactlyOnce is called by a running query: pass it to "
             "df.writeStream.foreachBatch(…) and set a checkpointLocation"
         )
-    return RunId(query_id, context.getLocalProperty("spark.jobGroup.id") or "")
+    return str(query_id)
+
+
+def _active(session: SparkSession, query_id: Any) -> Any:
+    """The one StreamExecution of the query that Spark lets run, by its id in the JVM."""
+    jsession: Any = session._jsparkSession  # noqa: SLF001
+    return jsession.sharedState().activeStreamingQueries().get(query_id)
 
 
 class RunningQuery:
@@ -95,15 +100,41 @@ class RunningQuery:
         """The active query of this run.
 
         Raises:
-            ConfigurationError: the query is not running any more.
+            ConfigurationError: the run is over, or another one has followed it.
         """
-        jsession: Any = session._jsparkSession  # noqa: SLF001
+        found = cls._find(session, run.query_id)
+        if found.run != run:
+            raise ConfigurationError(
+                f"the run {run.run_id} of the query {run.query_id} is not active any more: it was "
+                f"followed by {found.run.run_id}"
+            )
+        return found
+
+    @classmethod
+    def calling(cls, batch_df: DataFrame) -> Self:
+        """The query that is calling foreachBatch in this thread.
+
+        Which run it is only Spark's list of active queries tells: its one other trace there, the
+        job group, is the user's to set.
+
+        Raises:
+            ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
+        """
+        return cls._find(batch_df.sparkSession, _calling_query(batch_df))
+
+    def is_calling(self, batch_df: DataFrame) -> bool:
+        """Whether `calling` would find this very run."""
+        if _calling_query(batch_df) != self.run.query_id:
+            return False
+        return bool(_active(batch_df.sparkSession, self._query.id()) == self._query)
+
+    @classmethod
+    def _find(cls, session: SparkSession, query_id: str) -> Self:
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-        query_id = jvm.java.util.UUID.fromString(run.query_id)
-        query = jsession.sharedState().activeStreamingQueries().get(query_id)
+        query = _active(session, jvm.java.util.UUID.fromString(query_id))
         if query is None:
-            raise ConfigurationError(f"the query {run.query_id} is not active any more")
-        return cls(query, run)
+            raise ConfigurationError(f"the query {query_id} is not active any more")
+        return cls(query, RunId(query_id, str(query.runId())))
 
     @classmethod
     def of(cls, query: StreamingQuery) -> Self:
