@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +19,14 @@ import pytest
 from integration_tests.test_exactly_once import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError
+from sparkonce.spark_hooks import exactly_once
+from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 DEADLINE_S = 60.0
 
@@ -197,6 +203,216 @@ def test_batches_without_data_are_settled_too(job: Job) -> None:
     pipeline.close()
     assert any(record.shares["file"].rows == 0 for record in pipeline.log.history("orders"))
     assert set(states(pipeline)) == {State.COMPLETE}
+
+
+Look = Callable[["StreamingQuery"], object]
+
+
+def run_and_look(
+    job: Job, deliver: Callable[[DataFrame, int], None], look: Look
+) -> tuple[StreamingQuery, int]:
+    """Process all files, and look at each moment at which Spark has not yet committed a batch.
+
+    Every batch is prepared, and foreachBatch about to return, when another thread looks.
+    """
+    started: Future[StreamingQuery] = Future()
+    looks = 0
+
+    def deliver_and_look(df: DataFrame, batch_id: int) -> None:
+        nonlocal looks
+        deliver(df, batch_id)
+        with ThreadPoolExecutor(1) as other:
+            other.submit(look, started.result(DEADLINE_S)).result(DEADLINE_S)
+        looks += 1
+
+    query = job.start(deliver_and_look)  # type: ignore[arg-type]
+    started.set_result(query)
+    query.awaitTermination()
+    return query, looks
+
+
+def token(pipeline: ExactlyOnce) -> int:
+    head = pipeline.log.head("orders")
+    assert head is not None
+    return head.token
+
+
+def test_awaiting_a_query_whose_batches_are_a_job_group_of_the_users(job: Job) -> None:
+    """Spark names its own job group by the run; the user's name is not taken for another run."""
+    for value in (1, 2, 3):
+        job.add(*ids(value))
+    pipeline = checkpoint_pipeline(job)
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        job.spark.sparkContext.setJobGroup("orders", f"orders, batch {batch_id}")
+        pipeline(df, batch_id)
+
+    query, looks = run_and_look(job, deliver, lambda q: pipeline.awaitTermination(q, 0.01))
+    pipeline.awaitTermination(query)
+    assert (looks, token(pipeline)) == (3, 1)
+    assert job.visible() == Counter([1, 2, 3])
+
+
+@pytest.mark.parametrize("who", ["the same object", "another object", "a late listener"])
+def test_awaiting_a_run_that_was_followed_by_another(job: Job, who: str) -> None:
+    """Somebody still polls the first run when the second one's batch waits for Spark."""
+    job.add(*ids(1))
+    pipeline = checkpoint_pipeline(job)
+    first = job.run(pipeline)
+    pipeline.close()
+    for value in (2, 3):
+        job.add(*ids(value))
+    waiting = checkpoint_pipeline(job) if who == "another object" else pipeline
+    tokens: list[int] = []
+
+    def look(_query: StreamingQuery) -> None:
+        tokens.append(token(pipeline))
+        if who == "a late listener":
+            waiting._on_start(RunningQuery.of(first))
+        else:
+            waiting._recover_at_start(RunningQuery.of(first))
+
+    query, looks = run_and_look(job, pipeline, look)
+    pipeline.awaitTermination(query)
+    assert looks == 2
+    assert set(tokens) == {token(pipeline)}
+    assert job.visible() == Counter([1, 2, 3])
+
+
+def test_awaiting_a_query_with_another_object_than_it_calls(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of a notebook ran again: the new object leaves the query to the one that serves it.
+
+    It still returns only when the last batch is committed.
+    """
+    for value in (1, 2, 3):
+        job.add(*ids(value))
+    pipeline = checkpoint_pipeline(job)
+    settle_last, settling = pipeline._settle_last, set()
+
+    def note(patience_s: float) -> None:
+        settling.add(threading.current_thread())
+        settle_last(patience_s)
+
+    monkeypatch.setattr(pipeline, "_settle_last", note)
+    again: list[ExactlyOnce] = []
+
+    def look(query: StreamingQuery) -> None:
+        again.append(checkpoint_pipeline(job))
+        again[-1].awaitTermination(query, 0.01)
+
+    query, looks = run_and_look(job, pipeline, look)
+    again[-1].awaitTermination(query)
+    assert threading.current_thread() in settling
+    assert (states(pipeline), token(pipeline)) == ([State.COMPLETE] * 3, 1)
+    assert looks == 3
+    assert job.visible() == Counter([1, 2, 3])
+
+
+class Watched:
+    """A lock that tells how many have asked for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.asked = 0
+
+    def __enter__(self) -> None:
+        self.asked += 1
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_first_batch_waits_for_another_object_that_recovers_the_start(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener's object began first; it must not take its token after the batch's object."""
+    job.add(*ids(1))
+    pipeline = checkpoint_pipeline(job)
+    first = job.run(pipeline)
+    pipeline.close()
+    job.add(*ids(2))
+    turn, newer = Watched(), checkpoint_pipeline(job)
+    monkeypatch.setitem(exactly_once._turns, str(first.id), turn)  # type: ignore[arg-type]
+    stands = threading.Event()
+    began: list[object] = []
+
+    def note(point: str, where: Any) -> None:
+        if point == "begin.before" and not stands.is_set():
+            stands.set()
+            wait_for(lambda: turn.asked == 2)
+        if point == "begin.after":
+            began.append(exactly_once._serving[str(first.id)])
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        assert stands.wait(DEADLINE_S)
+        pipeline(df, batch_id)
+
+    monkeypatch.setattr(failpoints, "handler", note)
+    query = job.run(deliver)  # type: ignore[arg-type]
+    pipeline.awaitTermination(query)
+    assert began == [newer, pipeline]
+    assert states(pipeline) == [State.COMPLETE] * 2
+    assert job.visible() == Counter([1, 2])
+
+
+@pytest.fixture
+def other_job(spark: SparkSession, tmp_path: Path) -> Job:
+    """A query with a checkpoint of its own, into a folder of its own."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    return Job(spark, folder)
+
+
+def test_pipelines_of_one_name_in_two_checkpoints(job: Job, other_job: Job) -> None:
+    """With their logs inside: the newer one's listener hears the start of the older one's query."""
+    for value in (1, 2, 3):
+        job.add(*ids(value))
+    pipeline = checkpoint_pipeline(job, log="checkpoint")
+    newer = checkpoint_pipeline(other_job, log="checkpoint", sinks=pipeline.sinks)
+
+    def look(query: StreamingQuery) -> None:
+        newer._on_start(RunningQuery.of(query))
+
+    query, looks = run_and_look(job, pipeline, look)
+    pipeline.awaitTermination(query)
+    assert (looks, states(pipeline)) == (3, [State.COMPLETE] * 3)
+    assert job.visible() == Counter([1, 2, 3])
+
+
+def test_start_of_a_pipeline_is_recovered_by_its_own_object(
+    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No new data, and a newer object of the name serves another checkpoint."""
+    pipeline = checkpoint_pipeline(job, log="checkpoint")
+    newer = checkpoint_pipeline(other_job, log="checkpoint")
+    job.add(*ids(1, 2))
+    other_job.add(*ids(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("decide.before"))
+        with pytest.raises(failpoints.InjectedError):
+            pipeline.awaitTermination(job.start(pipeline))
+    newer.awaitTermination(other_job.start(newer))
+    job.run(pipeline)
+    wait_for(lambda: states(pipeline) == [State.COMPLETE])
+    assert job.visible() == Counter([1, 2])
+    assert other_job.visible() == Counter([3])
+
+
+def test_run_that_is_not_the_active_one_is_not_found(job: Job) -> None:
+    """Neither one that has ended nor one to come passes for the run that Spark has."""
+    job.add(*ids(1))
+    found: list[str] = []
+
+    def look(query: StreamingQuery) -> None:
+        for run_id in ("another", str(query.runId)):
+            with contextlib.suppress(ConfigurationError):
+                found.append(RunningQuery.find(job.spark, RunId(str(query.id), run_id)).run.run_id)
+
+    query, _ = run_and_look(job, checkpoint_pipeline(job), look)
+    assert found == [str(query.runId)]
 
 
 SCRIPT = """

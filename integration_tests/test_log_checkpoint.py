@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 from pyspark import SparkContext
+from tests.test_binding import assert_bound_once
 
 from sparkonce import ExactlyOnce
 from sparkonce.errors import ConfigurationError, ProtocolError
@@ -97,6 +98,21 @@ def test_file_system_that_is_not_known(spark: SparkSession) -> None:
         open_log("checkpoint:nofs://x/ck")
 
 
+def test_checkpoint_is_bound_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Through Hadoop: of two drivers that saw it free, or lost, only the first one binds it."""
+    assert_bound_once(hadoop_folder(f"file:{tmp_path}"))
+
+
+def test_file_system_without_a_file_context(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark can keep a checkpoint there, so it can be bound."""
+    context = SparkContext._active_spark_context
+    conf = context._jvm.org.apache.hadoop.conf.Configuration(context._jsc.hadoopConfiguration())
+    conf.unset("fs.AbstractFileSystem.file.impl")
+    folder = HadoopFolder(f"file:{tmp_path}", context._gateway, conf)
+    assert folder._context is None
+    assert_bound_once(folder)
+
+
 class Leaky:
     """Of several who create a file at the same time, all are told that they have."""
 
@@ -117,9 +133,10 @@ def test_file_system_that_lets_several_create_a_file_is_refused() -> None:
 S3A = """
 import json, sys
 from pyspark.sql import SparkSession
+from tests.test_binding import assert_bound_once
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.testing.log_cases import claim, deliver, record
-from sparkonce.txn_log import open_log
+from sparkonce.txn_log import checkpoint_folder, open_log
 
 jars, *settings = sys.argv[1:]
 builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
@@ -141,6 +158,7 @@ try:
 except FencedError as error:
     told["versitygw"] = str(error)
 told["batches"] = [r.id.batch_id for r in other.history("orders")]
+assert_bound_once(checkpoint_folder("s3a://versitygw/orders"))
 print(json.dumps(told))
 """
 

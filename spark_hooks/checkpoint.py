@@ -7,27 +7,28 @@
               /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
               /sparkonce-log   ours: that log itself, with log="checkpoint"
 
-All files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it.
+Spark's files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it;
+ours are created atomically (`sparkonce.txn_log.folder`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.txn_log import TransactionLog, checkpoint_log
+from sparkonce.spark_hooks.binding import Binding, bind, read_binding
+from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
+from sparkonce.txn_log.folder import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-_BINDING = "sparkonce.json"
 _TAIL_BYTES = 1 << 18
 
 
@@ -43,8 +44,8 @@ class RunId(NamedTuple):
     run_id: str
 
 
-def current_run(batch_df: DataFrame) -> RunId:
-    """Which query is calling foreachBatch in this thread.
+def _calling_query(batch_df: DataFrame) -> str:
+    """The id of the query that is calling foreachBatch in this thread.
 
     Raises:
         ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
@@ -55,14 +56,19 @@ def current_run(batch_df: DataFrame) -> RunId:
             "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
             "not allow: run the query in a classic Spark session"
         )
-    context = session.sparkContext
-    query_id = context.getLocalProperty("sql.streaming.queryId")
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise ConfigurationError(
             "ExactlyOnce is called by a running query: pass it to "
             "df.writeStream.foreachBatch(…) and set a checkpointLocation"
         )
-    return RunId(query_id, context.getLocalProperty("spark.jobGroup.id") or "")
+    return str(query_id)
+
+
+def _active(session: SparkSession, query_id: Any) -> Any:
+    """The one StreamExecution of the query that Spark lets run, by its id in the JVM."""
+    jsession: Any = session._jsparkSession  # noqa: SLF001
+    return jsession.sharedState().activeStreamingQueries().get(query_id)
 
 
 class RunningQuery:
@@ -94,15 +100,41 @@ class RunningQuery:
         """The active query of this run.
 
         Raises:
-            ConfigurationError: the query is not running any more.
+            ConfigurationError: the run is over, or another one has followed it.
         """
-        jsession: Any = session._jsparkSession  # noqa: SLF001
+        found = cls._find(session, run.query_id)
+        if found.run != run:
+            raise ConfigurationError(
+                f"the run {run.run_id} of the query {run.query_id} is not active any more: it was "
+                f"followed by {found.run.run_id}"
+            )
+        return found
+
+    @classmethod
+    def calling(cls, batch_df: DataFrame) -> Self:
+        """The query that is calling foreachBatch in this thread.
+
+        Which run it is only Spark's list of active queries tells: its one other trace there, the
+        job group, is the user's to set.
+
+        Raises:
+            ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
+        """
+        return cls._find(batch_df.sparkSession, _calling_query(batch_df))
+
+    def is_calling(self, batch_df: DataFrame) -> bool:
+        """Whether `calling` would find this very run."""
+        if _calling_query(batch_df) != self.run.query_id:
+            return False
+        return bool(_active(batch_df.sparkSession, self._query.id()) == self._query)
+
+    @classmethod
+    def _find(cls, session: SparkSession, query_id: str) -> Self:
         jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-        query_id = jvm.java.util.UUID.fromString(run.query_id)
-        query = jsession.sharedState().activeStreamingQueries().get(query_id)
+        query = _active(session, jvm.java.util.UUID.fromString(query_id))
         if query is None:
-            raise ConfigurationError(f"the query {run.query_id} is not active any more")
-        return cls(query, run)
+            raise ConfigurationError(f"the query {query_id} is not active any more")
+        return cls(query, RunId(query_id, str(query.runId())))
 
     @classmethod
     def of(cls, query: StreamingQuery) -> Self:
@@ -185,41 +217,21 @@ class RunningQuery:
         """The lines but the first, which is the format, or the rest of a line."""
         return None if text is None else [json.loads(line) for line in text.splitlines()[1:]]
 
-    def binding(self) -> tuple[str | None, str | None]:
-        """The ids of the log and the pipeline that the checkpoint belongs to, where it has any."""
-        text = self._read(_BINDING)
-        if text is None:
-            return None, None
-        try:
-            value = json.loads(text)
-            return str(value["log_id"]), str(value["pipeline"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigurationError(
-                f"{self.checkpoint}/{_BINDING} is damaged: restore it from a copy of the "
-                "checkpoint, or delete it if you are sure which transaction log belongs to it"
-            ) from error
+    def binding(self) -> Binding | None:
+        """What the checkpoint belongs to; None while it is nobody's."""
+        return read_binding(self._folder)
+
+    def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
+        """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
+        bind(self._folder, seen, log_id, pipeline)
 
     def open_log(self) -> TransactionLog:
         """Open the transaction log that is inside this checkpoint."""
         return checkpoint_log(self.checkpoint, self._conf)
 
-    def bind(self, log_id: str, pipeline: str) -> None:
-        """Write into the checkpoint which log and pipeline it belongs to, whole or not at all."""
-        if self.binding() != (log_id, pipeline):
-            text = json.dumps({"log_id": log_id, "pipeline": pipeline})
-            path = self._path(_BINDING)
-            hidden = self._path(f".{_BINDING}.{uuid.uuid4().hex}.tmp")
-            stream = self._fs.create(hidden, False)
-            stream.write(text.encode())
-            stream.hsync()
-            stream.close()
-            self._fs.delete(path, False)
-            self._fs.rename(hidden, path)
-        if self.binding() != (log_id, pipeline):
-            raise ConfigurationError(
-                f"another driver has just bound the checkpoint {self.checkpoint} to another "
-                "transaction log: start one query per checkpoint"
-            )
+    @cached_property
+    def _folder(self) -> Folder:
+        return checkpoint_folder(self.checkpoint, self._conf)
 
     def _path(self, name: str) -> Any:
         return self._path_class(self._root, name)

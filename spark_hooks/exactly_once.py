@@ -10,6 +10,14 @@ Where a decided batch is unfinished, it is recovered first and the sinks are val
 
 A query id and run id that it has not seen make a new incarnation, with a token of its own: a
 restart, a second ``start()`` in the same process, and Spark's retry after an exception alike.
+
+A new incarnation fences the one before, and abandons its batch where Spark is still to write
+commits/N. So of the objects of one process (a notebook has old ones, and two pipelines may share a
+name)
+
+* one at a time turns to a query;
+* that which a batch calls turns to it in any case, after whoever was faster;
+* without a batch an object turns only to a run that no object has turned to yet.
 """
 
 from __future__ import annotations
@@ -18,15 +26,15 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self, get_args
-from weakref import WeakValueDictionary
 
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
-from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery, current_run
+from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
@@ -37,7 +45,7 @@ from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import TransactionRecord
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
 logger = logging.getLogger("sparkonce")
@@ -45,8 +53,14 @@ logger = logging.getLogger("sparkonce")
 _LONGEST_POLL_S = 1.0
 _EXIT_WAIT_S = 10.0
 
-_newest: WeakValueDictionary[tuple[str, str], ExactlyOnce] = WeakValueDictionary()
-"""By log id and pipeline: the object whose query is meant when a query of the pipeline starts."""
+_listening: list[weakref.ref[ExactlyOnce]] = []
+"""The objects that hear of starts, oldest first."""
+
+_serving: weakref.WeakValueDictionary[str, ExactlyOnce] = weakref.WeakValueDictionary()
+"""By query id: the object that has turned to the query last."""
+
+_turns: dict[str, threading.RLock] = {}
+"""By query id: held by the object that turns to the query."""
 
 
 class ExactlyOnce:
@@ -118,6 +132,7 @@ class ExactlyOnce:
         # That in the checkpoint is opened as soon as a query tells where its checkpoint is.
         self._log: TransactionLog | None = None if log == IN_CHECKPOINT else open_log(log)
         self._is_log_in_checkpoint = self._log is None
+        self._log_key = IN_CHECKPOINT if self._log is None else self._log.log_id
         self._removed = tuple(removed)
         self._commit: CommitPolicy = commit
         self._replaces = replaces
@@ -128,12 +143,13 @@ class ExactlyOnce:
         self._record_batches = RecordBatches()
         self._lock = threading.RLock()
         self._query: RunningQuery | None = None
+        self._checkpoint: str | None = None  # of the queries that are known to be this one's
         self._coordinator: Coordinator | None = None
         self._is_validated = False
         self._failure: Exception | None = None
         self._listener: StartListener | None = None
         if commit == "checkpoint":
-            _newest[self._log_key, name] = self
+            _listening.append(weakref.ref(self, _listening.remove))
             self._listener = StartListener.add(self._on_start)
             call_at_exit(self._settle_at_exit)
 
@@ -148,10 +164,12 @@ class ExactlyOnce:
                 and Spark replays the batch at the next start.
         """
         with self._lock:
-            run = current_run(batch_df)
             query = self._query
-            if query is None or query.run != run:
-                query = self._turn_to(RunningQuery.find(batch_df.sparkSession, run))
+            if query is None or not query.is_calling(batch_df):
+                query = RunningQuery.calling(batch_df)
+                with _turn(query):  # whoever recovers the query's start comes to an end first
+                    self._turn_to(query)
+                self._checkpoint = query.checkpoint
             if self._failure is not None:
                 raise self._failure
             batch = SparkBatch(
@@ -206,13 +224,16 @@ class ExactlyOnce:
             SparkOnceError: the last batch is not committed; the next start goes on with it.
         """
         if self._commit == "checkpoint":
-            self._recover_at_start(RunningQuery.of(query))
+            running = RunningQuery.of(query)
+            self._checkpoint = running.checkpoint
+            self._recover_at_start(running)
         try:
             ended = query.awaitTermination(timeout)
             return True if ended is None else bool(ended)
         finally:
             if not query.isActive:
-                self._settle_last(self._commit_timeout_s)
+                server = _serving.get(str(query.id), self)
+                server._settle_last(self._commit_timeout_s)  # noqa: SLF001 - of this class
 
     def close(self) -> None:
         """Commit the last batch if Spark's checkpoint has it, and free all connections.
@@ -275,18 +296,14 @@ class ExactlyOnce:
 
     # -- a new incarnation -------------------------------------------------------------------------
 
-    @property
-    def _log_key(self) -> str:
-        return IN_CHECKPOINT if self._is_log_in_checkpoint else self.log.log_id
-
-    def _turn_to(self, query: RunningQuery) -> RunningQuery:
+    def _turn_to(self, query: RunningQuery) -> None:
         if self._is_log_in_checkpoint:
             self._log = query.open_log()  # again: the folder may be a new one of the same name
         self._query, self._coordinator = query, None
         self._small = SmallBatches(self._small.most_rows)
         self._record_batches = RecordBatches()
         self._failure, self._is_validated = None, False
-        return query
+        _serving[query.run.query_id] = self
 
     def _validate(self, batch: SparkBatch) -> None:
         if not self._is_validated:
@@ -294,7 +311,7 @@ class ExactlyOnce:
             self._is_validated = True
 
     def _begin(self, query: RunningQuery, batch_id: int) -> Coordinator:
-        log_id, pipeline = query.binding()
+        bound = query.binding()
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         claim = Claim(
             pipeline=self.name,
@@ -305,13 +322,13 @@ class ExactlyOnce:
             batch_id=batch_id,
             offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
             checkpoint=query.checkpoint,
-            checkpoint_log_id=log_id,
-            checkpoint_pipeline=pipeline,
+            checkpoint_log_id=None if bound is None else bound.log_id,
+            checkpoint_pipeline=None if bound is None else bound.pipeline,
             replaces=self._replaces,
             adopt=self._adopt,
         )
         coordinator = self.coordinator(claim, query)
-        query.bind(coordinator.incarnation.owner.log_id, self.name)
+        query.bind(bound, coordinator.incarnation.owner.log_id, self.name)
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
             "committed in %s",
@@ -337,22 +354,42 @@ class ExactlyOnce:
         coordinator.recover()
         return coordinator
 
-    def _on_start(self, session: SparkSession, run: RunId) -> None:
-        if _newest.get((self._log_key, self.name)) is not self:
-            return  # an object of an earlier start, in this process: it must not fence the new one
+    def _on_start(self, query: RunningQuery) -> None:
         try:
-            self._recover_at_start(RunningQuery.find(session, run))
+            # Asked first: an object waits for no query but its own.
+            if self._is_meant(query) and self._is_bound(query):
+                with self._lock:
+                    if self._is_meant(query):
+                        self._recover_at_start(query)
         except Exception:
             # The first batch, or awaitTermination, tries again and raises.
-            logger.warning("the start of query %s was not recovered yet", run, exc_info=True)
+            logger.warning("the start of %s was not recovered yet", query.run, exc_info=True)
+
+    def _is_meant(self, query: RunningQuery) -> bool:
+        """Whether this is the newest object of the pipeline, as far as its checkpoint is known."""
+        for ref in _listening[::-1]:
+            other = ref()
+            if other is not None and other._may_be_called(self, query):  # noqa: SLF001
+                return other is self
+        return False
+
+    def _may_be_called(self, instead_of: ExactlyOnce, query: RunningQuery) -> bool:
+        if (self.name, self._log_key) != (instead_of.name, instead_of._log_key):
+            return False
+        return self._checkpoint in {None, query.checkpoint}
 
     def _recover_at_start(self, query: RunningQuery) -> None:
-        """Recover without a batch: a start that finds no new data never calls foreachBatch."""
-        with self._lock:
-            if self._query is not None and self._query.run == query.run:
+        """Recover without a batch: a start that finds no new data never calls foreachBatch.
+
+        Nothing is done for a run that an object has turned to, or that was followed by another.
+        """
+        with self._lock, _turn(query):
+            served = _served(query)
+            if served is not None and (
+                served.run == query.run or (served.is_active and not query.is_active)
+            ):
                 return
-            log_id, pipeline = query.binding()
-            if pipeline != self.name or not (self._is_log_in_checkpoint or self._has_id(log_id)):
+            if not self._is_bound(query):
                 return
             try:
                 self._turn_to(query)
@@ -361,9 +398,16 @@ class ExactlyOnce:
                 self._query = None  # whoever comes next tries again
                 raise
 
-    def _has_id(self, log_id: str | None) -> bool:
-        """Whether a checkpoint with this log id is one of ours, perhaps from before a move."""
-        return log_id == self.log.log_id or log_id == self.log.id_of(self.name)
+    def _is_bound(self, query: RunningQuery) -> bool:
+        """Whether the query's checkpoint belongs to this pipeline, as far as it tells."""
+        bound = query.binding()
+        if bound is None or bound.pipeline != self.name:
+            return False
+        # The second id is that from before a move.
+        return self._is_log_in_checkpoint or bound.log_id in {
+            self.log.log_id,
+            self.log.id_of(self.name),
+        }
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 
@@ -414,6 +458,18 @@ class ExactlyOnce:
                 return
             time.sleep(wait_s)
             wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
+
+
+def _turn(query: RunningQuery) -> threading.RLock:
+    return _turns.setdefault(query.run.query_id, threading.RLock())
+
+
+def _served(query: RunningQuery) -> RunningQuery | None:
+    """The run of this query, or of an earlier or later start of it, that an object serves."""
+    server = _serving.get(query.run.query_id)
+    served = None if server is None else server._query  # noqa: SLF001 - of this module
+    # It may have turned to another query since, or failed to.
+    return served if served is not None and served.run.query_id == query.run.query_id else None
 
 
 def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:

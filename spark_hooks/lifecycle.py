@@ -15,26 +15,24 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
-from sparkonce.spark_hooks.checkpoint import RunId
+from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryStartedEvent
 
 
 class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
-    """Calls `action`, a bound method, in a thread of its own whenever a query starts.
+    """Calls `action`, a bound method, with each query that starts, in a thread of its own.
 
     The method's object is held weakly: a pipeline that nobody uses any more is not kept.
     """
 
-    def __init__(
-        self, session: SparkSession, action: Callable[[SparkSession, RunId], None]
-    ) -> None:
+    def __init__(self, session: SparkSession, action: Callable[[RunningQuery], None]) -> None:
         self._session = session
         self._action = weakref.WeakMethod(action)
 
     @classmethod
-    def add(cls, action: Callable[[SparkSession, RunId], None]) -> Self | None:
+    def add(cls, action: Callable[[RunningQuery], None]) -> Self | None:
         """Listen to the session of this process; None when there is no classic one yet."""
         session = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
         if session is None or not hasattr(session, "_jsparkSession"):
@@ -54,9 +52,10 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
         action = self._action()
         if action is not None:
-            # `start()` waits for this call, so the work is done elsewhere.
-            run = RunId(str(event.id), str(event.runId))
-            threading.Thread(target=action, args=(self._session, run), daemon=True).start()
+            # `start()` waits for this call. So the query is there now, while one that finds no new
+            # data ends at once; and the work is done elsewhere.
+            query = RunningQuery.find(self._session, RunId(str(event.id), str(event.runId)))
+            threading.Thread(target=action, args=(query,), daemon=True).start()
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         pass

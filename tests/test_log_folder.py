@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import LogUnavailableError
+from sparkonce.testing.log_cases import QUERY, claim, deliver
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.document import DocumentLog
@@ -66,3 +67,53 @@ class TestCheckpointLog(LogContract):
 
     def stored_bytes(self, address: str) -> int:
         return sum(path.stat().st_size for path in folder_of(address).rglob("*.json"))
+
+
+class CountingFolder(LocalFolder):
+    """Lets a reader that never gives up be seen."""
+
+    reads = 0
+
+    def read(self, name: str) -> str | None:
+        self.reads += 1
+        assert self.reads < 1000, "it reads for ever"
+        return super().read(name)
+
+
+def test_highest_file_that_is_listed_and_not_there_is_said(tmp_path: Path) -> None:
+    """A link into nowhere after half a restore: an end, and a message, until it is put right."""
+    folder = tmp_path / "sparkonce-log"
+    writer = DocumentLog(FolderPlace(LocalFolder(folder)))
+    incarnation = writer.begin(claim())
+    deliver(writer, incarnation, 0)
+    highest = max((folder / "orders" / "head").iterdir())
+    text = highest.read_text()
+    highest.unlink()
+    highest.symlink_to(tmp_path / "nowhere")
+    log = DocumentLog(FolderPlace(CountingFolder(folder)))
+    with pytest.raises(LogUnavailableError, match=rf"orders/head/{highest.name}.*restore it"):
+        log.head("orders")
+    (tmp_path / "nowhere").write_text(text)
+    assert log.head("orders") == writer.head("orders")
+
+
+def test_file_that_a_faster_writer_removed_is_read_again(tmp_path: Path) -> None:
+    """Between the listing and the reading others wrote so much that the file is gone."""
+    folder = tmp_path / "sparkonce-log"
+    writer = DocumentLog(FolderPlace(LocalFolder(folder)))
+    incarnation = writer.begin(claim())
+
+    class Slow(LocalFolder):
+        is_slow = True
+
+        def read(self, name: str) -> str | None:
+            if self.is_slow and "/head/" in name:
+                self.is_slow = False
+                for batch_id in range(12):
+                    deliver(writer, incarnation, batch_id)
+            return super().read(name)
+
+    log = DocumentLog(FolderPlace(Slow(folder)))
+    newest = log.newest("orders", QUERY)
+    assert newest is not None
+    assert newest.id.batch_id == 11

@@ -13,7 +13,14 @@ from sparkonce.txn_log.folder import Folder, FolderPlace, LocalFolder, check_cre
 from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.sqlite import SqliteLog
 
-__all__ = ["IN_CHECKPOINT", "TransactionLog", "checkpoint_log", "copy", "open_log"]
+__all__ = [
+    "IN_CHECKPOINT",
+    "TransactionLog",
+    "checkpoint_folder",
+    "checkpoint_log",
+    "copy",
+    "open_log",
+]
 
 IN_CHECKPOINT = "checkpoint"
 """What `ExactlyOnce` takes as ``log=`` for the log inside its query's checkpoint."""
@@ -84,19 +91,37 @@ def checkpoint_log(location: str, conf: Any = None, *, create: bool = True) -> T
         ConfigurationError: files cannot be created atomically there; there is no log, and none may
             be made.
     """
-    scheme, colon, rest = location.partition(":")
-    root = f"{location.rstrip('/')}/{_FOLDER}"
-    folder: Folder
-    if not colon or scheme == "file":
-        path = Path(f"/{rest.lstrip('/')}" if colon else location) / _FOLDER
-        folder = LocalFolder(path, create=create)
-    else:
-        from sparkonce.txn_log import jvm  # noqa: PLC0415 - needs PySpark
-
-        folder = jvm.hadoop_folder(root, conf)
+    folder = checkpoint_folder(location, conf, _FOLDER, create=create)
     if create:
         check_create(folder)
     return DocumentLog(FolderPlace(folder), create=create)
+
+
+def checkpoint_folder(
+    location: str, conf: Any = None, name: str = "", *, create: bool = False
+) -> Folder:
+    """A checkpoint as a folder in which files are created atomically, or a folder inside it.
+
+    Args:
+        location: see `checkpoint_log`.
+        conf: see `checkpoint_log`.
+        name: of the folder inside the checkpoint; default: the checkpoint itself.
+        create: make a local one when it is not there.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    scheme, colon, rest = location.partition(":")
+    if not colon or scheme == "file":
+        path = Path(f"/{rest.lstrip('/')}" if colon else location)
+        # What is in the checkpoint itself is as readable as Spark's own files there.
+        mode = 0o600 if name else 0o666
+        return LocalFolder(path / name, f"{_CHECKPOINT}{path}", create=create, mode=mode)
+    from sparkonce.txn_log import jvm  # noqa: PLC0415 - needs PySpark
+
+    location = location.rstrip("/")
+    root = f"{location}/{name}" if name else location
+    return jvm.hadoop_folder(root, conf, f"{_CHECKPOINT}{location}")
 
 
 def _kind(url: str) -> str:

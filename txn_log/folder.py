@@ -34,6 +34,7 @@ ResultT = TypeVar("ResultT")
 
 _MOST_FILES = 16
 _KEPT_FILES = 8
+_MOST_READS = 16
 _RACERS = 8
 _RACES = 12
 
@@ -87,7 +88,7 @@ class FolderPlace:
             self._folder.delete(name)
 
     def load(self, name: str, known: Version | None) -> Found | None:
-        while True:
+        for _ in range(_MOST_READS):  # others may have removed the file since it was listed
             numbers = self._numbers(name)
             if not numbers:
                 return None
@@ -97,6 +98,11 @@ class FolderPlace:
             text = self._folder.read(_file(name, numbers[-1]))
             if text is not None:
                 return Found(numbers[-1], text)
+        raise LogUnavailableError(
+            f"{self.address}: {_file(name, numbers[-1])} is listed there, and reading it says that "
+            "it is not there; nothing was written. If that stays (a link into nowhere, half a "
+            "restore), restore it from a whole copy; do not delete it, or an older file counts"
+        )
 
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
         number = int(seen or 0) + 1
@@ -157,14 +163,20 @@ class LocalFolder:
 
     Args:
         root: the folder.
+        address: for messages; default: that of the checkpoint around it.
         create: make it when it is not there.
+        mode: of its files, before the umask.
 
     Raises:
         ConfigurationError: it cannot be created.
     """
 
-    def __init__(self, root: Path, *, create: bool = True) -> None:
+    def __init__(
+        self, root: Path, address: str = "", *, create: bool = True, mode: int = 0o600
+    ) -> None:
         self._root = root
+        self._mode = mode
+        self._address = address or f"checkpoint:{root.parent}"
         try:
             if create:
                 root.mkdir(parents=True, exist_ok=True)
@@ -173,7 +185,7 @@ class LocalFolder:
 
     @property
     def address(self) -> str:
-        return f"checkpoint:{self._root.parent}"
+        return self._address
 
     def create(self, name: str, text: str) -> bool:
         path = self._root / name
@@ -181,7 +193,7 @@ class LocalFolder:
 
         def make() -> bool:
             _make_folders(path.parent)
-            descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
             try:
                 with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                     file.write(text)

@@ -3,8 +3,9 @@
 A file is created atomically in one of two ways, as Spark does for its own checkpoint:
 
 * it is written aside and renamed without overwriting, where a rename is one step (HDFS, ABFS);
-* in an object store, where a rename is a copy, it is created under its name with a condition, and
-  appears when its stream is closed.
+* in an object store, where a rename is a copy, and where Hadoop has no FileContext, which renames
+  without overwriting, it is created under its name with a condition, and appears when its stream is
+  closed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ResultT = TypeVar("ResultT")
 _OBJECT_STORES: Final = frozenset({"s3a", "s3", "s3n", "gs"})
 _EXISTS: Final = ("FileAlreadyExistsException", "RemoteFileChangedException")
 _MISSING: Final = "FileNotFoundException"
+_NO_CONTEXT: Final = "UnsupportedFileSystemException"
 
 
 class HadoopFolder:
@@ -36,39 +38,45 @@ class HadoopFolder:
         root: URL of the folder.
         gateway: Py4J's way to the JVM.
         conf: Hadoop's configuration there.
+        address: for messages; default: that of the checkpoint around it.
 
     Raises:
         ConfigurationError: the file system is not known there, or refuses us.
     """
 
-    def __init__(self, root: str, gateway: JavaGateway, conf: Any) -> None:
+    def __init__(self, root: str, gateway: JavaGateway, conf: Any, address: str = "") -> None:
         jvm: Any = gateway.jvm
         # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
         self._io_utils: Any = jvm.org.apache.commons.io.IOUtils
         self._root = self._path_class(root)
-        self._address = root
+        self._address = address or f"checkpoint:{root.rpartition('/')[0]}"
         try:
             self._fs = self._root.getFileSystem(conf)
             self._root = self._root.makeQualified(self._fs.getUri(), self._fs.getWorkingDirectory())
             self._base = str(self._root.toUri().getPath()).rstrip("/") + "/"
-            self._context: Any = None
-            if str(self._fs.getUri().getScheme()) not in _OBJECT_STORES:
-                self._context = jvm.org.apache.hadoop.fs.FileContext.getFileContext(
-                    self._root.toUri(), conf
-                )
-                rename = getattr(jvm.org.apache.hadoop.fs, "Options$Rename")
-                self._no_overwrite = gateway.new_array(rename, 1)
-                self._no_overwrite[0] = rename.NONE
+            is_store = str(self._fs.getUri().getScheme()) in _OBJECT_STORES
+            self._context: Any = None if is_store else self._find_context(jvm, conf)
+            rename = getattr(jvm.org.apache.hadoop.fs, "Options$Rename")
+            self._no_overwrite = gateway.new_array(rename, 1)
+            self._no_overwrite[0] = rename.NONE
         except Py4JJavaError as error:
             raise ConfigurationError(
-                f"the transaction log in {root}: {_said(error)}; check the address, and that "
-                "Spark's own checkpoint works there"
+                f"{root} cannot be used: {_said(error)}; check the address, and that Spark's own "
+                "checkpoint works there"
             ) from None
+
+    def _find_context(self, jvm: Any, conf: Any) -> Any:
+        try:
+            return jvm.org.apache.hadoop.fs.FileContext.getFileContext(self._root.toUri(), conf)
+        except Py4JJavaError as error:
+            if _NO_CONTEXT in _classes(error):
+                return None
+            raise
 
     @property
     def address(self) -> str:
-        return f"checkpoint:{self._address.rpartition('/')[0]}"
+        return self._address
 
     def create(self, name: str, text: str) -> bool:
         path = self._path(name)

@@ -11,13 +11,13 @@ from pyspark.java_gateway import launch_gateway
 from sparkonce.txn_log.hadoop import HadoopFolder
 
 
-def hadoop_folder(root: str, conf: Any = None) -> HadoopFolder:
+def hadoop_folder(root: str, conf: Any = None, address: str = "") -> HadoopFolder:
     """A folder, through the running Spark; without one, a JVM is started (takes some seconds)."""
     gateway = SparkContext._gateway or _own_gateway()  # noqa: SLF001 - py4j is the only way
     if conf is None:
         # With what spark-defaults.conf says of Hadoop.
         conf = gateway.jvm.org.apache.spark.deploy.SparkHadoopUtil.get().conf()
-    return HadoopFolder(root, gateway, conf)
+    return HadoopFolder(root, gateway, conf, address)
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -52,6 +53,8 @@ _NOT_MODIFIED: Final = 304
 _CONFLICT: Final = 409
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 20
+_MOST_CREATES = 6
+_FIRST_PAUSE_S = 0.05
 _RACERS = 12
 _RACES = 12
 _RACING_BYTES = 1 << 16
@@ -122,10 +125,18 @@ class ObjectPlace:
     # -- documents ---------------------------------------------------------------------------------
 
     def create(self, name: str, text: str) -> bool:
-        while True:
+        for number in range(_MOST_CREATES):
             tag = self._put(name, text, {"IfNoneMatch": "*"})
             if tag is not None or self.read(name) is not None:
                 return tag is not None
+            # Another write of it is under way, and may come to nothing.
+            time.sleep(_FIRST_PAUSE_S * 2**number)
+        raise LogUnavailableError(
+            f"{self.address}: {_MOST_CREATES} times the server refused to create "
+            f"{self._prefix}{name} as if it were there, and said to a reader that it is not; "
+            "nothing was written. Look for a proxy that answers in the server's place and for a "
+            "bucket that is deleted or restored just now, and start again"
+        )
 
     def read(self, name: str) -> str | None:
         found = self.load(name, None)

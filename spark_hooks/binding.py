@@ -1,0 +1,93 @@
+"""Which transaction log and pipeline a checkpoint belongs to, written into the checkpoint itself.
+
+    CHECKPOINT/sparkonce.json      {"log_id": …, "pipeline": …}, from the first start on
+              /sparkonce.1.json    the same, of the log that took the checkpoint over; and so on
+
+The highest number counts. Each file is created atomically and none is replaced, so of two drivers
+that were admitted by logs of their own, each unaware of the other, one alone can bind what both
+have seen, be it nothing or a log that is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.txn_log.folder import Folder
+
+_FIRST: Final = "sparkonce.json"
+
+
+class Binding(NamedTuple):
+    """What a checkpoint belongs to.
+
+    Attributes:
+        log_id: of the transaction log.
+        pipeline: its name.
+        number: how often another log has taken the checkpoint over.
+    """
+
+    log_id: str
+    pipeline: str
+    number: int = 0
+
+
+def read_binding(checkpoint: Folder) -> Binding | None:
+    """What the checkpoint belongs to; None while it is nobody's.
+
+    Raises:
+        ConfigurationError: the file is damaged.
+        LogUnavailableError: it cannot be read now.
+    """
+    number, text = 0, None
+    while (newer := checkpoint.read(_name(number + 1))) is not None:
+        number, text = number + 1, newer
+    text = checkpoint.read(_FIRST) if text is None else text
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+        return Binding(str(value["log_id"]), str(value["pipeline"]), number)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{_name(number)} in {checkpoint.address} is damaged: restore it from a copy of the "
+            "checkpoint, or delete it if you are sure which transaction log belongs to it"
+        ) from error
+
+
+def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -> None:
+    """Write what the checkpoint belongs to from now on, instead of what was seen there.
+
+    Args:
+        checkpoint: its folder.
+        seen: what the identity guard was shown.
+        log_id: of the log in which the pipeline began.
+        pipeline: its name.
+
+    Raises:
+        ConfigurationError: another driver has bound it since it was seen.
+        LogUnavailableError: it cannot be written now.
+        DecisionUnknownError: it may have been written.
+    """
+    if seen is not None and (seen.log_id, seen.pipeline) == (log_id, pipeline):
+        return
+    mine = Binding(log_id, pipeline, 0 if seen is None else seen.number + 1)
+    text = json.dumps({"log_id": log_id, "pipeline": pipeline})
+    checkpoint.create(_name(mine.number), text)
+    # Another driver with the same log may have been faster: the log itself keeps those apart.
+    now = read_binding(checkpoint)
+    if now != mine:
+        owner = "nobody" if now is None else f"the transaction log with id {now.log_id}"
+        raise ConfigurationError(
+            f"another driver was faster: {checkpoint.address} belongs to {owner} now, and log= has "
+            f"id {log_id}. Start one query per checkpoint, with one log= on every host"
+        )
+    if mine.number > 0:
+        # It counts no more; whoever looks into the checkpoint still finds the truth in it.
+        checkpoint.delete(_FIRST)
+        checkpoint.create(_FIRST, text)
+
+
+def _name(number: int) -> str:
+    return _FIRST if number == 0 else f"sparkonce.{number}.json"

@@ -1,0 +1,79 @@
+"""Which log a checkpoint belongs to: of racing drivers, one alone writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.spark_hooks.binding import Binding, bind, read_binding
+from sparkonce.txn_log import checkpoint_folder
+from sparkonce.txn_log.folder import Folder, LocalFolder
+
+
+def assert_bound_once(checkpoint: Folder) -> None:
+    """Two drivers that look at the same time and bind one after the other, fresh and adopting."""
+    assert read_binding(checkpoint) is None
+    bind(checkpoint, None, "log-a", "orders")
+    with pytest.raises(ConfigurationError, match=r"log with id log-a now, and log= has id log-b"):
+        bind(checkpoint, None, "log-b", "orders")
+    seen = read_binding(checkpoint)
+    assert seen == Binding("log-a", "orders")
+    bind(checkpoint, seen, "log-b", "orders")
+    with pytest.raises(ConfigurationError, match=r"log with id log-b now, and log= has id log-c"):
+        bind(checkpoint, seen, "log-c", "orders")
+    assert read_binding(checkpoint) == Binding("log-b", "orders", 1)
+    first = json.loads(checkpoint.read("sparkonce.json") or "")
+    assert first == {"log_id": "log-b", "pipeline": "orders"}
+
+
+def test_checkpoint_is_bound_once(tmp_path: Path) -> None:
+    assert_bound_once(LocalFolder(tmp_path))
+
+
+def test_drivers_with_one_log_both_bind(tmp_path: Path) -> None:
+    """The log keeps those apart, by their tokens."""
+    folder = LocalFolder(tmp_path)
+    for _ in range(2):
+        bind(folder, None, "log-a", "orders")
+    bind(folder, read_binding(folder), "log-a", "orders")
+    assert read_binding(folder) == Binding("log-a", "orders")
+
+
+def test_checkpoint_is_taken_over_again_and_back(tmp_path: Path) -> None:
+    """Each takeover is seen as one, though an earlier log comes back."""
+    folder = LocalFolder(tmp_path)
+    for number, log_id in enumerate(["log-a", "log-b", "log-a", "log-c"]):
+        bind(folder, read_binding(folder), log_id, "orders")
+        assert read_binding(folder) == Binding(log_id, "orders", number)
+
+
+def test_bound_as_before_the_takeovers_had_numbers(tmp_path: Path) -> None:
+    (tmp_path / "sparkonce.json").write_text('{"log_id": "log-a", "pipeline": "orders"}')
+    assert read_binding(LocalFolder(tmp_path)) == Binding("log-a", "orders")
+
+
+def test_damaged_file_is_named(tmp_path: Path) -> None:
+    folder = checkpoint_folder(f"file:{tmp_path}")
+    bind(folder, None, "log-a", "orders")
+    bind(folder, read_binding(folder), "log-b", "orders")
+    (tmp_path / "sparkonce.1.json").write_text("{")
+    with pytest.raises(ConfigurationError, match=rf"sparkonce\.1\.json in checkpoint:{tmp_path} "):
+        read_binding(folder)
+
+
+def test_who_may_read_sparks_files_may_read_it(tmp_path: Path) -> None:
+    """The doctor is run by an operator, not by the driver's user."""
+    bind(checkpoint_folder(str(tmp_path)), None, "log-a", "orders")
+    (tmp_path / "metadata").write_text("Spark's")
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+def test_checkpoint_that_is_away_is_named(tmp_path: Path) -> None:
+    away = tmp_path / "ckpt"
+    away.write_text("")
+    with pytest.raises(LogUnavailableError, match=f"checkpoint:{away} cannot be used now"):
+        read_binding(checkpoint_folder(str(away)))
