@@ -194,6 +194,8 @@ def test_pipelines_of_a_log(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         log.begin(Claim(name, query_id, "run", this_driver(), {}, 0))
     log.close()
     address = ["--log", "sqlite:///log.db"]
+    assert run(["status", *address]) == 0
+    assert f"by {socket.gethostname()}:{os.getpid()}, which is" in capsys.readouterr().out
     assert run(["status", *address, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["pipelines"]
     assert [one["name"] for one in found] == ["clicks", "orders"]

@@ -123,8 +123,9 @@ def _finished_line(last: Facts) -> str:
 
 def holder_line(holder: Facts) -> str:
     runs = {True: "is running", False: "is not running", None: "may be running elsewhere"}
+    name = holder["driver"].partition("@")[0]  # what follows tells programs apart, not people
     return (
-        f"{holder['token']}, taken {age(holder['since'])} by {holder['driver']}, which "
+        f"{holder['token']}, taken {age(holder['since'])} by {name}, which "
         f"{runs[holder['is_running']]}"
     )
 
