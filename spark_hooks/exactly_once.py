@@ -87,7 +87,8 @@ class ExactlyOnce:
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
             go on under it, once.
         adopt: True takes over a checkpoint that ran without a transaction log until now; the id
-            of a transaction log takes over a checkpoint whose log with that id is lost.
+            of a transaction log takes over a checkpoint whose log with that id is lost; "batch
+            12" goes on at that batch, behind others that were delivered in some other way.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start carries on, so nothing is lost.
         retain: batches of history that the log keeps.
