@@ -495,24 +495,36 @@ def test_fresh_log_for_an_old_checkpoint_is_refused(job: Job) -> None:
     assert job.visible() == Counter([1])
 
 
+def lose_the_race(
+    job: Job,
+    pipeline: ExactlyOnce,
+    other: ExactlyOnce,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    batch: int,
+) -> None:
+    """`other` begins where `pipeline` is admitted and has not bound the checkpoint yet."""
+    reached: list[str] = []
+
+    def let_the_other_begin(point: str, where: object) -> None:
+        if point == "begin.after" and not reached:
+            reached.append(point)
+            assert pipeline._query is not None
+            other._begin(pipeline._query, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", let_the_other_begin)
+        assert f"transaction log with id {other.log.log_id}" in refused(job, pipeline)
+    assert reached
+
+
 def test_drivers_with_logs_of_their_own_race_for_a_fresh_checkpoint(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two hosts: neither saw the other, and each was admitted by its own log. One goes on."""
     job.add(*ids(1, 2))
     pipeline, other = job.pipeline(), job.pipeline(log=f"sqlite:///{job.folder}/other.db")
-    reached: list[str] = []
-
-    def let_the_other_bind(point: str, where: object) -> None:
-        if point == "begin.after" and not reached:
-            reached.append(point)
-            assert pipeline._query is not None
-            other._begin(pipeline._query, 0)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", let_the_other_bind)
-        assert f"transaction log with id {other.log.log_id}" in refused(job, pipeline)
-    assert reached
+    lose_the_race(job, pipeline, other, monkeypatch, batch=0)
     assert job.visible() == Counter()
     job.run(other)
     assert job.visible() == Counter([1, 2])
@@ -530,17 +542,7 @@ def test_drivers_race_to_adopt_a_checkpoint_whose_log_is_lost(
         job.pipeline(log=f"sqlite:///{job.folder}/{name}.db", adopt=lost.log.log_id)
         for name in ("one", "other")
     )
-    reached: list[str] = []
-
-    def let_the_other_adopt(point: str, where: object) -> None:
-        if point == "begin.after" and not reached:
-            reached.append(point)
-            assert pipeline._query is not None
-            other._begin(pipeline._query, 1)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", let_the_other_adopt)
-        assert f"transaction log with id {other.log.log_id}" in refused(job, pipeline)
+    lose_the_race(job, pipeline, other, monkeypatch, batch=1)
     assert job.visible() == Counter([1])
     job.run(other)
     assert job.visible() == Counter([1, 2])

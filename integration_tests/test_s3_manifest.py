@@ -36,6 +36,7 @@ from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 FOLDER = f"lake/orders/_sparkonce/orders/{OWNER.digest}.s3/"
 
@@ -472,19 +473,7 @@ def test_query_is_read_back_by_spark(
     schema = frame.schema
     for n in range(3):
         frame.where(f"id % 3 = {n}").coalesce(1).write.mode("append").parquet(str(source))
-    with closing(
-        ExactlyOnce("orders", sinks=[sink], log=f"sqlite:///{tmp_path}/log.db")
-    ) as pipeline:
-        query = (
-            spark_s3.readStream.schema(schema)
-            .option("maxFilesPerTrigger", 1)
-            .parquet(str(source))
-            .writeStream.foreachBatch(pipeline)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+    run_query(spark_s3, sink, tmp_path, schema)
     url = f"s3://{world.bucket}/lake/orders"
     seen = sparkonce.read_committed(spark_s3, url)
     assert seen.schema.simpleString() == schema.simpleString()
@@ -497,13 +486,19 @@ def test_query_is_read_back_by_spark(
     assert sorted(arrow["price"].to_pylist()) == sorted(row.price for row in frame.collect())
 
 
-def run_query(spark: SparkSession, sink: S3Sink, folder: Path, rows: DataFrame) -> None:
+def run_batch(spark: SparkSession, sink: S3Sink, folder: Path, rows: DataFrame) -> None:
     """Deliver the rows as the next batch of the query."""
     rows.coalesce(1).write.mode("append").parquet(str(folder / "in"))
+    run_query(spark, sink, folder, rows.schema)
+
+
+def run_query(spark: SparkSession, sink: S3Sink, folder: Path, schema: StructType) -> None:
+    """Deliver what is new in the folder `in`, a batch for each file."""
     log = f"sqlite:///{folder}/log.db"
     with closing(ExactlyOnce("orders", sinks=[sink], log=log)) as pipeline:
         (
-            spark.readStream.schema(rows.schema)
+            spark.readStream.schema(schema)
+            .option("maxFilesPerTrigger", 1)
             .parquet(str(folder / "in"))
             .writeStream.foreachBatch(pipeline)
             .option("checkpointLocation", str(folder / "checkpoint"))
@@ -533,7 +528,7 @@ def test_sessions_of_other_zones(
     wanted = [row for batch in batches for row in batch.selectExpr(*micros).collect()]
     for zone, batch in zip(["America/New_York", "Asia/Kolkata"], batches, strict=True):
         with session_zone(spark_s3, zone):
-            run_query(spark_s3, sink, tmp_path, batch)
+            run_batch(spark_s3, sink, tmp_path, batch)
     url = f"s3://{world.bucket}/lake/orders"
     with session_zone(spark_s3, "Europe/Amsterdam"):
         seen = sparkonce.read_committed(spark_s3, url)
@@ -563,7 +558,7 @@ def test_columns_in_another_order(
     places = spark_s3.sql("SELECT id, concat('c', id) AS city, 'nl' AS country FROM range(2)")
     for n, columns in enumerate((["id", "city"], ["id", "country", "city"], ["city", "country"])):
         sink = make_sink(format=file_format, select=columns)
-        run_query(spark_s3, sink, tmp_path, places.withColumn("id", places.id + 2 * n))
+        run_batch(spark_s3, sink, tmp_path, places.withColumn("id", places.id + 2 * n))
     url = f"s3://{world.bucket}/lake/orders"
     wanted = [
         *((n, f"c{n % 2}", None) for n in (0, 1)),
@@ -589,7 +584,7 @@ def test_column_that_spark_has_a_use_for(
     """It is a column as any other; and a line that was damaged is an error, not a row of nulls."""
     sink = make_sink(format=file_format, compression="none")
     rows = spark_s3.sql("SELECT concat('r', id) AS _corrupt_record, id, 'x' AS name FROM range(2)")
-    run_query(spark_s3, sink, tmp_path, rows)
+    run_batch(spark_s3, sink, tmp_path, rows)
     url = f"s3://{world.bucket}/lake/orders"
     assert Counter(sparkonce.read_committed(spark_s3, url).collect()) == Counter(rows.collect())
     (key,) = (key for key in world.objects() if "/_sparkonce/" not in key)

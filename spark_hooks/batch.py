@@ -24,8 +24,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
+from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.base import AnySink, quoted
-from sparkonce.spark_hooks.arrow_types import in_zone
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (

@@ -33,8 +33,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
+from sparkonce.sinks.arrow_types import plain
 from sparkonce.sinks.base import AnySink, check_committable
-from sparkonce.spark_hooks.arrow_types import plain
 from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share

@@ -22,7 +22,7 @@ from psycopg.pq import Conninfo, TransactionStatus
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from sparkonce.conninfo import SECRETS, read_conninfo
-from sparkonce.sinks.postgres.sql import AS_LOGIN
+from sparkonce.sinks.postgres.sql import AS_LOGIN, BEGIN, COMMIT, script
 
 PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
@@ -131,9 +131,13 @@ def roll_back(connection: PgConnection) -> None:
 
 def ask_as_login(connection: PgConnection, query: sql.Composed) -> list[tuple[Any, ...]]:
     """The rows that the role sees which logged in, whatever role the session has switched to."""
-    with connection.transaction():
-        connection.execute(AS_LOGIN)
-        return connection.execute(query).fetchall()
+    try:
+        cursor = connection.execute(script(BEGIN, AS_LOGIN, query, COMMIT))
+        while cursor.description is None:
+            cursor.nextset()
+        return cursor.fetchall()
+    finally:
+        roll_back(connection)
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ OPEN, PREPARED, STAGED = 1, 2, 3
 """Where something of ours stands: in a session, as a prepared transaction, as a table."""
 
 READ_COMMITTED = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+BEGIN = sql.SQL("BEGIN")
 COMMIT = sql.SQL("COMMIT")
 
 _NUMBERS = re.compile(r"t(?P<token>\d+)_b(?P<batch_id>\d+)_p(?P<write_pass>\d+)_a(?P<attempt>\d+)_")

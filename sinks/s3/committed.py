@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
+from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.s3.manifest import FOLDER, Layout, Manifest, Span, decode_file, newest
 
 _PARALLEL_READS: Final = 16
@@ -185,26 +185,10 @@ def _common(layouts: Sequence[Layout], url: str) -> pa.Schema:
             "batch=, or source="
         )
     zone = next((zone for layout in reversed(layouts) if (zone := layout.zone())), None)
-    schemas = [layout.arrow_schema() for layout in layouts]
     try:
-        return pa.unify_schemas(
-            [pa.schema([_in_zone(column, zone) for column in schema]) for schema in schemas]
-        )
+        return pa.unify_schemas([in_zone(layout.arrow_schema(), zone) for layout in layouts])
     except pa.ArrowException as error:
         raise ConfigurationError(
             f"{url}: a column changed its type between the batches ({error}): read them apart, "
             "with after= and batch=, or source="
         ) from error
-
-
-def _in_zone(column: pa.Field[Any], zone: str | None) -> pa.Field[Any]:
-    kind: Any = column.type
-    if pat.is_timestamp(kind) and kind.tz is not None:
-        kind = pa.timestamp(kind.unit, zone)
-    elif pat.is_map(kind):
-        kind = pa.map_(_in_zone(kind.key_field, zone), _in_zone(kind.item_field, zone))
-    elif pat.is_list(kind):
-        kind = pa.list_(_in_zone(kind.value_field, zone))
-    elif pat.is_struct(kind):
-        kind = pa.struct([_in_zone(inner, zone) for inner in kind])
-    return column.with_type(kind)

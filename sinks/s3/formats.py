@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.base import quoted
 from sparkonce.sinks.s3.upload import PARTS_IN_FLIGHT, PartSizes
 
@@ -256,12 +257,13 @@ class _Csv:
     def __init__(self, where: pa.NativeFile, schema: pa.Schema) -> None:
         self._where = where
         # Strings are quoted, nulls are not, so that an empty string is no null.
-        self._writer = pa_csv.CSVWriter(where, _in_utc(schema))  # type: ignore[arg-type]  # takes it
+        self._writer = pa_csv.CSVWriter(where, in_zone(schema, "UTC"))  # type: ignore[arg-type]  # takes it
 
     def write(self, rows: pa.Table) -> None:
         for name, column in zip(rows.column_names, rows.columns, strict=True):
             _check_years(name, column)
-        self._writer.write_table(rows.cast(_in_utc(rows.schema)))
+        # Of another zone's offset Arrow writes hours and minutes alone.
+        self._writer.write_table(rows.cast(in_zone(rows.schema, "UTC")))
 
     def close(self) -> None:
         self._writer.close()
@@ -288,16 +290,6 @@ def _kinds(kind: pa.DataType) -> Iterable[pa.DataType]:
     yield kind
     for index in range(kind.num_fields):
         yield from _kinds(kind.field(index).type)
-
-
-def _in_utc(schema: pa.Schema) -> pa.Schema:
-    """Of another zone's offset Arrow writes hours and minutes alone."""
-    return pa.schema(
-        column.with_type(pa.timestamp(column.type.unit, "UTC"))
-        if pat.is_timestamp(column.type) and column.type.tz is not None
-        else column
-        for column in schema
-    )
 
 
 def _check_years(name: str, column: pa.ChunkedArray[Any]) -> None:

@@ -12,13 +12,15 @@ deleted by the next merge, and until then readers see one batch.
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from io import BufferedRandom
+from typing import TYPE_CHECKING, Any, Final
 
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, status_of
@@ -171,14 +173,13 @@ class Publisher:
             for begin in range(0, len(spans), _PARALLEL_READS):
                 yield from pool.map(self._get, spans[begin : begin + _PARALLEL_READS])
 
-    def _put(self, span: Span, body: bytes | BinaryIO, **condition: Any) -> None:
-        md5 = hashlib.md5(usedforsecurity=False)
+    def _put(self, span: Span, body: bytes | BufferedRandom, **condition: Any) -> None:
+        new_md5 = functools.partial(hashlib.md5, usedforsecurity=False)
         if isinstance(body, bytes):
-            md5.update(body)
+            md5 = new_md5(body)
         else:
             body.seek(0)
-            while block := body.read(1 << 20):
-                md5.update(block)
+            md5 = hashlib.file_digest(body, new_md5)
             body.seek(0)
         self._client().put_object(
             Bucket=self._bucket,

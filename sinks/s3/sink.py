@@ -24,6 +24,7 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     PrepareRejectedError,
     ProtocolError,
+    settle_command,
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
@@ -290,8 +291,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise CommitRejectedError(
                 f"{len(standing)} of the {len(files)} files of {branch_id} stand, so that its rows "
                 f"would be there twice: {names}. Delete these, and start again; or leave them, "
-                "write the rows of the others by hand, and say so: `sparkonce settle JOB "
-                f"{branch_id.batch_id} --branch {branch_id.short} --as committed`",
+                "write the rows of the others by hand, and say so: "
+                f"{settle_command(branch_id, 'committed')}",
                 branch_id,
             )
 

@@ -39,6 +39,6 @@ def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
         credentials, *more = rest.partition("?")[0].split("@")
         if len(more) > 1 or (more and "/" in credentials):
             raise refusal
-    if not known.get("port", "").replace(",", "").isdigit() and known.get("port"):
+    if (port := known.get("port")) and not port.replace(",", "").isdigit():
         raise refusal
     return known

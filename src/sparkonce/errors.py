@@ -39,10 +39,10 @@ __all__ = [
 ]
 
 
-def settle_command(branch_id: BranchId) -> str:
+def settle_command(branch_id: BranchId, ruling: str = "committed|aborted|redo") -> str:
     """What an operator types to settle the branch; see docs/operations.md."""
     batch_id, branch = branch_id.batch_id, branch_id.short
-    return f"`sparkonce settle JOB {batch_id} --branch {branch} --as committed|aborted|redo`"
+    return f"`sparkonce settle JOB {batch_id} --branch {branch} --as {ruling}`"
 
 
 class SparkOnceError(Exception):

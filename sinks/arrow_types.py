@@ -1,7 +1,8 @@
-"""The Arrow types in which a sink gets its rows, whatever Spark's settings and version send.
+"""Arrow types that say the same of the rows in one way, at any depth.
 
-`spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than to the
-driver, and some versions of PySpark tell another time zone. Each sink would have to know both.
+in_zone    an instant is the same in any time zone, and schemas of two zones are not equal
+plain      `spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than to
+           the driver, and each sink would have to know both
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 
-def in_zone(schema: pa.Schema, zone: str) -> pa.Schema:
+def in_zone(schema: pa.Schema, zone: str | None) -> pa.Schema:
     """The schema with its instants in this time zone."""
 
     def change(kind: pa.DataType) -> pa.DataType:
