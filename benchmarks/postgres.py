@@ -64,6 +64,9 @@ class Tables:
     def staged(self) -> ExactlyOnce:
         return self._pipeline(self._fresh(COLUMNS))
 
+    def prepared(self) -> ExactlyOnce:
+        return self._pipeline(self._fresh(COLUMNS), mode="prepared")
+
     def attached(self) -> ExactlyOnce:
         name = self._fresh(LOADED, "PARTITION BY LIST (load)")
         self._run(f"CREATE TABLE {name}_small PARTITION OF {name} FOR VALUES IN (0)")
@@ -71,6 +74,9 @@ class Tables:
 
     def upsert(self) -> ExactlyOnce:
         return self._pipeline(self._fresh(KEYED), key=["id"])
+
+    def upsert_prepared(self) -> ExactlyOnce:
+        return self._pipeline(self._fresh(KEYED), key=["id"], mode="prepared")
 
     def jdbc(self) -> Callable[[DataFrame, int], None]:
         name = self._fresh(COLUMNS)
@@ -109,14 +115,23 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
     with scratch() as folder, start_services(["postgres"], quick_start=False) as up:
         spark, tables = spark_session(up), Tables(up.postgres, folder)
         appended = measure(
-            {"staged": tables.staged, "attached": tables.attached, "Spark's JDBC": tables.jdbc},
+            {
+                "staged": tables.staged,
+                "prepared": tables.prepared,
+                "attached": tables.attached,
+                "Spark's JDBC": tables.jdbc,
+            },
             spark,
             folder / "append",
             title=f"{rows:,} rows in 4 batches appended to a Postgres table",
             **sizes,
         )
         merged = measure(
-            {"upsert": tables.upsert, "JDBC, then merged": tables.jdbc_merged},
+            {
+                "upsert": tables.upsert,
+                "upsert, prepared": tables.upsert_prepared,
+                "JDBC, then merged": tables.jdbc_merged,
+            },
             spark,
             folder / "upsert",
             title=f"{rows:,} rows in 4 batches, half of them updates of a Postgres table",
@@ -124,15 +139,17 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
             **sizes,
         )
         spark.stop()
-    jdbc = appended["Spark's JDBC"]
+    jdbc, jdbc_merged = appended["Spark's JDBC"], merged["JDBC, then merged"]
     finish(
         **beside(appended["staged"], jdbc, baseline="spark_jdbc"),
+        **beside(appended["prepared"], jdbc, baseline="spark_jdbc", prefix="prepared_"),
         **beside(appended["attached"], jdbc, baseline="spark_jdbc", prefix="attached_"),
+        **beside(merged["upsert"], jdbc_merged, baseline="spark_jdbc", prefix="upsert_"),
         **beside(
-            merged["upsert"],
-            merged["JDBC, then merged"],
+            merged["upsert, prepared"],
+            jdbc_merged,
             baseline="spark_jdbc",
-            prefix="upsert_",
+            prefix="upsert_prepared_",
         ),
     )
 

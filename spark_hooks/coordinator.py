@@ -775,7 +775,8 @@ def _given_up(
 ) -> SparkOnceError | None:
     """The outcome of a branch that is to be written again, by an operator's word.
 
-    It was asked to commit once more: what is proven, either way, stands above the word.
+    It was asked to commit: what is proven, either way, stands above the word. It is ended, and
+    asked again: an abort undoes no commit, and need not say that there was one.
     """
     if error is None or isinstance(error, PreparedBranchLostError):
         return error
@@ -789,6 +790,9 @@ def _given_up(
         )
         unresolved.__cause__ = failure
         return unresolved
+    (proven,) = _commit_once(sink, [committable])
+    if proven is None or isinstance(proven, PreparedBranchLostError):
+        return proven
     lost = PreparedBranchLostError(
         f"an operator ruled that it is written again; before: {error}", committable.branch_id
     )

@@ -14,6 +14,7 @@ from sparkonce.errors import (
     ConfigurationError,
     FencedError,
     PreparedBranchLostError,
+    SparkOnceError,
 )
 from sparkonce.model import Committable
 from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
@@ -169,6 +170,35 @@ def test_branch_that_is_redone_is_ended_and_written_again(
 def test_branch_whose_commit_is_proven_is_not_redone(world: World) -> None:
     """Proof, where there is one, stands above the word: nothing is written twice (I4)."""
     settle(world, Ruling.REDO, *branches(world))
+    world.start(Process())
+    world.check()
+    record = newest(world)
+    assert (record.state, record.revision) == (State.SETTLED, 0)
+
+
+@pytest.mark.parametrize("error", [CommitUnresolvedError, CommitRejectedError])
+def test_branch_that_was_visible_all_along_is_not_redone(
+    world: World, error: type[SparkOnceError]
+) -> None:
+    """An abort undoes no commit, and says nothing: behind it the sink is asked once more (I4)."""
+
+    class AwayAtFirst(MemorySink):
+        """Its server is back when it is asked to abort."""
+
+        def commit(self, committable: Committable) -> None:
+            if committable in chosen and self.calls[-1:] != ["abort"]:
+                raise error("no answer")
+            super().commit(committable)
+
+    chosen = branches(world)
+    settle(world, Ruling.REDO, *chosen)
+    for branch in chosen:
+        MemorySink(world.stores[LEFT], Process(), LEFT).commit(branch)
+
+    def prepare(sinks: Sequence[MemorySink]) -> None:
+        sinks[0].__class__ = AwayAtFirst
+
+    world.prepare_sinks = prepare
     world.start(Process())
     world.check()
     record = newest(world)
