@@ -37,6 +37,7 @@ from sparkonce.spark_hooks.partition_writer import (
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
+from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class SparkBatch:
 
         def check(sink: AnySink, schema: pa.Schema) -> None:
             try:
-                sink.validate(schema)
+                with waiting_for(f"check the settings, server and schema of {sink!r}"):
+                    sink.validate(schema)
             except SparkOnceError:
                 raise
             except Exception as error:

@@ -64,6 +64,7 @@ from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink, chec
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.spark_hooks.ruled import End, end_ruled
+from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
@@ -367,7 +368,8 @@ class Coordinator:
             lambda: self._log.one_phase(record), f"read the log for {record.id}"
         )
         try:
-            sink.commitOnePhase(committable, log_write)
+            with waiting_for(f"commit {record.id} and its record in {sink!r}"):
+                sink.commitOnePhase(committable, log_write)
         except CommitUnresolvedError as error:
             standing = self._patiently(lambda: self._log.find(record.id), f"find {record.id}")
             if standing != done:
@@ -399,10 +401,11 @@ class Coordinator:
             # What is written again is decided already, so it takes two phases.
             one_phase = self._one_phase if write_pass == 0 else None
             vote = sink.prepareBatch if one_phase is None else one_phase.prepareOnePhase
-            prepared = [
-                check_committable(sink, committable, branch_id)
-                for committable in vote(branch_id, share.committables)
-            ]
+            with waiting_for(f"prepare batch {batch.batch_id} in {sink!r}"):
+                prepared = [
+                    check_committable(sink, committable, branch_id)
+                    for committable in vote(branch_id, share.committables)
+                ]
             reach("prepare_batch.after", batch=batch.batch_id, sink=name)
             voted[name] = replace(share, committables=tuple(prepared))
         names = [c.branch_id.name for share in voted.values() for c in share.committables]
@@ -532,7 +535,8 @@ class Coordinator:
         branch_id, ruling = committable.branch_id, record.ruling(committable)
         logger.warning("%s: settled by an operator: %s", branch_id, ruling)
         sink, target = self._all_sinks.get(branch_id.sink), record.shares[branch_id.sink].target
-        ended = end_ruled(sink, committable, target)
+        with waiting_for(f"end {branch_id} in {sink!r}"):
+            ended = end_ruled(sink, committable, target)
         if ended.how is End.VISIBLE:
             logger.error(
                 "%s is committed, though it is settled as %s: its rows are visible, and twice if "
@@ -692,13 +696,18 @@ class Coordinator:
         swept after the next batch, so a failure here fails nothing.
         """
         try:
-            unfinished = self._log.unfinished(self.incarnation.pipeline)
+            with waiting_for("read what the log has open, before left-over branches are aborted"):
+                unfinished = self._log.unfinished(self.incarnation.pipeline)
             named = named_by(unfinished)
             self._all(lambda sink: self._sweep_sink(sink, named), self._all_sinks.values())
         except Exception:
             logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
+        with waiting_for(f"abort left-over branches in {sink!r}"):
+            self._abort_orphans(sink, named)
+
+    def _abort_orphans(self, sink: AnySink, named: set[str]) -> None:
         failures: list[Exception] = []
         orphans = list(
             find_orphans(
@@ -753,7 +762,8 @@ class Coordinator:
             before_sleep=say,
             reraise=True,
         )
-        return retrying(action)
+        with waiting_for(what):
+            return retrying(action)
 
 
 def _commit_once(

@@ -37,6 +37,7 @@ from sparkonce.sinks.arrow_types import plain
 from sparkonce.sinks.base import AnySink, check_committable
 from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.rewrite import Rewrite
+from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 
 logger = logging.getLogger("sparkonce")
@@ -254,16 +255,16 @@ class _Branch:
         self._contents: list[Fingerprint] = []
 
     def begin(self) -> None:
-        self._handle = self._named(lambda: self.sink.beginTransaction(self.branch_id))
+        self._handle = self._named("begin", lambda: self.sink.beginTransaction(self.branch_id))
         self._open = True
 
     def write(self, rows: _Rows) -> None:
-        self._named(lambda: self.sink.write(self._handle, rows.batch))
+        self._named("write", lambda: self.sink.write(self._handle, rows.batch))
         self._bytes += rows.batch.nbytes
         self._contents.append(rows.content)
 
     def idle(self) -> None:
-        self._named(lambda: self.sink.idle(self._handle))
+        self._named("keep", lambda: self.sink.idle(self._handle))
 
     def end(self) -> None:
         """Prepare what was written, or give up where no row has come."""
@@ -272,7 +273,7 @@ class _Branch:
             return
         where = {"batch": self.branch_id.batch_id, "sink": self.sink.name}
         reach("precommit.before", **where)
-        prepared = self._named(lambda: self.sink.preCommit(self._handle))
+        prepared = self._named("prepare", lambda: self.sink.preCommit(self._handle))
         self._open = False
         self.committable = check_committable(self.sink, prepared, self.branch_id)
         reach("precommit.after", **where)
@@ -290,9 +291,10 @@ class _Branch:
         except Exception:
             logger.warning("%s is left to the driver's sweep", self.branch_id, exc_info=True)
 
-    def _named(self, action: Callable[[], Any]) -> Any:
+    def _named(self, what: str, action: Callable[[], Any]) -> Any:
         try:
-            return action()
+            with waiting_for(f"{what} {self.branch_id} in {self.sink!r}"):
+                return action()
         except SparkOnceError:
             raise
         except Exception as error:

@@ -101,6 +101,12 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
     def discard(self, handle: Handle) -> None:
         self._called("discard")
 
+    def prepareBatch(
+        self, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        self._called("prepareBatch")
+        return super().prepareBatch(branch_id, committables)
+
     def commit(self, committable: Committable) -> None:
         self._called("commit")
         name = str(committable.branch_id)

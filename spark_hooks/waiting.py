@@ -1,0 +1,55 @@
+"""Nothing hangs in silence: what takes long is said, again and again, until it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+logger = logging.getLogger("sparkonce")
+
+EVERY_S: Final = 30.0
+"""After how long a wait is said, and how often from there on, in seconds."""
+
+_waits: dict[object, tuple[str, float]] = {}
+_changes = threading.Lock()
+
+
+@contextlib.contextmanager
+def waiting_for(what: str) -> Iterator[None]:
+    """Log `what` while the block takes long: an infinitive and its objects, as in "commit batch 7".
+
+    It costs two changes of a dictionary: one thread looks after all waits of the process.
+    """
+    _watch()
+    wait = object()
+    with _changes:
+        _waits[wait] = what, time.monotonic()
+    try:
+        yield
+    finally:
+        with _changes:
+            del _waits[wait]
+
+
+def say_waits(now: float) -> None:
+    """Log what has taken long; `now` is of time.monotonic, in seconds."""
+    with _changes:
+        waits = list(_waits.values())
+    for what, since in waits:
+        if now - since >= EVERY_S:
+            logger.warning("no answer yet, after %.0f s, to: %s", now - since, what)
+
+
+@functools.cache
+def _watch() -> None:
+    def watch() -> None:
+        while True:
+            time.sleep(EVERY_S)
+            say_waits(time.monotonic())
+
+    threading.Thread(target=watch, name="sparkonce-waits", daemon=True).start()

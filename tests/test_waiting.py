@@ -1,0 +1,79 @@
+"""What takes long is said while it does, so that an operator sees what a query waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.spark_hooks.waiting import EVERY_S, say_waits, waiting_for
+from sparkonce.testing.sink_world import OWNER, branch
+from sparkonce.txn_log.record import Incarnation
+from tests.world import MemorySink, Process, Store, World, hashed
+
+
+def said(caplog: pytest.LogCaptureFixture, *, after_s: float) -> list[str]:
+    caplog.clear()
+    say_waits(time.monotonic() + after_s)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("verb", "told"),
+    [
+        ("commit", "commit batch 0 in <MemorySink 'left' -> memory>"),
+        ("prepareBatch", "prepare batch 0 in <MemorySink 'left' -> memory>"),
+        ("publishBatch", "publish batch 0 in <MemorySink 'left' -> memory>"),
+        ("find_branches", "abort left-over branches in <MemorySink 'left' -> memory>"),
+    ],
+)
+def test_verb_of_a_sink_that_does_not_return(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, verb: str, told: str
+) -> None:
+    """Its name, its batch and its sink are said, and no more once it has returned."""
+    world, heard = World(tmp_path, [[[1]]]), list[str]()
+
+    def listen(called: str) -> None:
+        if called == verb:
+            heard.extend(said(caplog, after_s=EVERY_S))
+
+    def prepare(sinks: list[MemorySink]) -> None:
+        sinks[0].fail = listen
+
+    world.prepare_sinks = prepare
+    world.start(Process())
+    world.check()
+    assert f"no answer yet, after 30 s, to: {told}" in heard
+    assert said(caplog, after_s=EVERY_S) == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "told"), [("beginTransaction", "begin"), ("write", "write"), ("preCommit", "prepare")]
+)
+def test_verb_of_a_sink_that_does_not_return_in_a_task(
+    caplog: pytest.LogCaptureFixture, verb: str, told: str
+) -> None:
+    sink, heard = MemorySink(Store(), Process(), "left"), list[str]()
+    sink.fail = lambda called: heard.extend(said(caplog, after_s=30) if called == verb else ())
+    incarnation = Incarnation("orders", OWNER, 4)
+    PartitionWriter([sink], incarnation, 7).write(iter([hashed([1, 2])]), 0, 11)
+    named = (
+        f"{told} {branch(11, batch_id=7, token=4, sink='left')} in <MemorySink 'left' -> memory>"
+    )
+    assert heard == [f"no answer yet, after 30 s, to: {named}"]
+
+
+def test_short_wait_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
+    with waiting_for("commit batch 7"):
+        assert said(caplog, after_s=0) == []
+        assert said(caplog, after_s=90) == ["no answer yet, after 90 s, to: commit batch 7"]
+        assert "sparkonce-waits" in {thread.name for thread in threading.enumerate()}
+
+
+def test_wait_that_fails_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConnectionError), waiting_for("commit batch 7"):
+        raise ConnectionError
+    assert said(caplog, after_s=90) == []
