@@ -169,6 +169,16 @@ def test_split_of_many_columns_does_not_overflow() -> None:
     assert sum(1 for _ in split(batch, names)) == count
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(pa.date32(), 10**8), (pa.date32(), -(10**6)), (pa.timestamp("us", "UTC"), 10**18)],
+)
+def test_value_that_names_no_folder_is_told_by_its_column(kind: pa.DataType, value: int) -> None:
+    batch = pa.record_batch({"n": [1], "day": pa.array([value], kind)})
+    with pytest.raises(ValueError, match="column 'day' has a value that can name no folder"):
+        list(split(batch, ["n", "day"]))
+
+
 @given(st.integers(MIN_PART_BYTES, 32 << 20), st.integers(1, 32))
 def test_buffers_of_all_open_files_are_bounded(part_bytes: int, files: int) -> None:
     """However large a part is to be, the default number of open files fits into memory."""

@@ -224,6 +224,16 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
     # its folder waits.
     for group in range(int(groups.max()) + 1):
         at = np.flatnonzero(groups == group)
-        values = [c.dictionary[c.indices[int(at[0])].as_py()].as_py() for c in encoded]
+        values = [_value(n, c, int(at[0])) for n, c in zip(columns, encoded, strict=True)]
         whole = len(at) == batch.num_rows
         yield folder_name(columns, values), rest if whole else rest.take(at)
+
+
+def _value(name: str, column: pa.DictionaryArray[Any, Any], at: int) -> object:
+    try:
+        return column.dictionary[column.indices[at].as_py()].as_py()
+    except (OverflowError, ValueError) as error:
+        raise ValueError(
+            f"column {name!r} has a value that can name no folder ({error}): times have years from "
+            "1 to 9999; change it (select=), or give another partition_by="
+        ) from error
