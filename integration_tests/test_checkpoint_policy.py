@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from integration_tests.test_exactly_once import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
@@ -25,7 +26,7 @@ from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
 DEADLINE_S = 60.0
@@ -118,27 +119,48 @@ def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert job.visible() == Counter()
 
 
-@pytest.mark.parametrize("way", ["listener", "awaitTermination", "next batch"])
+@pytest.mark.parametrize(
+    "way", ["listener", "awaitTermination", "next batch", "commit='prepared' from now on"]
+)
 def test_start_commits_what_the_last_run_left_undecided(
     job: Job, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Also when there is no new data, so that foreachBatch is never called."""
     job.add(*ids(1, 2))
     leave_undecided(job, monkeypatch)
-    pipeline = checkpoint_pipeline(job)
+    monkeypatch.setattr(exactly_once, "_listening", [])  # in another process
+    pipeline = job.pipeline() if "prepared" in way else checkpoint_pipeline(job)
     if way == "next batch":
         job.add(*ids(3))
         job.run(pipeline)
         pipeline.close()
         assert job.visible() == Counter([1, 2, 3])
         return
-    if way == "awaitTermination":
+    if way != "listener":
         pipeline.awaitTermination(job.start(pipeline))
     else:
         job.run(pipeline)
         wait_for(lambda: states(pipeline) == [State.COMPLETE])
     assert job.visible() == Counter([1, 2])
     assert states(pipeline) == [State.COMPLETE]
+
+
+def test_pipeline_that_was_made_before_the_session(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It hears of no start, which its first batch says and ends: one without data calls nobody."""
+    with monkeypatch.context() as patch:
+        patch.setattr(SparkSession, "getActiveSession", lambda: None)
+        patch.setattr(SparkSession, "_instantiatedSession", None)
+        pipeline = checkpoint_pipeline(job)
+    for value in (1, 2):
+        job.add(*ids(value))
+        job.run(pipeline)
+    pipeline.close()
+    (told,) = [r.getMessage() for r in caplog.records if "the SparkSession" in r.getMessage()]
+    assert "end its queries with pipeline.awaitTermination(query)" in told
+    assert job.visible() == Counter([1, 2])
+    assert pipeline._listener is not None
 
 
 def test_recovery_that_fails_at_the_start_is_tried_again(

@@ -433,9 +433,11 @@ def test_collections_after_a_task_do_not_walk_all_modules(job: Job) -> None:
     assert max(row.frozen for row in counted) > 10_000
 
 
-def refused(job: Job, pipeline: ExactlyOnce) -> str:
+def refused(
+    job: Job, pipeline: ExactlyOnce, shape: Callable[[DataFrame], DataFrame] = lambda df: df
+) -> str:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps the error it got
-        job.run(pipeline)
+        job.run(pipeline, shape)
     assert ConfigurationError.__name__ in str(caught.value)
     return str(caught.value)
 
@@ -482,6 +484,39 @@ def test_rolled_back_checkpoint_that_met_other_files_is_refused(job: Job, batche
     finally:
         job.spark.conf.unset(key)
     assert job.visible() == Counter([*range(batches), 10])
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_rolled_back_checkpoint_of_a_query_that_reads_a_source_twice(
+    job: Job, version: str
+) -> None:
+    """That source has two offsets and one folder, so the others' folders have other numbers."""
+    others = job.sink_folder("others")
+    for value in (100, 101):
+        (others / f"{value}.json").write_text(f'{{"id": {value}}}')
+
+    def shape(rows: DataFrame) -> DataFrame:
+        reader = job.spark.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1)
+        other = reader.json(str(others))
+        return other.union(other).union(rows)
+
+    key = "spark.sql.streaming.offsetLog.formatVersion"
+    job.spark.conf.set(key, version)
+    try:
+        job.add(*ids(1))
+        job.run(job.pipeline(), shape)
+        copy = job.folder / "copy"
+        shutil.copytree(job.folder / job.checkpoint, copy)
+        job.add(*ids(10))
+        job.run(job.pipeline(), shape)
+        shutil.rmtree(job.folder / job.checkpoint)
+        copy.rename(job.folder / job.checkpoint)
+        (job.source / "00001.json").unlink()
+        job.add(*ids(11))
+        assert "rolled back" in refused(job, job.pipeline(), shape)
+    finally:
+        job.spark.conf.unset(key)
+    assert job.visible() == Counter([1, 10, 100, 100, 101, 101])
 
 
 def test_fresh_log_for_an_old_checkpoint_is_refused(job: Job) -> None:

@@ -13,11 +13,13 @@ ours are created atomically (`sparkonce.txn_log.folder`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 _TAIL_BYTES = 1 << 18
+_START_MS = 600_000
 
 
 class RunId(NamedTuple):
@@ -94,6 +97,7 @@ class RunningQuery:
         self._root = self._path_class(self.checkpoint)
         self._conf = query.sparkSession().sessionState().newHadoopConf()
         self._fs = self._root.getFileSystem(self._conf)
+        self._sources: list[str] = []
 
     @classmethod
     def find(cls, session: SparkSession, run: RunId) -> Self:
@@ -166,10 +170,11 @@ class RunningQuery:
         return int(latest.get()) if latest.isDefined() else -1
 
     def offsets(self, batch_id: int) -> tuple[str, ...] | None:
-        """The source offsets that the checkpoint shows for a batch, one per source, as JSON.
+        """The source offsets that the checkpoint shows for a batch, as JSON, for each use of one.
 
-        None when Spark has purged them. The file's first line is its format, the second the
-        batch's watermark and settings; both may change in a replay.
+        None when Spark has purged them, or has not come as far as to have its sources. The file's
+        first line is its format, the second the batch's watermark and settings; both may change in
+        a replay.
 
         A file source's offset is only a counter of its own, equal in a checkpoint that was rolled
         back and met other files; so a digest of the batch's files is added to it.
@@ -177,11 +182,16 @@ class RunningQuery:
         text = self._read(f"offsets/{batch_id}")
         if text is None:
             return None
-        shown = [self._with_files(n, line) for n, line in enumerate(text.splitlines()[2:])]
-        known = tuple(line for line in shown if line is not None)
-        return known if len(known) == len(shown) else None
+        version, _, *lines = text.splitlines()
+        is_named = version != "v1"
+        uses = [line.split(":", 1) for line in sorted(lines)] if is_named else enumerate(lines)
+        shown = [(use, self._with_files(str(use), offset)) for use, offset in uses]
+        known = [
+            f"{use}:{offset}" if is_named else offset for use, offset in shown if offset is not None
+        ]
+        return tuple(known) if len(known) == len(shown) else None
 
-    def _with_files(self, source: int, offset: str) -> str | None:
+    def _with_files(self, use: str, offset: str) -> str | None:
         """The offset, with a digest of its files if it is a file source's; None if they are gone.
 
         CHECKPOINT/sources/0/7 has the files of counter 7, and 9.compact those of 0 to 9.
@@ -189,6 +199,9 @@ class RunningQuery:
         value = json.loads(offset) if offset.startswith("{") else None
         if not isinstance(value, dict) or value.keys() != {"logOffset"}:
             return offset
+        source = self._source_of(use)
+        if source is None:
+            return None
         folder, counter = f"sources/{source}", value["logOffset"]
         entries = self._entries(self._read(f"{folder}/{counter}"))
         if entries is None:
@@ -198,6 +211,25 @@ class RunningQuery:
         files = sorted((e["path"], e["timestamp"]) for e in entries if e["batchId"] == counter)
         digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
         return json.dumps({**value, "files": digest})
+
+    def _source_of(self, use: str) -> str | None:
+        """The source's folder: numbered by its first use, while each use has an offset.
+
+        None when the query has failed before Spark had its sources.
+        """
+        if not use.isdigit():
+            return use
+        if not self._sources:
+            with contextlib.suppress(Py4JJavaError):
+                if self._query.sources().isEmpty():
+                    self._query.awaitInitialization(_START_MS)
+            found, distinct = self._query.sources(), []
+            for n in range(found.size()):
+                source = found.apply(n)
+                if source not in distinct:
+                    distinct.append(source)
+                self._sources.append(str(distinct.index(source)))
+        return self._sources[int(use)] if self._sources else None
 
     def _end_of_compacted(self, name: str, counter: int) -> list[dict[str, Any]] | None:
         """The log's entries from the counter's first one on; None when there is no such log.

@@ -81,14 +81,16 @@ class ExactlyOnce:
             Spark can still replay it, so even a branch that a server has lost is written again.
             "checkpoint": once Spark's checkpoint has it too, so that output and state agree also
             for queries that compute other rows in a replay; a batch is visible when the next one
-            begins, and a prepared batch has to outlive a driver that is down.
+            begins, and a prepared batch has to outlive a driver that is down. Make the pipeline
+            after the SparkSession, so that it hears of a start that finds no new data.
         removed: sinks that the pipeline had: they get no rows any more, what is decided for them
             is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
             go on under it, once.
         adopt: True takes over a checkpoint that ran without a transaction log until now; the id
             of a transaction log takes over a checkpoint whose log with that id is lost; "batch
-            12" goes on at that batch, behind others that were delivered in some other way.
+            12" goes on at that batch, behind others that were delivered in some other way. Each
+            form says that nothing of the batch which Spark runs next is in any sink.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start carries on, so nothing is lost.
         retain: batches of history that the log keeps.
@@ -151,7 +153,7 @@ class ExactlyOnce:
         self._listener: StartListener | None = None
         if commit == "checkpoint":
             _listening.append(weakref.ref(self, _listening.remove))
-            self._listener = StartListener.add(self._on_start)
+            self._listen()
             call_at_exit(self._settle_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
@@ -171,6 +173,14 @@ class ExactlyOnce:
                 with _turn(query):  # whoever recovers the query's start comes to an end first
                     self._turn_to(query)
                 self._checkpoint = query.checkpoint
+                if self._commit == "checkpoint" and not self._listen():
+                    logger.warning(
+                        "pipeline %r was made before the SparkSession, and hears of a start only "
+                        "by a batch. A start that finds no new data has none, and leaves what is "
+                        "prepared as it is: make the pipeline after the session, or end its "
+                        "queries with pipeline.awaitTermination(query)",
+                        self.name,
+                    )
             if self._failure is not None:
                 raise self._failure
             batch = SparkBatch(
@@ -224,10 +234,9 @@ class ExactlyOnce:
             StreamingQueryException: the query failed.
             SparkOnceError: the last batch is not committed; the next start goes on with it.
         """
-        if self._commit == "checkpoint":
-            running = RunningQuery.of(query)
-            self._checkpoint = running.checkpoint
-            self._recover_at_start(running)
+        running = RunningQuery.of(query)
+        self._checkpoint = running.checkpoint
+        self._recover_at_start(running)
         try:
             ended = query.awaitTermination(timeout)
             return True if ended is None else bool(ended)
@@ -354,6 +363,13 @@ class ExactlyOnce:
             )
         coordinator.recover()
         return coordinator
+
+    def _listen(self) -> bool:
+        """Listen to the session's starts; returns whether that was so already."""
+        if self._listener is not None and self._listener.is_heard:
+            return True
+        self._listener = StartListener.add(self._on_start)
+        return False
 
     def _on_start(self, query: RunningQuery) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -40,6 +41,11 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         listener = cls(session, action)
         session.streams.addListener(listener)
         return listener
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the session still runs."""
+        return self._session.sparkContext._jsc is not None  # noqa: SLF001
 
     @functools.cached_property
     def _jlistener(self) -> Any:
@@ -81,13 +87,13 @@ def call_at_exit(action: Callable[[], None]) -> None:
     """Call `action`, a bound method, when the interpreter ends, while threads can still start.
 
     The callbacks of `atexit` run too late for that: sinks commit from thread pools, and those are
-    shut down by then.
+    shut down by then. A child that was forked inherits the callback, and not the threads.
     """
-    method = weakref.WeakMethod(action)
+    method, process = weakref.WeakMethod(action), os.getpid()
 
     def call() -> None:
         bound = method()
-        if bound is not None:
+        if bound is not None and os.getpid() == process:
             bound()
 
     register = getattr(threading, "_register_atexit", atexit.register)

@@ -20,7 +20,7 @@ import pytest
 from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError
-from sparkonce.model import BranchId, Committable
+from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.spark_hooks.drivers import is_running, this_driver
@@ -282,6 +282,39 @@ def test_settlement_is_asked_for(
         assert re.search("No sink was asked.*Stop the driver.*recover.*only then", said, re.DOTALL)
     else:
         assert (code, record.settled, head.token) == (INTERRUPTED, (), 1)
+
+
+@pytest.mark.parametrize("command", [["recover"], ["orphans", "--abort"]])
+def test_driver_that_starts_while_sinks_are_asked_is_not_fenced_unasked(
+    folder: Path,
+    decided: str,
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver before it was known to be gone; listing what stands may take long."""
+    target = FileSink(folder / "out").target
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        name = re.sub(r":\d+@", f":{gone.pid}@", this_driver())
+    assert is_running(name, time.time()) is False
+    listed = FileSink.find_branches
+    begun: list[int] = []
+
+    def begin(driver: str) -> None:
+        log = SqliteLog(folder / "log.db")
+        begun.append(log.begin(Claim("orders", QUERY, "run", driver, {"file": target}, 0)).token)
+        log.close()
+
+    def find_branches(self: FileSink, owner: Owner) -> Iterator[Committable]:
+        begin(this_driver())
+        yield Committable(BranchId(owner, 0, 1, "file", 0, 4))
+        yield from listed(self, owner)
+
+    begin(name)
+    monkeypatch.setattr(FileSink, "find_branches", find_branches)
+    assert run([*command, "jobs:make"]) == ERROR
+    assert "nobody can be asked here" in capsys.readouterr().err
+    assert begun == [2, 3]
 
 
 @pytest.fixture

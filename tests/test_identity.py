@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "fresh log for an old checkpoint": (
         claim(5, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
         known(head=None),
-        r"log= is sqlite:////var/txn\.db",
+        r"log= is sqlite:////var/txn\.db.* below 5 is complete .* nothing of batch 5, which Spark",
     ),
     "adopt=True left in the settings, another log": (
         claim(5, adopt=True, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
@@ -115,20 +115,24 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "pipeline renamed": (
         claim(3, checkpoint_log_id=LOG_ID, checkpoint_pipeline="old-name"),
         known(head=None),
-        "keep the old name",
+        "keep the old name.* would be written again",
     ),
     "rolled-back checkpoint, other offsets": (
         claim(2, offsets={2: ("[77]",)}),
         known(1, 2),
-        "rolled back",
+        "rolled back.* would be written again",
     ),
     "copied checkpoint, its last batch differs": (
         claim(3, offsets={2: ("[77]",), 3: ("[3]",)}),
         known(1, 2),
         "copied",
     ),
-    "rolled back beyond what the log remembers": (claim(1), known(7, 8), "no longer remembers"),
-    "batches ran without the log": (claim(9), known(2), "the ones between ran without it"),
+    "rolled back beyond what the log remembers": (
+        claim(1),
+        known(7, 8),
+        "no longer remembers.* would be written again",
+    ),
+    "batches ran without the log": (claim(9), known(2), "nothing of batch 9, which Spark"),
     "sink removed while a record names it": (
         claim(3, sinks={}),
         known(2, unfinished=unfinished(kafka=Share("topic", (), BRANCHES))),
@@ -153,7 +157,7 @@ def test_adopt_that_is_left_in_the_settings_changes_nothing() -> None:
     """Once the checkpoint is adopted the log answers for its batches from the first one on."""
     adopted = replace(HEAD, first_batch=5)
     assert admit(claim(9, adopt=True), known(8, head=adopted), now=5.0).first_batch == 5
-    with pytest.raises(ConfigurationError, match='pass adopt="batch 12" if they were delivered'):
+    with pytest.raises(ConfigurationError, match='pass adopt="batch 12" if you know'):
         admit(claim(12, adopt=True), known(8, head=adopted), now=5.0)
 
 

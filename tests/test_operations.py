@@ -33,6 +33,11 @@ def test_runbook_names_no_error_that_is_gone() -> None:
     assert set(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == set(errors.__all__)
 
 
+def test_copy_of_a_log_is_compared_with_what_spark_runs_next() -> None:
+    """Its commits never have the batch that was in flight, which may be delivered."""
+    assert "folder `offsets`" in section("LogCorruptError")
+
+
 def commands() -> dict[str, click.Command]:
     """By what is typed: "log show"."""
     found: dict[str, click.Command] = {}

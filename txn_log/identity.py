@@ -17,6 +17,12 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling
 
+_IF_LOST = (
+    "If that one is lost, a new checkpoint has to begin behind what is delivered: `sparkonce log "
+    "list JOB` names the last batch, and `sparkonce log show JOB BATCH` its source offsets. From "
+    "the source's start on, all that is delivered would be written again."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -122,7 +128,7 @@ def check_offsets(record: TransactionRecord, shown: Sequence[str], checkpoint: s
         f"{record.id} was made with source offsets {list(record.offsets)}, but the checkpoint "
         f"{checkpoint} now shows {list(shown)} for it: the checkpoint was rolled back, or copied "
         "from another run. Rows would be lost or written twice. Start with the checkpoint that "
-        f"wrote batch {record.id.batch_id}; or give the pipeline a new name."
+        f"wrote batch {record.id.batch_id}. {_IF_LOST}"
     )
 
 
@@ -133,14 +139,13 @@ def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:
             f"{claim.checkpoint_log_id}, but log= is {known.log} with id {known.log_id}. Without "
             "its own log, batches that are already delivered would be written again: point log= "
             "to the first one (a relative path depends on the working directory), or pass "
-            f'adopt="{claim.checkpoint_log_id}" when it is lost and you know that its last batch '
-            "is complete."
+            f'adopt="{claim.checkpoint_log_id}" when it is lost and {_you_know(claim)}.'
         )
     if claim.checkpoint_pipeline not in {None, claim.pipeline}:
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} belongs to the pipeline "
-            f"{claim.checkpoint_pipeline!r}, not to {claim.pipeline!r}: keep the old name, or use "
-            "a fresh checkpoint for the new one."
+            f"{claim.checkpoint_pipeline!r}, not to {claim.pipeline!r}: keep the old name. With a "
+            "fresh checkpoint, what the source still has would be written again under the new one."
         )
 
 
@@ -198,7 +203,7 @@ def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
             f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the transaction "
             f"log {known.log} has delivered up to batch {expected - 1} and no longer remembers "
             f"batch {claim.batch_id}: the checkpoint was rolled back too far. Start with the "
-            "newest checkpoint, or give the pipeline a new name."
+            f"newest checkpoint. {_IF_LOST}"
         )
     for batch_id, record in known.records.items():
         if batch_id in claim.offsets:
@@ -225,5 +230,12 @@ def _check_gap(claim: Claim, known: Known, expected: int) -> None:
     if not is_of_lost_log and claim.adopt != f"batch {claim.batch_id}":
         raise ConfigurationError(
             f"{gap}the ones between ran without it. Point log= to the log that was in use, or pass "
-            f'adopt="batch {claim.batch_id}" if they were delivered in some other way.'
+            f'adopt="batch {claim.batch_id}" if {_you_know(claim)}.'
         )
+
+
+def _you_know(claim: Claim) -> str:
+    return (
+        f"you know that every batch below {claim.batch_id} is complete in every sink, and that "
+        f"nothing of batch {claim.batch_id}, which Spark runs next, is in any"
+    )

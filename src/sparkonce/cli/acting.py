@@ -91,7 +91,7 @@ def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
         before = _standing(pipeline)
         if not (before["unfinished"] or before["orphans"] or before["not_listed"]):
             return _report(screen, pipeline, before, before, None)
-        _may_fence(pipeline.log, head, yes=yes)
+        _may_fence(pipeline.log, pipeline.name, yes=yes)
         error: SinkError | None = None
         try:
             take_over(pipeline, place).recover()
@@ -126,7 +126,7 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
         head = head_of(pipeline.log, pipeline.name)
         found = _standing(pipeline)
         if abort and (found["orphans"] or found["not_listed"]):
-            _may_fence(pipeline.log, head, yes=yes)
+            _may_fence(pipeline.log, pipeline.name, yes=yes)
             take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
             found = _standing(pipeline) | {"aborted": len(found["orphans"])}
         if as_json:
@@ -188,7 +188,7 @@ def settle(
                 f"({record.shares[share_name].target}), is {_MEANING[word]}.",
                 err=True,
             )
-        _may_fence(target.log, head, yes=yes, always=True)
+        _may_fence(target.log, head.pipeline, yes=yes, always=True)
         if reason is None:
             if not sys.stdin.isatty():
                 raise click.UsageError("--reason is needed: it is kept for ever")
@@ -316,14 +316,14 @@ def _check_ruling(target: Target, record: TransactionRecord, ruling: Ruling) -> 
 # -- what the commands share -----------------------------------------------------------------------
 
 
-def _may_fence(log: TransactionLog, head: Head, *, yes: bool, always: bool = False) -> None:
-    """Return if the operator says so, or if the driver is known to be gone.
+def _may_fence(log: TransactionLog, pipeline: str, *, yes: bool, always: bool = False) -> None:
+    """Return if the operator says so, or if the driver that holds it now is known to be gone.
 
     Raises:
         click.ClickException: there is nobody to ask.
         click.Abort: the answer is no.
     """
-    holder = facts.holder(log, head)
+    holder = facts.holder(log, head_of(log, pipeline))
     if yes or (holder["is_running"] is False and not always):
         return
     click.echo(
