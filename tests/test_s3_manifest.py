@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import gzip
 import io
 import itertools
 import json
+import os
+import tempfile
 import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
@@ -420,6 +423,24 @@ def test_merging_takes_little_memory(bucket: Bucket) -> None:
     assert list(bucket.objects) == [whole]
     lines = gzip.decompress(bucket.objects[whole]).splitlines()
     assert [json.loads(line)["batch"] for line in lines] == list(range(FANOUT))
+
+
+def test_merging_without_room_for_it(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver's temporary folder is full: a warning, and the batch is published all the same."""
+    for n in range(FANOUT - 1):
+        bucket.objects[FOLDER + Span(n, n).name] = encode_file([manifest(n)], Span(n, n))
+
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    publisher().publish(manifest(FANOUT - 1))
+    assert len(bucket.objects) == FANOUT
+    assert "could not be merged now" in caplog.text
+    assert "temporary folder" in caplog.text
+    assert "No space left" in caplog.text
 
 
 def test_merging_without_the_right_to_delete(bucket: Bucket) -> None:
