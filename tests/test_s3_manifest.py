@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from hypothesis import strategies as st
 import sparkonce
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
+from sparkonce.sinks.s3 import readers
 from sparkonce.sinks.s3.client import Connection
 from sparkonce.sinks.s3.committed import Files, find_committed
 from sparkonce.sinks.s3.layout import Place
@@ -318,6 +320,27 @@ def test_text_in_zstd(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigurationError, match="use read_committed"):
         sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
+
+
+def test_keys_in_the_url_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow takes them there; errors name the place without them."""
+    url = "s3://KEY:SECRET@lake/orders?endpoint_override=SECRET"
+    known = SimpleNamespace(from_uri=lambda _: (pa_fs.LocalFileSystem(), str(tmp_path)))
+    monkeypatch.setattr(
+        readers, "pa_fs", SimpleNamespace(FileSystem=known, FileSelector=pa_fs.FileSelector)
+    )
+    with pytest.raises(ConfigurationError, match=r"^s3://lake/orders: there is no manifest"):
+        sparkonce.committed_dataset(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://KEY:SEC/RET@lake/orders", "s3://KEY:SEC#RET@lake", "nofs://KEY:SECRET@lake"]
+)
+def test_keys_in_a_url_that_cannot_be_read_are_not_repeated(url: str) -> None:
+    """It may be for one of their characters: the error says how to write it."""
+    with pytest.raises(ConfigurationError, match="%2F") as told:
+        sparkonce.committed_dataset(url)
+    assert "SEC" not in str(told.value)
 
 
 NOON = dt.datetime(2026, 7, 1, 12, 30, 0, 500000, tzinfo=dt.UTC)
