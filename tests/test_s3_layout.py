@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import re
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -328,6 +329,9 @@ FIELDS = [
 ]
 
 
+UNKNOWN_ZONES = ["GMT+8", "UTC+01:00", "Z", "PST", "+8:00"]
+
+
 @pytest.mark.parametrize(
     ("fields", "partition_by", "message"),
     [
@@ -337,6 +341,10 @@ FIELDS = [
         (FIELDS[:2], ["id", "day"], "takes every column"),
         ([*FIELDS, FIELDS[0]], [], "more than once"),
         ([pa.field("i", pa.month_day_nano_interval())], [], "Parquet cannot hold"),
+        *(
+            ([*FIELDS, pa.field("at", pa.timestamp("us", z))], ["at"], f"'at'.*'{re.escape(z)}'")
+            for z in UNKNOWN_ZONES
+        ),
     ],
 )
 def test_schema_that_cannot_work(
@@ -347,6 +355,16 @@ def test_schema_that_cannot_work(
         check_schema(
             pa.schema(fields), FileFormat("parquet", tuple(partition_by), "zstd", 8 << 20, 32)
         )
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC", "+08:00", "-03:30", "Etc/GMT+8"])
+def test_zones_that_name_folders(zone: str) -> None:
+    fields = [
+        *FIELDS,
+        pa.field("at", pa.timestamp("us", zone)),
+        pa.field("utc", pa.timestamp("us")),
+    ]
+    check_schema(pa.schema(fields), FileFormat("parquet", ("at", "utc"), "zstd", 8 << 20, 32))
 
 
 def csv_of(kind: pa.DataType, *years: str | None) -> str:

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -22,7 +21,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import quoted
 from sparkonce.sinks.s3.committed import find_committed
 from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
-from sparkonce.sinks.s3.layout import NULL_FOLDER
+from sparkonce.sinks.s3.layout import NULL_FOLDER, zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,10 +147,7 @@ class _Folders:
 
 def _instant(text: str, zone: str) -> dt.datetime:
     """The earlier one of an hour that comes twice, whose folder does not say which it was."""
-    if zone.startswith(("+", "-")):
-        return dt.datetime.fromisoformat(text + zone)
-    # Arrow's own zones have no summer from 2038 on.
-    return dt.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone))
+    return dt.datetime.fromisoformat(text).replace(tzinfo=zone_of(zone))
 
 
 def _arrow_format(name: str, schema: pa.Schema) -> ds.FileFormat:
