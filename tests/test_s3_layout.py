@@ -180,6 +180,23 @@ def test_value_that_names_no_folder_is_told_by_its_column(kind: pa.DataType, val
         list(split(batch, ["n", "day"]))
 
 
+@pytest.mark.parametrize(
+    ("zone", "at", "text"),
+    [
+        ("Europe/Berlin", datetime(2040, 7, 1, 10, tzinfo=UTC), "2040-07-01 12%3A00%3A00"),
+        ("Europe/Berlin", datetime(2040, 1, 1, 10, tzinfo=UTC), "2040-01-01 11%3A00%3A00"),
+        ("Europe/Berlin", datetime(1850, 1, 1, tzinfo=UTC), "1850-01-01 00%3A53%3A28"),
+        ("-03:30", datetime(2040, 7, 1, 10, 0, 0, 500, tzinfo=UTC), "2040-07-01 06%3A30%3A00.0005"),
+        ("Europe/Berlin", None, "__HIVE_DEFAULT_PARTITION__"),
+    ],
+)
+def test_folder_of_an_instant(zone: str, at: datetime | None, text: str) -> None:
+    """In its zone's own time, also where summer is beyond what 32-bit tables of zones know."""
+    batch = pa.record_batch({"n": [1], "at": pa.array([at], pa.timestamp("us", zone))})
+    ((folder, _),) = split(batch, ["at"])
+    assert folder == f"at={text}/"
+
+
 @given(st.integers(MIN_PART_BYTES, 32 << 20), st.integers(1, 32))
 def test_buffers_of_all_open_files_are_bounded(part_bytes: int, files: int) -> None:
     """However large a part is to be, the default number of open files fits into memory."""
