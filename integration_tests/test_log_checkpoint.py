@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from tests.test_binding import assert_bound_once
 
 from sparkonce import ExactlyOnce
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ConfigurationError, DecisionUnknownError, ProtocolError
 from sparkonce.sinks import FileSink
 from sparkonce.testing import checks
 from sparkonce.testing.log_cases import claim, deliver
@@ -128,6 +129,44 @@ class Leaky:
 def test_file_system_that_lets_several_create_a_file_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="leaky: of 8 who created.*up to 8.*postgresql"):
         check_create(Leaky())  # type: ignore[arg-type]
+
+
+class FullDisk:
+    """A file system on which the write of a new file fails; a stream that is closed publishes."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.calls: list[str] = []
+
+    def exists(self, path: object) -> bool:
+        return False
+
+    def createFile(self, path: object) -> FullDisk:
+        return self
+
+    def __getattr__(self, name: str) -> Callable[..., FullDisk]:
+        def call(*_: object) -> FullDisk:
+            self.calls.append(name)
+            if name == "write":
+                raise self.error
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_file_that_could_not_be_written_is_not_published(
+    spark: SparkSession, tmp_path: Path, is_interrupted: bool
+) -> None:
+    """Where closing the stream makes the file appear, one that is torn is aborted instead."""
+    no_space = SparkContext._active_spark_context._jvm.java.io.IOException("No space left")
+    error = KeyboardInterrupt() if is_interrupted else Py4JJavaError("write failed", no_space)
+    folder = hadoop_folder(f"file:{tmp_path}")
+    folder._context = None
+    folder._fs = disk = FullDisk(error)
+    with pytest.raises((DecisionUnknownError, KeyboardInterrupt)):
+        folder.create("orders/head/1.json", "{}")
+    assert disk.calls[-2:] == ["write", "abort"]
 
 
 S3A = """

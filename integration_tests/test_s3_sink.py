@@ -41,7 +41,7 @@ from sparkonce.sinks.s3 import formats, listing, outcome, upload, writer
 from sparkonce.sinks.s3.client import Purpose
 from sparkonce.sinks.s3.layout import branch_stem
 from sparkonce.sinks.s3.outcome import FileOutcome
-from sparkonce.sinks.s3.upload import StagedFile, crc32c
+from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile, crc32c
 from sparkonce.spark_hooks.coordinator import _given_up
 from sparkonce.testing.services import S3Server
 
@@ -713,6 +713,24 @@ def test_branch_with_files_that_stand_is_not_written_again(
         world.client.delete_object(Bucket=world.bucket, Key=files[0].key)
         redone = _given_up(sink, committable, CommitUnresolvedError("no answer"))
         assert isinstance(redone, PreparedBranchLostError)
+
+
+def test_object_that_was_copied_in_place_is_not_written_again(sink: S3Sink, world: World) -> None:
+    """Restored or encrypted anew, it proves no commit; plain readers see it all the same."""
+    committable = prepare(sink, branch())
+    (file,) = map(StagedFile.from_json, files_of(committable))
+    FileOutcome(sink._connection, world.bucket, branch()).commit(file)
+    source = {"Bucket": world.bucket, "Key": file.key}
+    copied = world.client.create_multipart_upload(
+        **source, Metadata={BRANCH_METADATA: str(branch())}
+    )
+    upload = {**source, "UploadId": copied["UploadId"]}
+    part = world.client.upload_part(**upload, PartNumber=1, Body=b"the same rows, in other bytes")
+    parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
+    world.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    unresolved = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+    assert isinstance(unresolved, CommitUnresolvedError)
+    assert file.key in str(unresolved)
 
 
 def test_object_that_appears_while_its_upload_is_ended(

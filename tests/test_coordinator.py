@@ -22,6 +22,8 @@ from sparkonce.errors import (
 from sparkonce.failpoints import POINTS, InjectedError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
+from sparkonce.txn_log.document import DocumentLog
+from sparkonce.txn_log.folder import FolderPlace, LocalFolder
 from sparkonce.txn_log.record import Incarnation, State
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
@@ -787,6 +789,26 @@ def test_sweep_leaves_branches_of_an_unfinished_decision_alone(world: World) -> 
     coordinator = world.coordinator(Process())
     coordinator.sweep()
     assert all(len(store.prepared) == 2 for store in world.stores.values())
+
+
+def test_log_that_turns_empty_under_a_driver_aborts_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that was there a moment ago is away, not empty: what it decided is no orphan (I1)."""
+    monkeypatch.setattr(
+        "tests.world.SqliteLog", lambda _: DocumentLog(FolderPlace(LocalFolder(tmp_path / "log")))
+    )
+    with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
+        world.start(Process())
+    coordinator = world.coordinator(Process())
+    (tmp_path / "log" / "orders").rename(tmp_path / "elsewhere")
+    with pytest.raises(LogUnavailableError, match="was there"):
+        coordinator.recover()
+    coordinator.sweep()
+    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    (tmp_path / "elsewhere").rename(tmp_path / "log" / "orders")
+    world.start(Process())
+    assert all(store.rows() == world.source() for store in world.stores.values())
 
 
 def test_decision_whose_answer_is_lost_stands(

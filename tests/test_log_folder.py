@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,3 +119,22 @@ def test_file_that_a_faster_writer_removed_is_read_again(tmp_path: Path) -> None
     newest = log.newest("orders", QUERY)
     assert newest is not None
     assert newest.id.batch_id == 11
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_folder_that_cannot_be_listed_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A log that is there and cannot be read says so, also to a process that never read it."""
+    folder = tmp_path / "sparkonce-log"
+    begun = DocumentLog(FolderPlace(LocalFolder(folder)))
+    begun.begin(claim())
+    fresh = DocumentLog(FolderPlace(LocalFolder(folder)))
+
+    def refuse(path: object = ".") -> Iterator[os.DirEntry[str]]:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    for log in (begun, fresh):
+        with pytest.raises(LogUnavailableError, match=os.strerror(code)):
+            log.unfinished("orders")

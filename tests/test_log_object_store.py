@@ -45,3 +45,14 @@ def test_create_that_collides_is_tried_again(place: ObjectPlace) -> None:
         server.add_response("put_object", {"ETag": '"1"'})
         assert place.create("log.json", "{}")
         server.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize("code", ["404", "NoSuchBucket", "NotFound"])
+def test_answer_that_does_not_say_that_the_document_is_absent(
+    place: ObjectPlace, code: str
+) -> None:
+    """A proxy that answers 404 in the server's place: the log is away, not empty."""
+    with Stubber(place.client) as server:
+        server.add_client_error("get_object", code, http_status_code=404)
+        with pytest.raises(LogUnavailableError, match=f"answered {code}"):
+            place.load("orders/head", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import re
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -179,6 +180,23 @@ def test_value_that_names_no_folder_is_told_by_its_column(kind: pa.DataType, val
         list(split(batch, ["n", "day"]))
 
 
+@pytest.mark.parametrize(
+    ("zone", "at", "text"),
+    [
+        ("Europe/Berlin", datetime(2040, 7, 1, 10, tzinfo=UTC), "2040-07-01 12%3A00%3A00"),
+        ("Europe/Berlin", datetime(2040, 1, 1, 10, tzinfo=UTC), "2040-01-01 11%3A00%3A00"),
+        ("Europe/Berlin", datetime(1850, 1, 1, tzinfo=UTC), "1850-01-01 00%3A53%3A28"),
+        ("-03:30", datetime(2040, 7, 1, 10, 0, 0, 500, tzinfo=UTC), "2040-07-01 06%3A30%3A00.0005"),
+        ("Europe/Berlin", None, "__HIVE_DEFAULT_PARTITION__"),
+    ],
+)
+def test_folder_of_an_instant(zone: str, at: datetime | None, text: str) -> None:
+    """In its zone's own time, also where summer is beyond what 32-bit tables of zones know."""
+    batch = pa.record_batch({"n": [1], "at": pa.array([at], pa.timestamp("us", zone))})
+    ((folder, _),) = split(batch, ["at"])
+    assert folder == f"at={text}/"
+
+
 @given(st.integers(MIN_PART_BYTES, 32 << 20), st.integers(1, 32))
 def test_buffers_of_all_open_files_are_bounded(part_bytes: int, files: int) -> None:
     """However large a part is to be, the default number of open files fits into memory."""
@@ -328,6 +346,9 @@ FIELDS = [
 ]
 
 
+UNKNOWN_ZONES = ["GMT+8", "UTC+01:00", "Z", "PST", "+8:00"]
+
+
 @pytest.mark.parametrize(
     ("fields", "partition_by", "message"),
     [
@@ -337,6 +358,10 @@ FIELDS = [
         (FIELDS[:2], ["id", "day"], "takes every column"),
         ([*FIELDS, FIELDS[0]], [], "more than once"),
         ([pa.field("i", pa.month_day_nano_interval())], [], "Parquet cannot hold"),
+        *(
+            ([*FIELDS, pa.field("at", pa.timestamp("us", z))], ["at"], f"'at'.*'{re.escape(z)}'")
+            for z in UNKNOWN_ZONES
+        ),
     ],
 )
 def test_schema_that_cannot_work(
@@ -347,6 +372,16 @@ def test_schema_that_cannot_work(
         check_schema(
             pa.schema(fields), FileFormat("parquet", tuple(partition_by), "zstd", 8 << 20, 32)
         )
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "UTC", "+08:00", "-03:30", "Etc/GMT+8"])
+def test_zones_that_name_folders(zone: str) -> None:
+    fields = [
+        *FIELDS,
+        pa.field("at", pa.timestamp("us", zone)),
+        pa.field("utc", pa.timestamp("us")),
+    ]
+    check_schema(pa.schema(fields), FileFormat("parquet", ("at", "utc"), "zstd", 8 << 20, 32))
 
 
 def csv_of(kind: pa.DataType, *years: str | None) -> str:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
+import errno
 import gzip
 import io
 import itertools
 import json
+import os
+import tempfile
 import tracemalloc
+import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -24,11 +31,13 @@ from hypothesis import strategies as st
 import sparkonce
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
+from sparkonce.sinks.s3 import readers
 from sparkonce.sinks.s3.client import Connection
 from sparkonce.sinks.s3.committed import Files, find_committed
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.manifest import (
     FANOUT,
+    FORMAT_VERSION,
     CommittedFile,
     Layout,
     Manifest,
@@ -45,6 +54,7 @@ from sparkonce.sinks.s3.writer import split
 OWNER = Owner("0" * 16, "query")
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
 LAYOUT = Layout.of("parquet", ("day",), SCHEMA)
+GOLDEN = Path(__file__).parent / "golden"
 FOLDER = source_folder("orders", OWNER.digest, "s3")
 
 
@@ -130,7 +140,7 @@ def test_schema_is_kept() -> None:
     assert Layout.of("csv", (), schema).arrow_schema() == schema
 
 
-@pytest.mark.parametrize("body", [b"{}", b"x", b'{"v":2}', b"[]"])
+@pytest.mark.parametrize("body", [b"{}", b"x", b'{"v":2}', b'{"v":3}', b"[]"])
 def test_file_that_is_no_manifest(body: bytes) -> None:
     """Nothing is guessed from it."""
     with pytest.raises(ConfigurationError, match=r"0\.json"):
@@ -162,6 +172,70 @@ def test_manifest_of_a_batch() -> None:
         offsets=("o",),
         files=(CommittedFile("day=x/f1", 2, 10), CommittedFile("day=x/f2", 2, 10)),
     )
+
+
+def zoned(zone: str, *partition_by: str) -> Layout:
+    schema = pa.schema([("id", pa.int64()), ("k", pa.timestamp("us", zone))])
+    return Layout.of("parquet", partition_by, schema)
+
+
+def prepared(number: int, layout: Layout) -> Committable:
+    files = [{"key": f"lake/f{number}", "rows": 2, "bytes": 10}]
+    return Committable(
+        BranchId(OWNER, 7, 3, "s3", 0, number), {"files": files, "layout": layout.to_json()}
+    )
+
+
+def test_batch_whose_branches_were_written_differently() -> None:
+    """Some were lost and written again in a session of another zone: each object tells its own."""
+    berlin, new_york, utc = map(zoned, ("Europe/Berlin", "America/New_York", "UTC"))
+    branches = [prepared(n, layout) for n, layout in enumerate([berlin, new_york, berlin, utc])]
+    written = Manifest.of(
+        CommittedBatch("orders", OWNER, 7, 1, ("o",), (*branches,)), "s3", "lake/"
+    )
+    span = Span(7, 7)
+    assert decode_file(encode_file([written], span), span.name) == [written]
+    files = Memory()
+    files.put(span, [written])
+    committed = find_committed(files, "s3://lake/orders")
+    expected = {berlin: ["f0", "f2"], new_york: ["f1"], utc: ["f3"]}
+    assert committed.keys_by_layout == expected
+    assert sorted(committed.keys) == ["f0", "f1", "f2", "f3"]
+
+
+def test_format_of_a_manifest_is_as_old_as_it_can_be() -> None:
+    """Readers of version 1 are refused the batches that they would read wrongly, and no others."""
+    other = zoned("UTC")
+    again = replace(LAYOUT, schema=base64.b64encode(zlib.compress(packed(LAYOUT), 1)).decode())
+    for layouts, version in [([LAYOUT, LAYOUT], 1), ([LAYOUT, again], 1), ([LAYOUT, other], 2)]:
+        branches = tuple(prepared(n, layout) for n, layout in enumerate(layouts))
+        batch = CommittedBatch("orders", OWNER, 7, 0, (), branches)
+        assert json.loads(Manifest.of(batch, "s3", "lake/").encode())["v"] == version
+
+
+def packed(layout: Layout) -> bytes:
+    return zlib.decompress(base64.b64decode(layout.schema))
+
+
+def test_batch_in_two_formats() -> None:
+    """No table can be made of it: the error says what it is, and what reads it."""
+    layouts = [zoned("UTC"), zoned("UTC", "k")]
+    branches = tuple(prepared(n, layout) for n, layout in enumerate(layouts))
+    files = Memory()
+    batch = CommittedBatch("orders", OWNER, 7, 0, (), branches)
+    files.put(Span(7, 7), [Manifest.of(batch, "s3", "lake/")])
+    with pytest.raises(ConfigurationError, match="One batch that has both.*written again"):
+        find_committed(files, "s3://lake/orders")
+
+
+@pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
+def test_manifest_of_every_version_is_read(version: int) -> None:
+    """As it was written then; whoever changes the format adds what it wrote until then."""
+    body = (GOLDEN / f"manifest-v{version}.json").read_bytes()
+    (told,) = decode_file(body, "manifest.json")
+    assert told.pipeline == "orders"
+    assert [layout.zone() for layout in told.layouts] == ["Europe/Berlin", "UTC"][:version]
+    assert told.encode() + b"\n" == body
 
 
 # -- which batches are read ------------------------------------------------------------------------
@@ -317,6 +391,27 @@ def test_text_in_zstd(tmp_path: Path) -> None:
         sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
 
 
+def test_keys_in_the_url_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow takes them there; errors name the place without them."""
+    url = "s3://KEY:SECRET@lake/orders?endpoint_override=SECRET"
+    known = SimpleNamespace(from_uri=lambda _: (pa_fs.LocalFileSystem(), str(tmp_path)))
+    monkeypatch.setattr(
+        readers, "pa_fs", SimpleNamespace(FileSystem=known, FileSelector=pa_fs.FileSelector)
+    )
+    with pytest.raises(ConfigurationError, match=r"^s3://lake/orders: there is no manifest"):
+        sparkonce.committed_dataset(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://KEY:SEC/RET@lake/orders", "s3://KEY:SEC#RET@lake", "nofs://KEY:SECRET@lake"]
+)
+def test_keys_in_a_url_that_cannot_be_read_are_not_repeated(url: str) -> None:
+    """It may be for one of their characters: the error says how to write it."""
+    with pytest.raises(ConfigurationError, match="%2F") as told:
+        sparkonce.committed_dataset(url)
+    assert "SEC" not in str(told.value)
+
+
 NOON = dt.datetime(2026, 7, 1, 12, 30, 0, 500000, tzinfo=dt.UTC)
 
 
@@ -359,6 +454,34 @@ def test_folders_give_back_their_values(
     dataset = sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
     assert dataset.to_table().sort_by("id").equals(pa.Table.from_batches([rows]))
     assert dataset.to_table(filter=ds.field("k").is_null())["id"].to_pylist() == [len(values)]
+
+
+def test_folders_of_one_batch_in_two_zones(tmp_path: Path) -> None:
+    """After a restart in another zone, lost branches were written again: the instants are right."""
+    branches = []
+    for number, zone in enumerate(["Europe/Berlin", "America/New_York"]):
+        kind = pa.timestamp("us", zone)
+        rows = pa.record_batch({"id": [number], "k": pa.array([NOON], kind)})
+        ((folder, part),) = split(rows, ["k"])
+        (tmp_path / folder).mkdir()
+        key = f"{folder}{number}.parquet"
+        pq.write_table(pa.Table.from_batches([part]), tmp_path / key)
+        branches.append(
+            Committable(
+                BranchId(OWNER, 0, 1, "s3", number, number),
+                {
+                    "files": [{"key": f"lake/{key}", "rows": 1, "bytes": 1}],
+                    "layout": Layout.of("parquet", ("k",), rows.schema).to_json(),
+                },
+            )
+        )
+    batch = CommittedBatch("orders", OWNER, 0, 1, (), tuple(branches))
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / FOLDER / Span(0, 0).name).write_bytes(
+        encode_file([Manifest.of(batch, "s3", "lake/")], Span(0, 0))
+    )
+    dataset = sparkonce.committed_dataset(str(tmp_path), filesystem=pa_fs.LocalFileSystem())
+    assert dataset.to_table()["k"].to_pylist() == [NOON, NOON]
 
 
 # -- merging -------------------------------------------------------------------------------------
@@ -420,6 +543,24 @@ def test_merging_takes_little_memory(bucket: Bucket) -> None:
     assert list(bucket.objects) == [whole]
     lines = gzip.decompress(bucket.objects[whole]).splitlines()
     assert [json.loads(line)["batch"] for line in lines] == list(range(FANOUT))
+
+
+def test_merging_without_room_for_it(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver's temporary folder is full: a warning, and the batch is published all the same."""
+    for n in range(FANOUT - 1):
+        bucket.objects[FOLDER + Span(n, n).name] = encode_file([manifest(n)], Span(n, n))
+
+    def refuse() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    publisher().publish(manifest(FANOUT - 1))
+    assert len(bucket.objects) == FANOUT
+    assert "could not be merged now" in caplog.text
+    assert "temporary folder" in caplog.text
+    assert "No space left" in caplog.text
 
 
 def test_merging_without_the_right_to_delete(bucket: Bucket) -> None:

@@ -130,6 +130,30 @@ def test_etag_and_checksum_both_prove(commit: Callable[..., None], other: str) -
         commit({**head, **wrong[other]}, file=file)
 
 
+@pytest.mark.parametrize(
+    ("changes", "stands"),
+    [
+        ({}, True),
+        ({"ETag": f'"{"0" * 32}-2"'}, True),
+        ({"ETag": f'"{MD5}"', "ChecksumCRC32C": "AAAAAA=="}, True),
+        ({"Metadata": {}}, True),
+        (404, False),
+    ],
+)
+def test_whatever_stands_at_a_key_of_ours_stands(changes: Any, stands: bool) -> None:
+    """Encrypted anew or restored in place it proves no commit, and readers see it all the same."""
+    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    file = replace(FILE, checksums=(crc32c(b"x"),))
+    head = {"Metadata": OURS, "ETag": f'"{FILE.etag}"', "ChecksumCRC32C": file.checksum}
+    with Stubber(connection.client(Purpose.ASK)) as ask:
+        if changes == 404:
+            ask.add_client_error("head_object", "404", http_status_code=404)
+        else:
+            ask.add_response("head_object", {**head, **changes})
+        assert FileOutcome(connection, "lake", BRANCH).stands(file) is stands
+    connection.close()
+
+
 @contextmanager
 def uploading(
     settings: ObjectSettings | None = None, part_bytes: int = 5 << 20

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from sparkonce.errors import LogCorruptError, LogError
+from sparkonce.errors import LogCorruptError, LogError, LogUnavailableError
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.optimistic import OptimisticLog
@@ -63,7 +63,7 @@ class Place(Protocol):
     def delete(self, names: Iterable[str]) -> None: ...
 
     def load(self, name: str, known: Version | None) -> Found | None:
-        """Read a document that is swapped, as it is now."""
+        """Read a document that is swapped, as it is now; None only where it is proven absent."""
 
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
         """Replace the document if it has the version that was seen, or is new.
@@ -138,6 +138,7 @@ class DocumentLog(OptimisticLog):
         self._place = place
         self._lock = threading.RLock()
         self._cache: dict[str, _Seen] = {}
+        self._met: set[str] = set()  # pipelines whose document was there: none is ever removed
         self._log_id = self._read_or_make_id(create=create)
 
     @property
@@ -186,6 +187,13 @@ class DocumentLog(OptimisticLog):
             return cached
         found = self._place.load(f"{pipeline}/head", cached.version if cached else None)
         if found is None:
+            if pipeline in self._met:
+                raise LogUnavailableError(
+                    f"{self.address}: the document {pipeline}/head was there and is not any more; "
+                    "nothing was written. Look whether the place is mounted and whole; if the "
+                    "document is gone, restore it from a copy, or batches that were decided are "
+                    "aborted"
+                )
             seen = _Seen(None, _Pipeline())
         elif found.text is None and cached is not None:
             seen = cached
@@ -198,6 +206,7 @@ class DocumentLog(OptimisticLog):
                     "from a copy"
                 )
             seen = _Seen(found.version, state)
+            self._met.add(pipeline)
         self._cache[pipeline] = seen
         return seen
 
@@ -208,6 +217,7 @@ class DocumentLog(OptimisticLog):
         if version is None:
             return False
         self._cache[pipeline] = _Seen(version, new)
+        self._met.add(pipeline)
         if new.floors != seen.pipeline.floors:
             self._drop_archives(pipeline, new.floors)
         return True

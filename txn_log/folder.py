@@ -232,13 +232,13 @@ class LocalFolder:
             ) from error
 
     def names(self, folder: str) -> Sequence[str]:
-        root = self._root / folder
         # One reading of the folder; what is below it has folders of its own.
         return self._try(
             lambda: [
-                str(path.relative_to(self._root))
-                for path in root.rglob("*.json")
-                if not path.name.startswith(".")
+                str(Path(parent, file).relative_to(self._root))
+                for parent, _, files in os.walk(self._root / folder, onerror=_unless_absent)
+                for file in files
+                if file.endswith(".json") and not file.startswith(".")
             ]
         )
 
@@ -253,6 +253,12 @@ class LocalFolder:
                 f"{self.address} cannot be used now ({error}), nothing was written; check the disk "
                 "and its rights"
             ) from error
+
+
+def _unless_absent(error: OSError) -> None:
+    """What cannot be read is not empty."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _make_folders(folder: Path) -> None:

@@ -5,7 +5,7 @@ A file is created atomically in one of two ways, as Spark does for its own check
 * it is written aside and renamed without overwriting, where a rename is one step (HDFS, ABFS);
 * in an object store, where a rename is a copy, and where Hadoop has no FileContext, which renames
   without overwriting, it is created under its name with a condition, and appears when its stream is
-  closed.
+  closed; a stream that did not take all of it is aborted instead.
 """
 
 from __future__ import annotations
@@ -124,18 +124,21 @@ class HadoopFolder:
         def put() -> None:
             builder = self._fs.createFile(path).overwrite(False).recursive()
             builder = builder.opt("fs.option.create.conditional.overwrite", "true")
-            self._write(builder.build(), text, is_synced=False)
+            self._write(builder.build(), text, close_publishes=True)
 
         return self._decide(put)
 
     @staticmethod
-    def _write(stream: Any, text: str, *, is_synced: bool = True) -> None:
+    def _write(stream: Any, text: str, *, close_publishes: bool = False) -> None:
         try:
             stream.write(text.encode())
-            if is_synced:
+            if not close_publishes:
                 stream.hsync()
-        finally:
-            stream.close()
+        except BaseException:
+            with contextlib.suppress(Py4JError):
+                stream.abort() if close_publishes else stream.close()
+            raise
+        stream.close()
 
     def _decide(self, action: Callable[[], object]) -> bool:
         """Run the step that makes the file appear; False when the file was there."""

@@ -48,7 +48,6 @@ _NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError, NoCredentialsError)
 _NOT_MET = frozenset({404, 409, 412})
 _THROTTLED: Final = 503
 _SERVER_ERROR: Final = 500
-_MISSING: Final = 404
 _NOT_MODIFIED: Final = 304
 _CONFLICT: Final = 409
 _CONNECT_TIMEOUT_S = 5
@@ -160,7 +159,8 @@ class ObjectPlace:
             status = _status(error)
             if status == _NOT_MODIFIED and known is not None:
                 return Found(known, None)
-            if status == _MISSING and _code(error) != "NoSuchBucket":
+            # A 404 without the server's own word is that of a proxy, say, in its place.
+            if _code(error) == "NoSuchKey":
                 return None
             raise self._unavailable(error) from None
         try:

@@ -20,7 +20,7 @@ from sparkonce.sinks.s3.client import (
     status_of,
 )
 from sparkonce.sinks.s3.formats import FileFormat
-from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.s3.layout import Place, zone_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -64,6 +64,16 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
                 f"S3Sink: partition_by column {name!r} is {kind}, which makes no folder names: "
                 "use a string, integer, decimal, boolean, date or timestamp column"
             )
+        if pat.is_timestamp(kind) and kind.tz is not None:
+            try:
+                zone_of(kind.tz)
+            except (LookupError, ValueError, OSError) as error:
+                raise ConfigurationError(
+                    f"S3Sink: partition_by column {name!r} has times of the zone {kind.tz!r}, "
+                    "which makes no folder names: Spark knows it, Python and Arrow do not. Set "
+                    "spark.sql.session.timeZone to a region such as Europe/Berlin, or to an "
+                    "offset such as +08:00"
+                ) from error
     rest = [field for field in schema if field.name not in partition_by]
     if not rest:
         raise ConfigurationError(

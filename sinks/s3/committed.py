@@ -88,14 +88,14 @@ def find_committed(
     keys_by_layout: dict[Layout, list[str]] = {}
     for manifest in manifests:
         if manifest.layout is not None:
-            keys = keys_by_layout.setdefault(manifest.layout, [])
-            keys += (file.key for file in manifest.files)
+            for file in manifest.files:
+                keys_by_layout.setdefault(file.layout or manifest.layout, []).append(file.key)
     schema = _common(layouts, url)
     return Committed(schema, layouts[0].format, layouts[0].partition_by, keys_by_layout)
 
 
 def _layouts(manifests: Iterable[Manifest]) -> list[Layout]:
-    return list({m.layout: None for m in manifests if m.layout is not None})
+    return list(dict.fromkeys(layout for m in manifests for layout in m.layouts))
 
 
 def _read_once(
@@ -182,7 +182,8 @@ def _common(layouts: Sequence[Layout], url: str) -> pa.Schema:
         told = " and ".join(f"format={f!r}, partition_by={list(p)}" for f, p in sorted(kinds))
         raise ConfigurationError(
             f"{url}: its batches were written with {told}: read them apart, with after= and "
-            "batch=, or source="
+            "batch=, or source=. One batch that has both, since lost branches of it were written "
+            "again under other settings, takes a plain reader for the files of each"
         )
     zone = next((zone for layout in reversed(layouts) if (zone := layout.zone())), None)
     try:

@@ -36,7 +36,8 @@ FANOUT = 100
 SPAN_SIZES = (FANOUT, FANOUT**2)
 """How many batches merged files have."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Of lines whose objects differ in their layout; all others have version 1, which is older."""
 
 _NAME = re.compile(r"(?P<first>[0-9]{12})(?:\.json|-(?P<last>[0-9]{12})\.json\.gz)")
 
@@ -91,6 +92,13 @@ class Layout:
     def to_json(self) -> dict[str, JsonValue]:
         return {**asdict(self), "partition_by": list(self.partition_by)}
 
+    def is_like(self, other: Layout) -> bool:
+        """Whether files are read alike; versions of Arrow may encode one schema differently."""
+        return self == other or (
+            (self.format, self.partition_by) == (other.format, other.partition_by)
+            and self.arrow_schema().equals(other.arrow_schema())
+        )
+
     def arrow_schema(self) -> pa.Schema:
         packed = base64.b64decode(self.schema)
         return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(packed)))
@@ -108,11 +116,13 @@ class CommittedFile:
         key: below the sink's url.
         rows: in it.
         bytes: its size.
+        layout: how its rows were written, if not as the manifest says.
     """
 
     key: str
     rows: int
     bytes: int
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,8 @@ class Manifest:
         batch_id: the micro-batch.
         revision: how often the decision was amended.
         offsets: source offsets of the batch, one per source, as Spark's checkpoint shows them.
-        layout: how the rows were written; None when there are none.
+        layout: how the rows were written; None when there are none. Branches that were lost may
+            have been written again under other settings: their objects have layouts of their own.
         files: the objects.
     """
 
@@ -143,15 +154,19 @@ class Manifest:
     def of(cls, batch: CommittedBatch, sink: str, prefix: str) -> Self:
         """Of a batch whose committables are S3's; `prefix` is where the sink writes."""
         payloads: list[Any] = [committable.payload for committable in batch.committables]
+        layouts = [Layout.from_json(p["layout"]) if p.get("layout") else None for p in payloads]
+        layout = next((layout for layout in layouts if layout is not None), None)
+        others = [
+            None if own is None or layout is None or own.is_like(layout) else own for own in layouts
+        ]
         files = sorted(
             (
-                CommittedFile(file["key"].removeprefix(prefix), file["rows"], file["bytes"])
-                for payload in payloads
+                CommittedFile(file["key"].removeprefix(prefix), file["rows"], file["bytes"], other)
+                for payload, other in zip(payloads, others, strict=True)
                 for file in payload["files"]
             ),
             key=lambda file: file.key,
         )
-        layouts = [payload["layout"] for payload in payloads if payload.get("layout")]
         return cls(
             pipeline=batch.pipeline,
             query_id=batch.owner.query_id,
@@ -159,14 +174,21 @@ class Manifest:
             batch_id=batch.batch_id,
             revision=batch.revision,
             offsets=batch.offsets,
-            layout=Layout.from_json(layouts[0]) if layouts else None,
+            layout=layout,
             files=tuple(files),
         )
 
+    @property
+    def layouts(self) -> list[Layout]:
+        """That of the manifest first, then those of objects that differ."""
+        found = [self.layout, *(file.layout for file in self.files)]
+        return list(dict.fromkeys(layout for layout in found if layout is not None))
+
     def encode(self) -> bytes:
         """One line, without its end."""
-        value = {
-            "v": FORMAT_VERSION,
+        others = self.layouts[1:]
+        value: dict[str, Any] = {
+            "v": FORMAT_VERSION if others else 1,
             "pipeline": self.pipeline,
             "query": self.query_id,
             "sink": self.sink,
@@ -176,18 +198,28 @@ class Manifest:
             "bytes": sum(file.bytes for file in self.files),
             "offsets": list(self.offsets),
             "layout": None if self.layout is None else self.layout.to_json(),
-            "objects": [asdict(file) for file in self.files],
+            **({"other_layouts": [layout.to_json() for layout in others]} if others else {}),
+            "objects": [
+                {
+                    "key": file.key,
+                    "rows": file.rows,
+                    "bytes": file.bytes,
+                    **({"layout": others.index(file.layout)} if file.layout else {}),
+                }
+                for file in self.files
+            ],
         }
         return json.dumps(value, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, line: bytes, where: str) -> Self:
         value = json.loads(line)
-        if value["v"] != FORMAT_VERSION:
+        if value["v"] not in range(1, FORMAT_VERSION + 1):
             raise ConfigurationError(
-                f"{where} has format {value['v']}, this sparkonce reads {FORMAT_VERSION}: use a "
-                "newer one"
+                f"{where} has format {value['v']}, this sparkonce reads up to {FORMAT_VERSION}: "
+                "use a newer one"
             )
+        others = [Layout.from_json(layout) for layout in value.get("other_layouts", ())]
         return cls(
             pipeline=value["pipeline"],
             query_id=value["query"],
@@ -196,7 +228,12 @@ class Manifest:
             revision=value["revision"],
             offsets=tuple(value["offsets"]),
             layout=Layout.from_json(value["layout"]) if value["layout"] else None,
-            files=tuple(CommittedFile(**file) for file in value["objects"]),
+            files=tuple(
+                CommittedFile(**{**file, "layout": others[file["layout"]]})
+                if "layout" in file
+                else CommittedFile(**file)
+                for file in value["objects"]
+            ),
         )
 
 
@@ -228,7 +265,7 @@ def manifests_in(body: bytes, name: str) -> Iterator[tuple[bytes, Manifest]]:
         lines = io.BytesIO(body)
         for line in gzip.GzipFile(fileobj=lines) if name.endswith(".gz") else lines:
             yield line, Manifest.decode(line, name)
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
+    except (ValueError, LookupError, TypeError, OSError, EOFError, zlib.error) as error:
         raise ConfigurationError(
             f"{name} is no manifest of sparkonce ({type(error).__name__}: {error}): restore it"
         ) from error

@@ -122,8 +122,12 @@ class FileOutcome:
                 raise
 
     def stands(self, file: StagedFile) -> bool:
-        """Whether the object of an upload that has ended is there."""
-        return self._look_patiently(file) is Seen.OURS
+        """Whether readers see an object under the key of an upload that has ended.
+
+        The key is ours alone, so whatever is there holds our rows, also where a copy in place has
+        given it another ETag or checksum, which prove no commit any more.
+        """
+        return self._look_patiently(file) in {Seen.OURS, Seen.FOREIGN}
 
     def name(self, file: StagedFile) -> str:
         """The object's url, for messages."""

@@ -109,11 +109,12 @@ class Publisher:
         """Readers do without it, so a failure fails no batch."""
         try:
             self.merge(last)
-        except (*S3_ERRORS, ConfigurationError) as error:
-            said = describe(error) if isinstance(error, S3_ERRORS) else str(error)
+        except (*S3_ERRORS, ConfigurationError, OSError) as error:
+            said = str(error) if isinstance(error, ConfigurationError) else describe(error)
             logger.warning(
-                "s3://%s/%s: old manifests could not be merged now (it takes s3:ListBucket and "
-                "s3:DeleteObject), tried again %d batches later: %s",
+                "s3://%s/%s: old manifests could not be merged now (it takes s3:ListBucket, "
+                "s3:DeleteObject and room in the driver's temporary folder), tried again %d "
+                "batches later: %s",
                 self._bucket,
                 self._folder,
                 FANOUT,

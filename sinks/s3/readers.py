@@ -9,8 +9,7 @@ import datetime as dt
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote
-from zoneinfo import ZoneInfo
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -22,7 +21,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import quoted
 from sparkonce.sinks.s3.committed import find_committed
 from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
-from sparkonce.sinks.s3.layout import NULL_FOLDER
+from sparkonce.sinks.s3.layout import NULL_FOLDER, zone_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,9 +73,17 @@ def committed_dataset(
             their batches apart; or the batches do not fit into one table.
     """
     if filesystem is None:
-        filesystem, path = pa_fs.FileSystem.from_uri(url.replace("s3a://", "s3://", 1))
+        try:
+            filesystem, path = pa_fs.FileSystem.from_uri(url.replace("s3a://", "s3://", 1))
+        except pa.ArrowInvalid as error:  # it repeats the url, with the keys in it
+            raise ConfigurationError(
+                f"the url cannot be read ({str(error).partition(':')[0]}): give "
+                "s3://BUCKET/PREFIX?endpoint_override=…&scheme=http&region=…, where keys have / ? "
+                "# and @ as %2F %3F %23 and %40, or filesystem="
+            ) from None
     else:
         path = url.removeprefix("s3://").removeprefix("s3a://")
+    url = _shown(url)
     root = path.strip("/") + "/" if not path.startswith("/") else path.rstrip("/") + "/"
     committed = find_committed(
         _ArrowFiles(filesystem, root), url, batch=batch, after=after, source=source
@@ -96,6 +103,12 @@ def committed_dataset(
         for key in keys
     ]
     return ds.FileSystemDataset(fragments, schema, file_format, filesystem)
+
+
+def _shown(url: str) -> str:
+    """The url for messages: without keys and settings."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 class _Folders:
@@ -134,10 +147,7 @@ class _Folders:
 
 def _instant(text: str, zone: str) -> dt.datetime:
     """The earlier one of an hour that comes twice, whose folder does not say which it was."""
-    if zone.startswith(("+", "-")):
-        return dt.datetime.fromisoformat(text + zone)
-    # Arrow's own zones have no summer from 2038 on.
-    return dt.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone))
+    return dt.datetime.fromisoformat(text).replace(tzinfo=zone_of(zone))
 
 
 def _arrow_format(name: str, schema: pa.Schema) -> ds.FileFormat:
@@ -235,7 +245,7 @@ def read_committed(
     root = "s3a://" + url.removeprefix("s3://") if url.startswith("s3://") else url
     root = root.rstrip("/")
     committed = find_committed(
-        _HadoopFiles(spark, root), url, batch=batch, after=after, source=source
+        _HadoopFiles(spark, root), _shown(url), batch=batch, after=after, source=source
     )
     schema = from_arrow_schema(committed.schema, prefer_timestamp_ntz=True)
     if not committed.keys:

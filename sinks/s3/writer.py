@@ -9,6 +9,7 @@ until a row group is worth writing, and one part buffer for each open file.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.s3.client import Connection
 from sparkonce.sinks.s3.formats import FileFormat, RowWriter
-from sparkonce.sinks.s3.layout import MAX_KEY_BYTES, Place, file_key, folder_name
+from sparkonce.sinks.s3.layout import MAX_KEY_BYTES, Place, file_key, folder_name, zone_of
 from sparkonce.sinks.s3.manifest import Layout
 from sparkonce.sinks.s3.upload import (
     MAX_PARTS,
@@ -35,6 +37,7 @@ from sparkonce.sinks.s3.upload import (
 
 logger = logging.getLogger("sparkonce")
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _WAITING_BYTES = 64 << 20
 _WAITING_BYTES_PARTITIONED = 32 << 20
 # A file this long is followed by another one; the rest of the 10,000 is for what its last row
@@ -231,7 +234,12 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
 
 def _value(name: str, column: pa.DictionaryArray[Any, Any], at: int) -> object:
     try:
-        return column.dictionary[column.indices[at].as_py()].as_py()
+        value: Any = column.dictionary[column.indices[at].as_py()]
+        kind = value.type
+        if pat.is_timestamp(kind) and kind.tz is not None and value.is_valid:
+            since_epoch = dt.timedelta(microseconds=value.cast(pa.timestamp("us", kind.tz)).value)
+            return (_EPOCH + since_epoch).astimezone(zone_of(kind.tz))
+        return value.as_py()
     except (OverflowError, ValueError) as error:
         raise ValueError(
             f"column {name!r} has a value that can name no folder ({error}): times have years from "
