@@ -267,10 +267,11 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     def abortDecided(self, committable: Committable) -> None:
         """End a decided branch that an operator wants written again (`settle --as redo`).
 
-        For sinks whose branches may be visible in part: an error keeps the batch unresolved.
+        For sinks whose branches may be visible in part, or committed while `commit` cannot prove
+        it: an error keeps the batch unresolved.
 
         Raises:
-            CommitRejectedError: rows of it are visible, and would come twice; it says which.
+            CommitRejectedError: rows of it are committed, and would come twice; it says which.
         """
         self.abort(committable)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,12 @@ from sparkonce.errors import (
     SinkError,
 )
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState
 from sparkonce.sinks.kafka.outcome import Outcome
+from sparkonce.spark_hooks import coordinator
+from sparkonce.spark_hooks.ruled import End, end_ruled
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
 OURS = (7, str(BRANCH))
@@ -35,13 +39,13 @@ class PaperFinisher:
     """Gives written answers; an exception class among them is raised. Keeps a list of questions."""
 
     ends: list[object] = field(default_factory=lambda: [True])
-    state: TransactionState | None = None
+    state: TransactionState | type[errors.KafkaError] | None = None
     markers: list[object] = field(default_factory=lambda: [None])
     cluster: str = "cluster"
     fences: bool = True
     config: dict[str, str] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
-    open: list[bool] = field(default_factory=lambda: [False])
+    open: list[object] = field(default_factory=lambda: [False])
     asked: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [1])
 
@@ -59,9 +63,13 @@ class PaperFinisher:
         self.asked.append(f"end {identity[1]}/{identity[2]} {'commit' if commit else 'abort'}")
         return self._next(self.ends)
 
+    def commit_together(self, branches: list[KafkaBranch]) -> set[str]:
+        return set()
+
     def describe(self, names: list[str]) -> dict[str, TransactionState]:
         self.asked.append("describe")
-        return {} if self.state is None else {names[0]: self.state}
+        found = self._next([self.state])
+        return {} if found is None else {names[0]: found}  # type: ignore[dict-item]
 
     def marker(self, group: str, topic: str) -> object:
         assert (group, topic) == (BRANCH.name, "orders")
@@ -70,7 +78,7 @@ class PaperFinisher:
 
     def open_partitions(self, partitions: object, producer_id: int) -> dict[str, list[int]]:
         assert (partitions, producer_id) == ({"orders": [0, 2]}, 5)
-        return {"orders": [2]} if self._next(self.open) else {}  # type: ignore[arg-type]
+        return {"orders": [2]} if self._next(self.open) else {}
 
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
         assert group == BRANCH.name
@@ -429,3 +437,110 @@ def test_abort_without_an_answer(branch: Callable[[], BranchId | Committable]) -
     finisher = PaperFinisher(ends=[errors.KafkaConnectionError], state=state("Ongoing", 5, 0))
     with pytest.raises(SinkError, match="cannot be aborted"):
         outcome(finisher).abort(branch())
+
+
+# -- an operator's word ----------------------------------------------------------------------------
+
+
+def sink_of(finisher: PaperFinisher) -> KafkaSink:
+    """Asks each question once."""
+    sink = KafkaSink("orders", bootstrap_servers="here:1")
+    sink._finisher, sink._patience_s = finisher, 0.0  # type: ignore[assignment]
+    return sink
+
+
+def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
+    """What `settle --as redo` makes of the branch: lost means that it is written again."""
+    sink, branch = sink_of(finisher), committable(age_s)
+    (first,) = sink.commitBatch([branch])
+    return coordinator._given_up(sink, branch, first)
+
+
+@pytest.mark.parametrize(
+    ("finisher", "words"),
+    [
+        (
+            PaperFinisher(
+                ends=[True, errors.InvalidTxnStateError, True],
+                open=[True],
+                state=state("CompleteCommit"),
+            ),
+            "is committed.*CompleteCommit",
+        ),
+        (
+            PaperFinisher(
+                ends=[True, errors.InvalidTxnStateError, True],
+                open=[errors.LeaderNotAvailableError],
+                state=state("CompleteCommit"),
+            ),
+            "is committed.*CompleteCommit",
+        ),
+        (
+            PaperFinisher(
+                ends=[errors.KafkaConnectionError, errors.InvalidTxnStateError],
+                state=errors.KafkaConnectionError,
+            ),
+            "no answer whether .* was committed",
+        ),
+        (
+            PaperFinisher(
+                ends=[
+                    errors.KafkaConnectionError,
+                    errors.InvalidProducerIdMappingError,
+                    errors.KafkaConnectionError,
+                ],
+                markers=[OURS],
+            ),
+            "is committed.*do not know",
+        ),
+    ],
+    ids=["markers cannot be written", "leader away", "link drops", "marker is ours"],
+)
+def test_word_does_not_write_again_what_may_be_committed(
+    finisher: PaperFinisher, words: str
+) -> None:
+    """A refused abort says nothing, and an unresolved commit is no proof: asked for outright."""
+    outcome = redone(finisher)
+    assert isinstance(outcome, CommitUnresolvedError)
+    assert re.search(words, str(outcome))
+
+
+@pytest.mark.parametrize(
+    ("finisher", "age_s"),
+    [
+        (PaperFinisher(ends=[errors.ProducerFencedError], gone=frozenset({"orders"})), 10.0),
+        (PaperFinisher(ends=[errors.InvalidProducerIdMappingError]), 6.9 * 86400),
+        (PaperFinisher(ends=[errors.ProducerFencedError], state=state("Empty")), 10.0),
+        (PaperFinisher(ends=[errors.InvalidProducerIdMappingError], cluster="another"), 10.0),
+        (
+            PaperFinisher(
+                ends=[errors.InvalidTxnStateError],
+                markers=[(8, "a later branch")],
+                state=state("CompleteCommit", epoch=3),
+            ),
+            10.0,
+        ),
+        (
+            PaperFinisher(
+                ends=[errors.KafkaConnectionError, True, errors.InvalidTxnStateError],
+                state=state("CompleteAbort"),
+            ),
+            10.0,
+        ),
+    ],
+    ids=["topic deleted", "marker expired", "fenced", "another cluster", "name used", "aborted"],
+)
+def test_word_stands_where_no_proof_is_to_be_had(finisher: PaperFinisher, age_s: float) -> None:
+    """Nothing says that it is committed, and every server has answered: written again."""
+    assert isinstance(redone(finisher, age_s), PreparedBranchLostError)
+
+
+def test_branch_given_up_that_is_committed_and_not_visible() -> None:
+    """Whoever puts its rows in by hand is told that they will come by themselves, too."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidTxnStateError, True], open=[True], state=state("CompleteCommit")
+    )
+    sink = sink_of(finisher)
+    how, why = end_ruled(sink, committable(), sink.target)
+    assert how is End.UNKNOWN
+    assert why.startswith(f"{BRANCH}: it is committed")

@@ -41,6 +41,7 @@ from typing import Final
 from kafka import errors
 
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     PreparedBranchLostError,
     ProtocolError,
@@ -70,6 +71,7 @@ _REFUSED_FOR_GOOD: Final = (
     errors.InvalidProducerEpochError,  # the same, from older brokers
     errors.InvalidProducerIdMappingError,  # the id is forgotten, or has another producer id
 )
+_UNKNOWN: Final = "it is unknown whether it is committed"
 _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 
 
@@ -100,14 +102,16 @@ class Outcome:
             raise ProtocolError(f"{branch_id}: found in Kafka, prepared by nobody we know of")
         if branch.marker_topic is None:
             return
+        patience, known = Patience(self._patience_s), _UNKNOWN
         try:
-            self._commit(branch_id, branch, Patience(self._patience_s))
+            self._decide(branch_id, branch, patience)
+            known = "it is committed, and not known to be visible,"
+            patience(lambda: self._make_visible(branch))
         except errors.KafkaError as error:
             # The next call starts with fresh connections.
             self._finisher.close()
-            raise self._unresolved(
-                branch_id, f"asked for {self._patience_s:g} s, last answer: {_text(error)}"
-            ) from error
+            why = f"asked for {self._patience_s:g} s, last answer: {_text(error)}"
+            raise self._unresolved(branch_id, why, known) from error
 
     def commit_together(self, committables: Sequence[Committable]) -> set[str]:
         """Commit what a healthy cluster lets us commit with few requests.
@@ -129,11 +133,11 @@ class Outcome:
             logger.debug("branches are committed one by one: %s", error)
         return proven
 
-    def _commit(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> None:
+    def _decide(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> None:
+        """Return when the branch is committed for ever, and its producer is fenced."""
         fencing = patience(self._finisher.end_fences)
         if not fencing and self._is_marked(branch_id, branch, patience):
             self._fence(branch, patience)
-            patience(lambda: self._make_visible(branch))
             return
         try:
             fenced = patience(lambda: self._end(branch, commit=True))
@@ -142,7 +146,6 @@ class Outcome:
             fenced = fencing
         if not fenced:
             self._fence(branch, patience)
-        patience(lambda: self._make_visible(branch))
 
     def _make_visible(self, branch: KafkaBranch) -> None:
         """Return when every partition of the committed branch has its marker; write missing ones.
@@ -292,6 +295,41 @@ class Outcome:
                 branch_id,
             ) from error
 
+    def abort_decided(self, committable: Committable) -> None:
+        """See `TwoPhaseCommitSink.abortDecided`.
+
+        The brokers refuse the abort of what is committed, and of what is long gone, too: so they
+        are asked which it is. Where they answer and no proof is left the branch counts as aborted.
+
+        Raises:
+            CommitRejectedError: it is committed.
+            SinkError: the brokers gave no answer.
+        """
+        self.abort(committable)
+        branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
+        patience = Patience(self._patience_s)
+        try:
+            state = patience(lambda: self._describe(branch.transactional_id))
+            is_committed = state is not None and _was_committed(branch, state)
+            if not is_committed:
+                marker = patience(lambda: self._marker(branch))
+                is_committed = marker is not None and marker[1] == str(branch_id)
+        except errors.KafkaError as error:
+            self._finisher.close()
+            raise SinkError(
+                f"no answer whether {branch_id} was committed in {self._target}: asked for "
+                f"{self._patience_s:g} s, last answer: {_text(error)}",
+                branch_id,
+            ) from error
+        if is_committed:
+            raise CommitRejectedError(
+                f"{branch_id} is committed in {self._target} ({_story(branch, state)}), so that "
+                "its rows would be there twice. What keeps them from being visible is in the error "
+                "of its commit, which is asked for at each start; or, if they are there, "
+                f"{settle_command(branch_id, 'committed')}",
+                branch_id,
+            )
+
     def _abort(self, branch: KafkaBranch, patience: Patience) -> None:
         if branch.producer_id >= 0:
             patience(lambda: self._end(branch, commit=False))
@@ -334,11 +372,10 @@ class Outcome:
         minutes = self._finisher.broker_config([_RETENTION]).get(_RETENTION)
         return RETENTION_S if minutes is None else int(minutes) * 60.0
 
-    def _unresolved(self, branch_id: BranchId, why: str) -> CommitUnresolvedError:
-        return CommitUnresolvedError(
-            f"{branch_id}: it is unknown whether it is committed in {self._target}: {why}",
-            branch_id,
-        )
+    def _unresolved(
+        self, branch_id: BranchId, why: str, known: str = _UNKNOWN
+    ) -> CommitUnresolvedError:
+        return CommitUnresolvedError(f"{branch_id}: {known} in {self._target}: {why}", branch_id)
 
 
 def _is_complete(branch: KafkaBranch, state: TransactionState) -> bool:
@@ -349,6 +386,15 @@ def _is_complete(branch: KafkaBranch, state: TransactionState) -> bool:
     held = (state.producer_id, state.producer_epoch)
     ours = (branch.producer_id, branch.producer_epoch + 1)
     return state.state in {"CompleteCommit", "Empty"} and held == ours
+
+
+def _was_committed(branch: KafkaBranch, state: TransactionState) -> bool:
+    """EndTxn that fences leaves the next epoch behind, one that does not our own."""
+    is_ours = state.producer_id == branch.producer_id and state.producer_epoch in {
+        branch.producer_epoch,
+        branch.producer_epoch + 1,
+    }
+    return state.state in _COMMITTED and is_ours
 
 
 def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:

@@ -195,6 +195,9 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def abort(self, branch: BranchId | Committable) -> None:
         self._outcome.abort(branch)
 
+    def abortDecided(self, committable: Committable) -> None:
+        self._outcome.abort_decided(committable)
+
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
