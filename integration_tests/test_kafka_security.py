@@ -13,9 +13,11 @@ import functools
 import itertools
 import json
 import logging
+import os
 import pickle
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -46,7 +48,14 @@ from kafka import errors
 from pyspark import cloudpickle
 
 from integration_tests import test_kafka_sink as contract
-from integration_tests.test_kafka_sink import ROWS, VALUE, World, eventually, prepare
+from integration_tests.test_kafka_sink import (
+    DEADLINE_S,
+    ROWS,
+    VALUE,
+    World,
+    eventually,
+    prepare,
+)
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
@@ -57,6 +66,7 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka import oauth
 from sparkonce.testing.services import KafkaServer, start_services, unavailable
+from sparkonce.testing.services.server import LocalRuntime
 
 Config = dict[str, Any]
 
@@ -538,6 +548,41 @@ def test_password_that_stops_working_before_the_commit(
         sink.commit(committable)
     change(given)
     eventually(is_let_in, "the broker knows the password")
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
+def test_broker_that_freezes_before_the_commit(
+    kafka: KafkaServer,
+    keys: Keys,
+    make_sink: Callable[..., KafkaSink],
+    rights: Rights,
+    owner: Owner,
+    world: World,
+) -> None:
+    """It takes connections and says nothing: unresolved, in time. When it goes on, it lands."""
+    rights.give("writer", RIGHTS)
+    sink = make_sink("MTLS", keys.client("writer"))
+    committable = prepare(sink, BranchId(owner, 7, 1, "kafka", 0, 0), ROWS)
+    sink._finisher.cluster_id()  # connected, and not yet to the coordinator
+    sink._patience_s = 1.0
+    outcomes: list[Any] = []
+
+    def commit_twice() -> None:  # the second time by a new client
+        outcomes.extend(outcome for _ in range(2) for outcome in sink.commitBatch([committable]))
+
+    committing = threading.Thread(target=commit_twice, daemon=True)
+    assert isinstance(kafka.runtime, LocalRuntime)
+    assert kafka.runtime.pid is not None
+    os.kill(kafka.runtime.pid, signal.SIGSTOP)
+    try:
+        committing.start()
+        committing.join(DEADLINE_S)
+        assert [type(outcome) for outcome in outcomes] == [CommitUnresolvedError] * 2
+        assert "no answer to TLS" in str(outcomes[1])
+    finally:
+        os.kill(kafka.runtime.pid, signal.SIGCONT)
+    sink._patience_s = DEADLINE_S
     sink.commit(committable)
     world.sees("1", "2", "3")
 
