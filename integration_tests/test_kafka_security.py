@@ -65,6 +65,7 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka import oauth
+from sparkonce.sinks.kafka.finisher import _place
 from sparkonce.testing.services import KafkaServer, start_services, unavailable
 from sparkonce.testing.services.server import LocalRuntime
 
@@ -264,8 +265,9 @@ RIGHTS = documented_rights()
 CLUSTER = Right(
     ResourceType.BROKER, "kafka-cluster", ResourcePatternType.LITERAL, AclOperation.CLUSTER_ACTION
 )
-OFFSETS = Right(
-    ResourceType.TOPIC, "__consumer_offsets", ResourcePatternType.LITERAL, AclOperation.DESCRIBE
+OFFSETS, STATE = (
+    Right(ResourceType.TOPIC, name, ResourcePatternType.LITERAL, AclOperation.DESCRIBE)
+    for name in ("__consumer_offsets", "__transaction_state")
 )
 
 
@@ -821,13 +823,19 @@ def test_rights_of_the_repair(
     partitions: Any = committable.payload["partitions"]
     producer_id: Any = committable.payload["producer_id"]
     finisher = sink._finisher
+
+    def coordinator(admin: Any) -> Any:
+        return _place(admin, STATE.name, branch.name)
+
     assert finisher.offsets_partition(branch.name) == {"__consumer_offsets": []}
     with pytest.raises(errors.ClusterAuthorizationFailedError):
-        finisher.write_commit_markers(partitions, producer_id, 1)
+        finisher.write_commit_markers(branch.name, partitions, producer_id, 1)
     assert world.values() == []
-    rights.give(user, [CLUSTER, OFFSETS])
+    assert finisher._connection.ask(coordinator) is None
+    rights.give(user, [CLUSTER, OFFSETS, STATE])
+    assert finisher._connection.ask(coordinator) is not None
     everywhere = {**partitions, **finisher.offsets_partition(branch.name)}
     assert len(everywhere["__consumer_offsets"]) == 1
-    finisher.write_commit_markers(everywhere, producer_id, 1)
+    finisher.write_commit_markers(branch.name, everywhere, producer_id, 1)
     world.sees("1")
     sink.commit(committable)

@@ -48,6 +48,7 @@ class PaperFinisher:
     open: list[object] = field(default_factory=lambda: [False])
     asked: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [1])
+    refused: dict[str, list[int]] = field(default_factory=dict)
 
     @staticmethod
     def _next(answers: list[object]) -> object:
@@ -85,9 +86,11 @@ class PaperFinisher:
         return {"offsets": self.offsets}
 
     def write_commit_markers(
-        self, partitions: dict[str, list[int]], producer_id: int, producer_epoch: int
-    ) -> None:
+        self, name: str, partitions: dict[str, list[int]], producer_id: int, producer_epoch: int
+    ) -> dict[str, list[int]]:
+        assert name == BRANCH.name
         self.asked.append(f"write markers {producer_id}/{producer_epoch} {partitions}")
+        return self.refused
 
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(3 if name in self.gone else 0, None)
@@ -214,6 +217,26 @@ def test_missing_marker_that_we_have_no_right_to_write() -> None:
     with pytest.raises(CommitUnresolvedError, match=r"Describe on .*offsets.*ClusterAction"):
         outcome(finisher).commit(committable())
     assert not [question for question in finisher.asked if "write" in question]
+
+
+def test_missing_marker_that_a_partition_refuses() -> None:
+    """It remembers a younger coordinator: unresolved, naming it and what lets us be as young."""
+    finisher = PaperFinisher(open=[True], refused={"orders": [2]}, state=state("CompleteCommit"))
+    with pytest.raises(
+        CommitUnresolvedError, match=r"orders.*\[2\].*Describe.*__transaction_state"
+    ):
+        outcome(finisher).commit(committable())
+
+
+def test_missing_marker_that_comes_while_we_write_it() -> None:
+    """The partition refuses ours, since it has the coordinator's own: committed."""
+    finisher = PaperFinisher(
+        markers=[OURS],
+        open=[True, True, False],
+        refused={"orders": [2]},
+        state=state("CompleteCommit"),
+    )
+    outcome(finisher, 5).commit(committable())
 
 
 def test_proof_on_its_way_to_where_we_may_not_look() -> None:

@@ -52,7 +52,7 @@ from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.kafka.access import missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
-from sparkonce.sinks.kafka.finisher import Finisher, Partitions, TransactionState
+from sparkonce.sinks.kafka.finisher import STATE_TOPIC, Finisher, Partitions, TransactionState
 
 logger = logging.getLogger("sparkonce")
 
@@ -175,7 +175,15 @@ class Outcome:
                     branch.transactional_id,
                     seen,
                 )
-                self._finisher.write_commit_markers(seen, branch.producer_id, state.producer_epoch)
+                refused = self._finisher.write_commit_markers(
+                    branch.transactional_id, seen, branch.producer_id, state.producer_epoch
+                )
+                if refused:
+                    raise MarkersPendingError(
+                        f"committed, and {refused} refuse the markers that the broker has left "
+                        "out (TRANSACTION_COORDINATOR_FENCED: they know a younger coordinator); to "
+                        f"let it be found, allow Describe on the topic {STATE_TOPIC}"
+                    )
             if hidden := missing.keys() - seen.keys():
                 topic = min(hidden)
                 raise MarkersPendingError(
