@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -462,13 +463,32 @@ def test_abort_without_an_answer(branch: Callable[[], BranchId | Committable]) -
         outcome(finisher).abort(branch())
 
 
+# -- many at once ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [KafkaSink.abortBatch, KafkaSink.commitBatch])
+def test_outage_costs_all_branches_together_what_it_costs_one(
+    verb: Callable[[KafkaSink, list[Committable]], Sequence[Exception | None]],
+) -> None:
+    """They share one patience: whose turn comes when it is over is asked for once."""
+    finisher = PaperFinisher(ends=[errors.CoordinatorNotAvailableError])
+    sink = sink_of(finisher, patience_s=0.1)
+    branches = [committable(producer_id=number) for number in range(20)]
+    outcomes = verb(sink, branches)
+    assert [type(outcome) for outcome in outcomes] == [type(outcomes[0])] * 20
+    assert isinstance(outcomes[0], SinkError)
+    tries = sorted(Counter(asked for asked in finisher.asked if "end" in asked).values())
+    assert len(tries) == 20
+    assert tries[:4] == [1] * 4
+
+
 # -- an operator's word ----------------------------------------------------------------------------
 
 
-def sink_of(finisher: PaperFinisher) -> KafkaSink:
-    """Asks each question once."""
+def sink_of(finisher: PaperFinisher, patience_s: float = 0.0) -> KafkaSink:
+    """Without patience it asks each question once."""
     sink = KafkaSink("orders", bootstrap_servers="here:1")
-    sink._finisher, sink._patience_s = finisher, 0.0  # type: ignore[assignment]
+    sink._finisher, sink._patience_s = finisher, patience_s  # type: ignore[assignment]
     return sink
 
 

@@ -85,13 +85,14 @@ class Outcome:
     Args:
         finisher: asks the brokers.
         target: of the sink, for messages.
-        patience_s: how long one call asks again before it says that the outcome is unknown.
+        patience_s: how long, from now on, it asks again before it says that an outcome is unknown;
+            all that is asked of it shares that. When it is over each question is asked once.
     """
 
     def __init__(self, finisher: Finisher, target: str, patience_s: float = PATIENCE_S) -> None:
         self._finisher = finisher
         self._target = target
-        self._patience_s = patience_s
+        self._patience = Patience(patience_s)
 
     # -- commit ----------------------------------------------------------------------------------
 
@@ -102,15 +103,15 @@ class Outcome:
             raise ProtocolError(f"{branch_id}: found in Kafka, prepared by nobody we know of")
         if branch.marker_topic is None:
             return
-        patience, known = Patience(self._patience_s), _UNKNOWN
+        known = _UNKNOWN
         try:
-            self._decide(branch_id, branch, patience)
+            self._decide(branch_id, branch)
             known = "it is committed, and not known to be visible,"
-            patience(lambda: self._make_visible(branch))
+            self._patience(lambda: self._make_visible(branch))
         except errors.KafkaError as error:
             # The next call starts with fresh connections.
             self._finisher.close()
-            why = f"asked for {self._patience_s:g} s, last answer: {_text(error)}"
+            why = f"asked for {self._patience.seconds:g} s, last answer: {_text(error)}"
             raise self._unresolved(branch_id, why, known) from error
 
     def commit_together(self, committables: Sequence[Committable]) -> set[str]:
@@ -133,19 +134,19 @@ class Outcome:
             logger.debug("branches are committed one by one: %s", error)
         return proven
 
-    def _decide(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> None:
+    def _decide(self, branch_id: BranchId, branch: KafkaBranch) -> None:
         """Return when the branch is committed for ever, and its producer is fenced."""
-        fencing = patience(self._finisher.end_fences)
-        if not fencing and self._is_marked(branch_id, branch, patience):
-            self._fence(branch, patience)
+        fencing = self._patience(self._finisher.end_fences)
+        if not fencing and self._is_marked(branch_id, branch):
+            self._fence(branch)
             return
         try:
-            fenced = patience(lambda: self._end(branch, commit=True))
+            fenced = self._patience(lambda: self._end(branch, commit=True))
         except _REFUSED_FOR_GOOD as refusal:
-            self._settle(branch_id, branch, refusal, patience)
+            self._settle(branch_id, branch, refusal)
             fenced = fencing
         if not fenced:
-            self._fence(branch, patience)
+            self._fence(branch)
 
     def _make_visible(self, branch: KafkaBranch) -> None:
         """Return when every partition of the committed branch has its marker; write missing ones.
@@ -202,9 +203,9 @@ class Outcome:
             missing.update(self._finisher.offsets_partition(branch.transactional_id))
         return missing
 
-    def _fence(self, branch: KafkaBranch, patience: Patience) -> None:
+    def _fence(self, branch: KafkaBranch) -> None:
         try:
-            patience(lambda: self._finisher.fence(branch.transactional_id, branch.timeout_ms))
+            self._patience(lambda: self._finisher.fence(branch.transactional_id, branch.timeout_ms))
         except errors.KafkaError as error:
             # Committed all the same; see the zombie in this module's head.
             logger.warning("%s could not be fenced: %s", branch.transactional_id, _text(error))
@@ -214,7 +215,6 @@ class Outcome:
         branch_id: BranchId,
         branch: KafkaBranch,
         refusal: errors.KafkaError,
-        patience: Patience,
     ) -> None:
         """EndTxn was refused for good: return if the branch is committed, raise what holds if not.
 
@@ -226,12 +226,12 @@ class Outcome:
         4. Another cluster answers at this address, the marker has outlived its time, or went with
            its topic: unknown.
         """
-        state = patience(lambda: self._describe(branch.transactional_id))
-        marker = patience(lambda: self._marker(branch))
+        state = self._patience(lambda: self._describe(branch.transactional_id))
+        marker = self._patience(lambda: self._marker(branch))
         if marker is not None and marker[1] == str(branch_id):
             return
         story = _story(branch, state)
-        cluster_id = patience(self._finisher.cluster_id)
+        cluster_id = self._patience(self._finisher.cluster_id)
         if cluster_id != branch.cluster_id:
             raise self._unresolved(
                 branch_id,
@@ -245,7 +245,7 @@ class Outcome:
                 f"before that; check the topic, then {settle_command(branch_id)} ({story})",
             )
         proof_in = branch.marker_topic
-        if proof_in is not None and patience(lambda: self._is_gone(proof_in)):
+        if proof_in is not None and self._patience(lambda: self._is_gone(proof_in)):
             raise self._unresolved(
                 branch_id,
                 f"the topic {proof_in!r} was deleted, and the proof with it; check the "
@@ -260,7 +260,7 @@ class Outcome:
                 f"there; if the topic {branch.marker_topic!r} was made anew, it went with the old "
                 f"one. Check the topics, then {settle_command(branch_id)} ({story})",
             )
-        age_s, kept_s = time.time() - branch.began_at, patience(self._proof_kept_s)
+        age_s, kept_s = time.time() - branch.began_at, self._patience(self._proof_kept_s)
         if age_s > kept_s * 0.9:
             raise self._unresolved(
                 branch_id,
@@ -286,12 +286,11 @@ class Outcome:
             SinkError: the brokers gave no answer; the transaction may still be open.
         """
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
-        patience = Patience(self._patience_s)
         try:
             if isinstance(branch, Committable):
-                self._abort(KafkaBranch.of(branch), patience)
+                self._abort(KafkaBranch.of(branch))
             else:
-                self._abort_by_name(branch, patience)
+                self._abort_by_name(branch)
         except _REFUSED_FOR_GOOD:
             # Committed, aborted or taken over already: whatever is open now is not this branch.
             return
@@ -299,7 +298,7 @@ class Outcome:
             self._finisher.close()
             raise SinkError(
                 f"{branch_id} cannot be aborted in {self._target}: asked for "
-                f"{self._patience_s:g} s, last answer: {_text(error)}",
+                f"{self._patience.seconds:g} s, last answer: {_text(error)}",
                 branch_id,
             ) from error
 
@@ -315,18 +314,17 @@ class Outcome:
         """
         self.abort(committable)
         branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
-        patience = Patience(self._patience_s)
         try:
-            state = patience(lambda: self._describe(branch.transactional_id))
+            state = self._patience(lambda: self._describe(branch.transactional_id))
             is_committed = state is not None and _was_committed(branch, state)
             if not is_committed:
-                marker = patience(lambda: self._marker(branch))
+                marker = self._patience(lambda: self._marker(branch))
                 is_committed = marker is not None and marker[1] == str(branch_id)
         except errors.KafkaError as error:
             self._finisher.close()
             raise SinkError(
                 f"no answer whether {branch_id} was committed in {self._target}: asked for "
-                f"{self._patience_s:g} s, last answer: {_text(error)}",
+                f"{self._patience.seconds:g} s, last answer: {_text(error)}",
                 branch_id,
             ) from error
         if is_committed:
@@ -338,15 +336,15 @@ class Outcome:
                 branch_id,
             )
 
-    def _abort(self, branch: KafkaBranch, patience: Patience) -> None:
+    def _abort(self, branch: KafkaBranch) -> None:
         if branch.producer_id >= 0:
-            patience(lambda: self._end(branch, commit=False))
+            self._patience(lambda: self._end(branch, commit=False))
 
-    def _abort_by_name(self, branch_id: BranchId, patience: Patience) -> None:
-        state = patience(lambda: self._describe(branch_id.name))
+    def _abort_by_name(self, branch_id: BranchId) -> None:
+        state = self._patience(lambda: self._describe(branch_id.name))
         if state is not None and state.state == "Ongoing":
             held = state.producer_id, state.producer_epoch
-            patience(lambda: self._finisher.end(branch_id.name, *held, commit=False))
+            self._patience(lambda: self._finisher.end(branch_id.name, *held, commit=False))
 
     # -- helpers ---------------------------------------------------------------------------------
 
@@ -363,14 +361,14 @@ class Outcome:
     def _is_gone(self, topic: str) -> bool:
         return bool(self._finisher.topic(topic).error == errors.UnknownTopicOrPartitionError.errno)
 
-    def _is_marked(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> bool:
+    def _is_marked(self, branch_id: BranchId, branch: KafkaBranch) -> bool:
         def read() -> tuple[int, str] | None:
             try:
                 return self._marker(branch)
             except errors.UnstableOffsetCommitError:  # open still
                 return None
 
-        marker = patience(read)
+        marker = self._patience(read)
         return marker is not None and marker[1] == str(branch_id)
 
     def _describe(self, transactional_id: str) -> TransactionState | None:
