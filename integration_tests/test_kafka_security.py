@@ -829,13 +829,13 @@ def test_rights_of_the_repair(
 
     assert finisher.offsets_partition(branch.name) == {"__consumer_offsets": []}
     with pytest.raises(errors.ClusterAuthorizationFailedError):
-        finisher.write_commit_markers(branch.name, partitions, producer_id, 1)
+        finisher.write_markers(branch.name, partitions, producer_id, 1, commit=True)
     assert world.values() == []
     assert finisher._connection.ask(coordinator) is None
     rights.give(user, [CLUSTER, OFFSETS, STATE])
     assert finisher._connection.ask(coordinator) is not None
     everywhere = {**partitions, **finisher.offsets_partition(branch.name)}
     assert len(everywhere["__consumer_offsets"]) == 1
-    finisher.write_commit_markers(branch.name, everywhere, producer_id, 1)
+    finisher.write_markers(branch.name, everywhere, producer_id, 1, commit=True)
     world.sees("1")
     sink.commit(committable)

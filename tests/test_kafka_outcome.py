@@ -50,6 +50,7 @@ class PaperFinisher:
     asked: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [1])
     refused: dict[str, list[int]] = field(default_factory=dict)
+    holder: int = 5
 
     @staticmethod
     def _next(answers: list[object]) -> object:
@@ -68,6 +69,12 @@ class PaperFinisher:
     def commit_together(self, branches: list[KafkaBranch]) -> set[str]:
         return set()
 
+    def nodes(self) -> list[int]:
+        return [1]
+
+    def ongoing(self, prefix: str, node: int) -> list[str]:
+        return [BRANCH.name]
+
     def describe(self, names: list[str]) -> dict[str, TransactionState]:
         self.asked.append("describe")
         found = self._next([self.state])
@@ -79,18 +86,25 @@ class PaperFinisher:
         return self._next(self.markers)
 
     def open_partitions(self, partitions: object, producer_id: int) -> dict[str, list[int]]:
-        assert (partitions, producer_id) == ({"orders": [0, 2]}, 5)
+        assert (partitions, producer_id) == ({"orders": [0, 2]}, self.holder)
         return {"orders": [2]} if self._next(self.open) else {}
 
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
         assert group == BRANCH.name
         return {"offsets": self.offsets}
 
-    def write_commit_markers(
-        self, name: str, partitions: dict[str, list[int]], producer_id: int, producer_epoch: int
+    def write_markers(
+        self,
+        name: str,
+        partitions: dict[str, list[int]],
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
     ) -> dict[str, list[int]]:
         assert name == BRANCH.name
-        self.asked.append(f"write markers {producer_id}/{producer_epoch} {partitions}")
+        kind = "" if commit else "abort "
+        self.asked.append(f"write {kind}markers {producer_id}/{producer_epoch} {partitions}")
         return self.refused
 
     def topic(self, name: str) -> TopicInfo:
@@ -122,7 +136,7 @@ def outcome(finisher: PaperFinisher, patience_s: float = 0.05) -> Outcome:
 
 
 def state(name: str, producer_id: int = 5, epoch: int = 1) -> TransactionState:
-    return TransactionState(name, producer_id, epoch, 900_000, -1.0)
+    return TransactionState(name, producer_id, epoch, 900_000, -1.0, {"orders": [0, 2]})
 
 
 # -- commit ----------------------------------------------------------------------------------------
@@ -436,7 +450,7 @@ def test_abort_by_identity(answer: object) -> None:
     """It uses the producer id and epoch that it holds; a refusal means that nothing is open."""
     finisher = PaperFinisher(ends=[answer])
     outcome(finisher).abort(committable())
-    assert finisher.asked == ["end 5/0 abort"]
+    assert finisher.asked == ["end 5/0 abort", *(["marker"] if answer is True else [])]
 
 
 @pytest.mark.parametrize(
@@ -445,12 +459,12 @@ def test_abort_by_identity(answer: object) -> None:
         (None, ["describe"]),
         (state("CompleteCommit"), ["describe"]),
         (state("PrepareCommit"), ["describe"]),
-        (state("Ongoing", 9, 4), ["describe", "end 9/4 abort"]),
+        (state("Ongoing", 9, 4), ["describe", "end 9/4 abort", "marker"]),
     ],
 )
 def test_abort_by_name(found: TransactionState | None, asked: list[str]) -> None:
     """Only an open transaction is aborted, with the identity that was seen."""
-    finisher = PaperFinisher(state=found)
+    finisher = PaperFinisher(state=found, holder=9)
     outcome(finisher).abort(BRANCH)
     assert finisher.asked == asked
 
@@ -461,6 +475,60 @@ def test_abort_without_an_answer(branch: Callable[[], BranchId | Committable]) -
     finisher = PaperFinisher(ends=[errors.KafkaConnectionError], state=state("Ongoing", 5, 0))
     with pytest.raises(SinkError, match="cannot be aborted"):
         outcome(finisher).abort(branch())
+
+
+def test_abort_whose_markers_the_broker_left_out() -> None:
+    """Readers would wait at it for ever: written where they are missing, once it is complete."""
+    finisher = PaperFinisher(open=[True, True, False], state=state("CompleteAbort"))
+    outcome(finisher, 5).abort(committable())
+    written = [question for question in finisher.asked if "write" in question]
+    assert written == ["write abort markers 5/1 {'orders': [2]}"]
+
+
+def test_abort_of_an_orphan_whose_markers_the_broker_left_out() -> None:
+    """Which partitions it had is what the coordinator said before it ended."""
+    finisher = PaperFinisher(open=[True, True, False], state=state("Ongoing", epoch=0))
+    sink = sink_of(finisher, patience_s=5.0)
+    (found,) = sink.find_branches(BRANCH.owner)
+    finisher.state = state("CompleteAbort")
+    assert sink.abortBatch([found]) == [None]
+    assert "write abort markers 5/1 {'orders': [2]}" in finisher.asked
+
+
+@pytest.mark.parametrize(
+    "found", [state("PrepareAbort"), state("CompleteAbort"), state("CompleteAbort", epoch=0)]
+)
+def test_markers_of_an_abort_on_their_way(
+    found: TransactionState, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Waited for; none is written by us, and nothing is said."""
+    finisher = PaperFinisher(open=[True, False], state=found)
+    outcome(finisher, 5).abort(committable())
+    assert not [question for question in finisher.asked if "write" in question]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        state("PrepareAbort"),
+        state("CompleteCommit"),
+        state("Ongoing", epoch=0),
+        state("CompleteAbort", epoch=0),  # not fenced: what is open may be a zombie's
+        state("CompleteAbort", epoch=2),
+        state("CompleteAbort", producer_id=9),
+        errors.KafkaConnectionError,
+    ],
+)
+def test_missing_markers_of_an_abort_that_are_not_ours_to_write(
+    found: TransactionState | type[errors.KafkaError] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is aborted, so the abort returns; that readers may wait there is said."""
+    finisher = PaperFinisher(open=[True], state=found)
+    outcome(finisher).abort(committable())
+    assert not [question for question in finisher.asked if "write" in question]
+    assert f"{BRANCH.name} is aborted, and may hold readers up" in caplog.text
 
 
 # -- many at once ----------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class TransactionState:
         producer_epoch: with it.
         timeout_ms: after which an open transaction is aborted.
         started_at: Unix time in seconds; negative when no transaction is open.
+        partitions: that hold its rows, by topic; none when it has ended.
     """
 
     state: str
@@ -75,6 +76,20 @@ class TransactionState:
     producer_epoch: int
     timeout_ms: int
     started_at: float
+    partitions: Partitions
+
+    def branch(self, transactional_id: str, cluster_id: str = "") -> KafkaBranch:
+        """What can be aborted of it. Which of its topics holds the marker is a guess."""
+        return KafkaBranch(
+            transactional_id=transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            partitions=self.partitions,
+            cluster_id=cluster_id,
+            marker_topic=min(self.partitions, default=None),
+            began_at=self.started_at,
+            timeout_ms=self.timeout_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +223,11 @@ class Finisher:
                         producer_epoch=row.producer_epoch,
                         timeout_ms=row.transaction_timeout_ms,
                         started_at=row.transaction_start_time_ms / 1000,
+                        partitions={
+                            topic.topic: list(topic.partitions)
+                            for topic in row.topics
+                            if topic.topic != _OFFSETS_TOPIC
+                        },
                     )
             return found
 
@@ -389,17 +409,19 @@ class Finisher:
 
         return self._connection.ask(ask)
 
-    def write_commit_markers(
+    def write_markers(
         self,
         transactional_id: str,
         partitions: Partitions,
         producer_id: int,
         producer_epoch: int,
+        *,
+        commit: bool,
     ) -> dict[str, list[int]]:
         """Write the markers that the coordinator has left out.
 
-        Only for a transaction that the coordinator itself calls committed, and only where it is
-        still open.
+        Only for a transaction that the coordinator itself calls committed, or aborted, and only
+        where it is still open.
 
         Returns:
             Those of `partitions` that remember a younger coordinator and so refuse the marker; or
@@ -418,7 +440,7 @@ class Finisher:
                         marker(
                             producer_id=producer_id,
                             producer_epoch=producer_epoch,
-                            transaction_result=True,
+                            transaction_result=commit,
                             topics=[
                                 marker.WritableTxnMarkerTopic(name=n, partition_indexes=p)
                                 for n, p in topics.items()

@@ -22,6 +22,8 @@ deleted already and hence can be skipped"; seen with Kafka 4.3.1, once in 20 to 
 the transaction complete: its rows stay invisible for ever and block every reader behind them. So
 `commit` looks at the partitions, and writes the markers that a complete commit still lacks. It does
 so only after the producer is fenced, since else an open transaction could be a zombie's new one.
+`abort` does the same for its own markers: no sweep lists a transaction that its coordinator calls
+complete.
 
 The zombie of brokers before Kafka 4.0. EndTxn below version 5 leaves the producer's epoch as it is,
 so an executor that was thought dead may open another transaction under the same epoch, and a second
@@ -77,6 +79,10 @@ _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 
 class MarkersPendingError(errors.RetriableError):  # type: ignore[misc] # kafka-python is untyped
     """The commit is decided, and its markers are on their way to the partitions."""
+
+
+class MarkersMissingError(errors.KafkaError):  # type: ignore[misc] # kafka-python is untyped
+    """The transaction has ended, and a partition of it is open to whom we do not know."""
 
 
 class Outcome:
@@ -149,50 +155,62 @@ class Outcome:
             self._fence(branch)
 
     def _make_visible(self, branch: KafkaBranch) -> None:
-        """Return when every partition of the committed branch has its marker; write missing ones.
+        self._write_missing(branch, commit=True)
+        for topic in branch.partitions:
+            if self._is_gone(topic):
+                logger.warning(
+                    "%s is committed, but the topic %r was deleted, and its rows with it",
+                    branch.transactional_id,
+                    topic,
+                )
+
+    def _write_missing(self, branch: KafkaBranch, *, commit: bool) -> None:
+        """Return when every partition of the ended branch has its marker; write missing ones.
 
         A marker is missing when it is not there *after* the coordinator called the transaction
         complete: it will not send it any more.
 
         Raises:
             MarkersPendingError: ask again.
+            MarkersMissingError: of an abort: the coordinator does not say that these are its.
         """
         if not self._unmarked(branch):
-            for topic in branch.partitions:
-                if self._is_gone(topic):
-                    logger.warning(
-                        "%s is committed, but the topic %r was deleted, and its rows with it",
-                        branch.transactional_id,
-                        topic,
-                    )
             return
+        ended = "committed" if commit else "aborted"
         state = self._describe(branch.transactional_id)
-        if state is not None and _is_complete(branch, state):
+        if state is not None and _is_complete(branch, state, commit=commit):
             missing = self._unmarked(branch)
             seen = {topic: numbers for topic, numbers in missing.items() if numbers}
             if seen:
                 logger.warning(
-                    "%s is committed and the broker has left out its markers in %s: writing them",
+                    "%s is %s and the broker has left out its markers in %s: writing them",
                     branch.transactional_id,
+                    ended,
                     seen,
                 )
-                refused = self._finisher.write_commit_markers(
-                    branch.transactional_id, seen, branch.producer_id, state.producer_epoch
+                refused = self._finisher.write_markers(
+                    branch.transactional_id,
+                    seen,
+                    branch.producer_id,
+                    state.producer_epoch,
+                    commit=commit,
                 )
                 if refused:
                     raise MarkersPendingError(
-                        f"committed, and {refused} refuse the markers that the broker has left "
+                        f"{ended}, and {refused} refuse the markers that the broker has left "
                         "out (TRANSACTION_COORDINATOR_FENCED: they know a younger coordinator); to "
                         f"let it be found, allow Describe on the topic {STATE_TOPIC}"
                     )
             if hidden := missing.keys() - seen.keys():
                 topic = min(hidden)
                 raise MarkersPendingError(
-                    f"committed, and the broker has left out its markers in {topic}; to let them "
+                    f"{ended}, and the broker has left out its markers in {topic}; to let them "
                     f"be written, allow Describe on the topic {topic} and ClusterAction on the "
                     "cluster"
                 )
-        raise MarkersPendingError("committed, and not yet visible in every partition")
+        elif not (commit or _is_ending(state)) and self._unmarked(branch):
+            raise MarkersMissingError(f"aborted, and open in a partition: {_story(branch, state)}")
+        raise MarkersPendingError(f"{ended}, and not yet visible in every partition")
 
     def _unmarked(self, branch: KafkaBranch) -> Partitions:
         """The partitions in which the branch is still open, that of its proof among them."""
@@ -337,14 +355,20 @@ class Outcome:
             )
 
     def _abort(self, branch: KafkaBranch) -> None:
-        if branch.producer_id >= 0:
-            self._patience(lambda: self._end(branch, commit=False))
+        if branch.producer_id < 0:
+            return
+        self._patience(lambda: self._end(branch, commit=False))
+        try:
+            self._patience(lambda: self._write_missing(branch, commit=False))
+        except errors.KafkaError as error:
+            logger.warning(
+                "%s is aborted, and may hold readers up: %s", branch.transactional_id, _text(error)
+            )
 
     def _abort_by_name(self, branch_id: BranchId) -> None:
         state = self._patience(lambda: self._describe(branch_id.name))
         if state is not None and state.state == "Ongoing":
-            held = state.producer_id, state.producer_epoch
-            self._patience(lambda: self._finisher.end(branch_id.name, *held, commit=False))
+            self._abort(state.branch(branch_id.name))
 
     # -- helpers ---------------------------------------------------------------------------------
 
@@ -384,14 +408,20 @@ class Outcome:
         return CommitUnresolvedError(f"{branch_id}: {known} in {self._target}: {why}", branch_id)
 
 
-def _is_complete(branch: KafkaBranch, state: TransactionState) -> bool:
-    """Of a committed branch: its producer is fenced, so what is open in a partition is the branch.
+def _is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) -> bool:
+    """Of an ended branch: its producer is fenced, so what is open in a partition is the branch.
 
-    EndTxn that fences leaves CompleteCommit; `_fence`, where it does not, leaves Empty.
+    EndTxn that fences leaves CompleteCommit or CompleteAbort; `_fence`, where it does not, leaves
+    Empty behind a commit.
     """
     held = (state.producer_id, state.producer_epoch)
     ours = (branch.producer_id, branch.producer_epoch + 1)
-    return state.state in {"CompleteCommit", "Empty"} and held == ours
+    ends = {"CompleteCommit", "Empty"} if commit else {"CompleteAbort"}
+    return state.state in ends and held == ours
+
+
+def _is_ending(state: TransactionState | None) -> bool:
+    return state is not None and state.state == "PrepareAbort"
 
 
 def _was_committed(branch: KafkaBranch, state: TransactionState) -> bool:
@@ -410,7 +440,7 @@ def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
 
 def _may_be_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
     """Whether `_fence` may have left this behind, as it does after a commit."""
-    return state.state == "Empty" and _is_complete(branch, state)
+    return state.state == "Empty" and _is_complete(branch, state, commit=True)
 
 
 def _story(branch: KafkaBranch, state: TransactionState | None) -> str:

@@ -268,16 +268,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         state = self._finisher.describe([transactional_id]).get(transactional_id)
         if state is None or state.state != "Ongoing":
             return None
-        return KafkaBranch(
-            transactional_id=transactional_id,
-            producer_id=state.producer_id,
-            producer_epoch=state.producer_epoch,
-            partitions={},
-            cluster_id=self._finisher.cluster_id(),
-            marker_topic=None,
-            began_at=state.started_at,
-            timeout_ms=state.timeout_ms,
-        ).committable(branch_id)
+        return state.branch(transactional_id, self._finisher.cluster_id()).committable(branch_id)
 
     # -- on the driver -----------------------------------------------------------------------------
 
