@@ -13,9 +13,11 @@ import functools
 import itertools
 import json
 import logging
+import os
 import pickle
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -46,7 +48,14 @@ from kafka import errors
 from pyspark import cloudpickle
 
 from integration_tests import test_kafka_sink as contract
-from integration_tests.test_kafka_sink import ROWS, VALUE, World, eventually, prepare
+from integration_tests.test_kafka_sink import (
+    DEADLINE_S,
+    ROWS,
+    VALUE,
+    World,
+    eventually,
+    prepare,
+)
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
@@ -56,7 +65,9 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka import oauth
+from sparkonce.sinks.kafka.finisher import _place
 from sparkonce.testing.services import KafkaServer, start_services, unavailable
+from sparkonce.testing.services.server import LocalRuntime
 
 Config = dict[str, Any]
 
@@ -254,8 +265,9 @@ RIGHTS = documented_rights()
 CLUSTER = Right(
     ResourceType.BROKER, "kafka-cluster", ResourcePatternType.LITERAL, AclOperation.CLUSTER_ACTION
 )
-OFFSETS = Right(
-    ResourceType.TOPIC, "__consumer_offsets", ResourcePatternType.LITERAL, AclOperation.DESCRIBE
+OFFSETS, STATE = (
+    Right(ResourceType.TOPIC, name, ResourcePatternType.LITERAL, AclOperation.DESCRIBE)
+    for name in ("__consumer_offsets", "__transaction_state")
 )
 
 
@@ -542,6 +554,41 @@ def test_password_that_stops_working_before_the_commit(
     world.sees("1", "2", "3")
 
 
+def test_broker_that_freezes_before_the_commit(
+    kafka: KafkaServer,
+    keys: Keys,
+    make_sink: Callable[..., KafkaSink],
+    rights: Rights,
+    owner: Owner,
+    world: World,
+) -> None:
+    """It takes connections and says nothing: unresolved, in time. When it goes on, it lands."""
+    rights.give("writer", RIGHTS)
+    sink = make_sink("MTLS", keys.client("writer"))
+    committable = prepare(sink, BranchId(owner, 7, 1, "kafka", 0, 0), ROWS)
+    sink._finisher.cluster_id()  # connected, and not yet to the coordinator
+    sink._patience_s = 1.0
+    outcomes: list[Any] = []
+
+    def commit_twice() -> None:  # the second time by a new client
+        outcomes.extend(outcome for _ in range(2) for outcome in sink.commitBatch([committable]))
+
+    committing = threading.Thread(target=commit_twice, daemon=True)
+    assert isinstance(kafka.runtime, LocalRuntime)
+    assert kafka.runtime.pid is not None
+    os.kill(kafka.runtime.pid, signal.SIGSTOP)
+    try:
+        committing.start()
+        committing.join(DEADLINE_S)
+        assert [type(outcome) for outcome in outcomes] == [CommitUnresolvedError] * 2
+        assert "no answer to TLS" in str(outcomes[1])
+    finally:
+        os.kill(kafka.runtime.pid, signal.SIGCONT)
+    sink._patience_s = DEADLINE_S
+    sink.commit(committable)
+    world.sees("1", "2", "3")
+
+
 def test_one_of_several_addresses_is_refused(
     kafka: KafkaServer, keys: Keys, topic: str, rights: Rights
 ) -> None:
@@ -776,13 +823,19 @@ def test_rights_of_the_repair(
     partitions: Any = committable.payload["partitions"]
     producer_id: Any = committable.payload["producer_id"]
     finisher = sink._finisher
+
+    def coordinator(admin: Any) -> Any:
+        return _place(admin, STATE.name, branch.name)
+
     assert finisher.offsets_partition(branch.name) == {"__consumer_offsets": []}
     with pytest.raises(errors.ClusterAuthorizationFailedError):
-        finisher.write_commit_markers(partitions, producer_id, 1)
+        finisher.write_markers(branch.name, partitions, producer_id, 1, commit=True)
     assert world.values() == []
-    rights.give(user, [CLUSTER, OFFSETS])
+    assert finisher._connection.ask(coordinator) is None
+    rights.give(user, [CLUSTER, OFFSETS, STATE])
+    assert finisher._connection.ask(coordinator) is not None
     everywhere = {**partitions, **finisher.offsets_partition(branch.name)}
     assert len(everywhere["__consumer_offsets"]) == 1
-    finisher.write_commit_markers(everywhere, producer_id, 1)
+    finisher.write_markers(branch.name, everywhere, producer_id, 1, commit=True)
     world.sees("1")
     sink.commit(committable)

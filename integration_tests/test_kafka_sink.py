@@ -543,13 +543,58 @@ def test_markers_written_by_hand(
     finisher = Finisher(sink._settings)
     assert finisher.open_partitions(partitions, producer_id) == partitions  # type: ignore[arg-type]
     everywhere = {**partitions, **finisher.offsets_partition(branch.name)}  # type: ignore[dict-item]
-    finisher.write_commit_markers(everywhere, producer_id, 1)  # type: ignore[arg-type]
+    finisher.write_markers(branch.name, everywhere, producer_id, 1, commit=True)  # type: ignore[arg-type]
     assert finisher.open_partitions(partitions, producer_id) == {}  # type: ignore[arg-type]
-    finisher.write_commit_markers(everywhere, producer_id, 1)  # type: ignore[arg-type]
+    finisher.write_markers(branch.name, everywhere, producer_id, 1, commit=True)  # type: ignore[arg-type]
     finisher.close()
     eventually(lambda: world.values(topic) == [b"1", b"2", b"3"], "rows visible")
     assert {m.partition() for m in world.messages(topic)} == set(partitions[topic])  # type: ignore[index,call-overload]
     eventually(lambda: marked(sink, branch, topic), "marker visible")
+
+
+def test_markers_of_an_abort_written_by_hand(
+    sink: KafkaSink, branch: BranchId, world: World
+) -> None:
+    """Its rows never show, and hold nobody up; nor does its proof."""
+    aborted = prepare(sink, branch)
+    payload: Any = aborted.payload
+    partitions, producer_id = payload["partitions"], payload["producer_id"]
+    sink.commit(prepare(sink, replace(branch, attempt=1)))
+    assert world.values() == []
+    everywhere = {**partitions, **sink._finisher.offsets_partition(branch.name)}
+    epoch = payload["producer_epoch"] + 1
+    sink._finisher.write_markers(branch.name, everywhere, producer_id, epoch, commit=False)
+    assert sink._finisher.open_partitions(partitions, producer_id) == {}
+    world.sees("1", "2", "3")
+
+    def is_read() -> bool:
+        try:
+            return sink._finisher.marker(branch.name, world.topic) is None
+        except errors.UnstableOffsetCommitError:
+            return False
+
+    eventually(is_read, "no marker")
+    sink.abort(aborted)
+    world.sees("1", "2", "3")
+
+
+def test_markers_written_by_hand_after_the_coordinator_moved(
+    sink: KafkaSink, branch: BranchId, world: World
+) -> None:
+    """Partitions remember the coordinator's epoch with the producer, and refuse an older one."""
+    world.server.kill()
+    world.server.start()
+    sink._patience_s = DEADLINE_S
+    sink.commit(prepare(sink, branch))
+    later = replace(branch, batch_id=8)
+    payload: Any = prepare(sink, later).payload
+    partitions, producer_id = payload["partitions"], payload["producer_id"]
+    everywhere = {**partitions, **sink._finisher.offsets_partition(branch.name)}
+    epoch = payload["producer_epoch"] + 1
+    sink._finisher.write_markers(branch.name, everywhere, producer_id, epoch, commit=True)
+    assert sink._finisher.open_partitions(partitions, producer_id) == {}
+    world.sees(*"112233")
+    eventually(lambda: marked(sink, later, world.topic), "marker visible")
 
 
 def test_time_before_the_first_row(sink: KafkaSink, branch: BranchId, world: World) -> None:
@@ -586,7 +631,7 @@ def test_where_kafka_keeps_the_proof(sink: KafkaSink, owner: Owner, world: World
 
 def marked(sink: KafkaSink, branch: BranchId, topic: str) -> bool:
     try:
-        return sink._finisher.marker(branch.name, topic) == (7, str(branch))
+        return sink._finisher.marker(branch.name, topic) == (branch.batch_id, str(branch))
     except errors.UnstableOffsetCommitError:
         return False
 
@@ -875,6 +920,7 @@ def test_orphans_of_one_owner(sink: KafkaSink, owner: Owner, world: World) -> No
     found = {each.branch_id.name: each for each in sink.find_branches(owner)}
     assert set(found) == {each.name for each in mine}
     assert all(each.branch_id.batch_id is None for each in found.values())
+    assert all(each.payload["partitions"] == {world.topic: [0]} for each in found.values())
     for orphan in found.values():
         sink.abort(orphan)
     for each in mine:

@@ -99,4 +99,4 @@ def test_state_after_a_commit(sink: contract.KafkaSink, branch: BranchId) -> Non
     sink.commit(committable)
     state = sink._finisher.describe([branch.name])[branch.name]
     assert state.state == "Empty"
-    assert _is_complete(KafkaBranch.of(committable), state)
+    assert _is_complete(KafkaBranch.of(committable), state, commit=True)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 PARALLEL_BRANCHES = 16
 
+OutcomeT = TypeVar("OutcomeT")
 HandleT = TypeVar("HandleT")
 """What a sink holds open while one task writes: a producer, a connection, an upload."""
 
@@ -83,6 +84,16 @@ Columns: TypeAlias = "Callable[[pa.Schema, str], Sequence[str]]"
 def quoted(name: str) -> str:
     """A column's name as Spark's SQL takes it, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def at_once(
+    outcome_of: Callable[[Committable], OutcomeT], branches: Sequence[Committable]
+) -> list[OutcomeT]:
+    """The outcome of each branch, in their order; several are asked for at a time."""
+    if len(branches) <= 1:
+        return [outcome_of(branch) for branch in branches]
+    with ThreadPoolExecutor(min(PARALLEL_BRANCHES, len(branches))) as pool:
+        return list(pool.map(outcome_of, branches))
 
 
 class TwoPhaseCommitSink(ABC, Generic[HandleT]):
@@ -224,14 +235,13 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             For each committable, in order: None when it is committed, or the error that `commit`
             would raise. The coordinator calls again with those that are a CommitUnresolvedError.
         """
-        if len(committables) <= 1:
-            return [self._outcome_of(committable) for committable in committables]
-        with ThreadPoolExecutor(min(PARALLEL_BRANCHES, len(committables))) as pool:
-            return list(pool.map(self._outcome_of, committables))
+        return at_once(self._outcome_of, committables)
 
-    def _outcome_of(self, committable: Committable) -> SparkOnceError | None:
+    def _outcome_of(
+        self, committable: Committable, commit: Callable[[Committable], None] | None = None
+    ) -> SparkOnceError | None:
         try:
-            self.commit(committable)
+            (commit or self.commit)(committable)
         except SparkOnceError as error:
             return error
         except Exception as error:  # noqa: BLE001 - the coordinator raises it
@@ -267,10 +277,11 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     def abortDecided(self, committable: Committable) -> None:
         """End a decided branch that an operator wants written again (`settle --as redo`).
 
-        For sinks whose branches may be visible in part: an error keeps the batch unresolved.
+        For sinks whose branches may be visible in part, or committed while `commit` cannot prove
+        it: an error keeps the batch unresolved.
 
         Raises:
-            CommitRejectedError: rows of it are visible, and would come twice; it says which.
+            CommitRejectedError: rows of it are committed, and would come twice; it says which.
         """
         self.abort(committable)
 
@@ -284,9 +295,11 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         """
         return [self._abort_outcome(committable) for committable in found]
 
-    def _abort_outcome(self, committable: Committable) -> Exception | None:
+    def _abort_outcome(
+        self, committable: Committable, abort: Callable[[Committable], None] | None = None
+    ) -> Exception | None:
         try:
-            self.abort(committable)
+            (abort or self.abort)(committable)
         except Exception as error:  # noqa: BLE001 - the coordinator says it, and tries again
             return error
         return None

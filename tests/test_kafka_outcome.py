@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -16,9 +18,12 @@ from sparkonce.errors import (
     SinkError,
 )
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState
 from sparkonce.sinks.kafka.outcome import Outcome
+from sparkonce.spark_hooks import coordinator
+from sparkonce.spark_hooks.ruled import End, end_ruled
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
 OURS = (7, str(BRANCH))
@@ -35,15 +40,17 @@ class PaperFinisher:
     """Gives written answers; an exception class among them is raised. Keeps a list of questions."""
 
     ends: list[object] = field(default_factory=lambda: [True])
-    state: TransactionState | None = None
+    state: TransactionState | type[errors.KafkaError] | None = None
     markers: list[object] = field(default_factory=lambda: [None])
     cluster: str = "cluster"
     fences: bool = True
     config: dict[str, str] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
-    open: list[bool] = field(default_factory=lambda: [False])
+    open: list[object] = field(default_factory=lambda: [False])
     asked: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=lambda: [1])
+    refused: dict[str, list[int]] = field(default_factory=dict)
+    holder: int = 5
 
     @staticmethod
     def _next(answers: list[object]) -> object:
@@ -59,9 +66,19 @@ class PaperFinisher:
         self.asked.append(f"end {identity[1]}/{identity[2]} {'commit' if commit else 'abort'}")
         return self._next(self.ends)
 
+    def commit_together(self, branches: list[KafkaBranch]) -> set[str]:
+        return set()
+
+    def nodes(self) -> list[int]:
+        return [1]
+
+    def ongoing(self, prefix: str, node: int) -> list[str]:
+        return [BRANCH.name]
+
     def describe(self, names: list[str]) -> dict[str, TransactionState]:
         self.asked.append("describe")
-        return {} if self.state is None else {names[0]: self.state}
+        found = self._next([self.state])
+        return {} if found is None else {names[0]: found}  # type: ignore[dict-item]
 
     def marker(self, group: str, topic: str) -> object:
         assert (group, topic) == (BRANCH.name, "orders")
@@ -69,17 +86,26 @@ class PaperFinisher:
         return self._next(self.markers)
 
     def open_partitions(self, partitions: object, producer_id: int) -> dict[str, list[int]]:
-        assert (partitions, producer_id) == ({"orders": [0, 2]}, 5)
-        return {"orders": [2]} if self._next(self.open) else {}  # type: ignore[arg-type]
+        assert (partitions, producer_id) == ({"orders": [0, 2]}, self.holder)
+        return {"orders": [2]} if self._next(self.open) else {}
 
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
         assert group == BRANCH.name
         return {"offsets": self.offsets}
 
-    def write_commit_markers(
-        self, partitions: dict[str, list[int]], producer_id: int, producer_epoch: int
-    ) -> None:
-        self.asked.append(f"write markers {producer_id}/{producer_epoch} {partitions}")
+    def write_markers(
+        self,
+        name: str,
+        partitions: dict[str, list[int]],
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+    ) -> dict[str, list[int]]:
+        assert name == BRANCH.name
+        kind = "" if commit else "abort "
+        self.asked.append(f"write {kind}markers {producer_id}/{producer_epoch} {partitions}")
+        return self.refused
 
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(3 if name in self.gone else 0, None)
@@ -110,7 +136,7 @@ def outcome(finisher: PaperFinisher, patience_s: float = 0.05) -> Outcome:
 
 
 def state(name: str, producer_id: int = 5, epoch: int = 1) -> TransactionState:
-    return TransactionState(name, producer_id, epoch, 900_000, -1.0)
+    return TransactionState(name, producer_id, epoch, 900_000, -1.0, {"orders": [0, 2]})
 
 
 # -- commit ----------------------------------------------------------------------------------------
@@ -206,6 +232,26 @@ def test_missing_marker_that_we_have_no_right_to_write() -> None:
     with pytest.raises(CommitUnresolvedError, match=r"Describe on .*offsets.*ClusterAction"):
         outcome(finisher).commit(committable())
     assert not [question for question in finisher.asked if "write" in question]
+
+
+def test_missing_marker_that_a_partition_refuses() -> None:
+    """It remembers a younger coordinator: unresolved, naming it and what lets us be as young."""
+    finisher = PaperFinisher(open=[True], refused={"orders": [2]}, state=state("CompleteCommit"))
+    with pytest.raises(
+        CommitUnresolvedError, match=r"orders.*\[2\].*Describe.*__transaction_state"
+    ):
+        outcome(finisher).commit(committable())
+
+
+def test_missing_marker_that_comes_while_we_write_it() -> None:
+    """The partition refuses ours, since it has the coordinator's own: committed."""
+    finisher = PaperFinisher(
+        markers=[OURS],
+        open=[True, True, False],
+        refused={"orders": [2]},
+        state=state("CompleteCommit"),
+    )
+    outcome(finisher, 5).commit(committable())
 
 
 def test_proof_on_its_way_to_where_we_may_not_look() -> None:
@@ -404,7 +450,7 @@ def test_abort_by_identity(answer: object) -> None:
     """It uses the producer id and epoch that it holds; a refusal means that nothing is open."""
     finisher = PaperFinisher(ends=[answer])
     outcome(finisher).abort(committable())
-    assert finisher.asked == ["end 5/0 abort"]
+    assert finisher.asked == ["end 5/0 abort", *(["marker"] if answer is True else [])]
 
 
 @pytest.mark.parametrize(
@@ -413,12 +459,12 @@ def test_abort_by_identity(answer: object) -> None:
         (None, ["describe"]),
         (state("CompleteCommit"), ["describe"]),
         (state("PrepareCommit"), ["describe"]),
-        (state("Ongoing", 9, 4), ["describe", "end 9/4 abort"]),
+        (state("Ongoing", 9, 4), ["describe", "end 9/4 abort", "marker"]),
     ],
 )
 def test_abort_by_name(found: TransactionState | None, asked: list[str]) -> None:
     """Only an open transaction is aborted, with the identity that was seen."""
-    finisher = PaperFinisher(state=found)
+    finisher = PaperFinisher(state=found, holder=9)
     outcome(finisher).abort(BRANCH)
     assert finisher.asked == asked
 
@@ -429,3 +475,183 @@ def test_abort_without_an_answer(branch: Callable[[], BranchId | Committable]) -
     finisher = PaperFinisher(ends=[errors.KafkaConnectionError], state=state("Ongoing", 5, 0))
     with pytest.raises(SinkError, match="cannot be aborted"):
         outcome(finisher).abort(branch())
+
+
+def test_abort_whose_markers_the_broker_left_out() -> None:
+    """Readers would wait at it for ever: written where they are missing, once it is complete."""
+    finisher = PaperFinisher(open=[True, True, False], state=state("CompleteAbort"))
+    outcome(finisher, 5).abort(committable())
+    written = [question for question in finisher.asked if "write" in question]
+    assert written == ["write abort markers 5/1 {'orders': [2]}"]
+
+
+def test_abort_of_an_orphan_whose_markers_the_broker_left_out() -> None:
+    """Which partitions it had is what the coordinator said before it ended."""
+    finisher = PaperFinisher(open=[True, True, False], state=state("Ongoing", epoch=0))
+    sink = sink_of(finisher, patience_s=5.0)
+    (found,) = sink.find_branches(BRANCH.owner)
+    finisher.state = state("CompleteAbort")
+    assert sink.abortBatch([found]) == [None]
+    assert "write abort markers 5/1 {'orders': [2]}" in finisher.asked
+
+
+@pytest.mark.parametrize(
+    "found", [state("PrepareAbort"), state("CompleteAbort"), state("CompleteAbort", epoch=0)]
+)
+def test_markers_of_an_abort_on_their_way(
+    found: TransactionState, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Waited for; none is written by us, and nothing is said."""
+    finisher = PaperFinisher(open=[True, False], state=found)
+    outcome(finisher, 5).abort(committable())
+    assert not [question for question in finisher.asked if "write" in question]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        state("PrepareAbort"),
+        state("CompleteCommit"),
+        state("Ongoing", epoch=0),
+        state("CompleteAbort", epoch=0),  # not fenced: what is open may be a zombie's
+        state("CompleteAbort", epoch=2),
+        state("CompleteAbort", producer_id=9),
+        errors.KafkaConnectionError,
+    ],
+)
+def test_missing_markers_of_an_abort_that_are_not_ours_to_write(
+    found: TransactionState | type[errors.KafkaError] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is aborted, so the abort returns; that readers may wait there is said."""
+    finisher = PaperFinisher(open=[True], state=found)
+    outcome(finisher).abort(committable())
+    assert not [question for question in finisher.asked if "write" in question]
+    assert f"{BRANCH.name} is aborted, and may hold readers up" in caplog.text
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [KafkaSink.abortBatch, KafkaSink.commitBatch])
+def test_outage_costs_all_branches_together_what_it_costs_one(
+    verb: Callable[[KafkaSink, list[Committable]], Sequence[Exception | None]],
+) -> None:
+    """They share one patience: whose turn comes when it is over is asked for once."""
+    finisher = PaperFinisher(ends=[errors.CoordinatorNotAvailableError])
+    sink = sink_of(finisher, patience_s=0.1)
+    branches = [committable(producer_id=number) for number in range(20)]
+    outcomes = verb(sink, branches)
+    assert [type(outcome) for outcome in outcomes] == [type(outcomes[0])] * 20
+    assert isinstance(outcomes[0], SinkError)
+    tries = sorted(Counter(asked for asked in finisher.asked if "end" in asked).values())
+    assert len(tries) == 20
+    assert tries[:4] == [1] * 4
+
+
+# -- an operator's word ----------------------------------------------------------------------------
+
+
+def sink_of(finisher: PaperFinisher, patience_s: float = 0.0) -> KafkaSink:
+    """Without patience it asks each question once."""
+    sink = KafkaSink("orders", bootstrap_servers="here:1")
+    sink._finisher, sink._patience_s = finisher, patience_s  # type: ignore[assignment]
+    return sink
+
+
+def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
+    """What `settle --as redo` makes of the branch: lost means that it is written again."""
+    sink, branch = sink_of(finisher), committable(age_s)
+    (first,) = sink.commitBatch([branch])
+    return coordinator._given_up(sink, branch, first)
+
+
+@pytest.mark.parametrize(
+    ("finisher", "words"),
+    [
+        (
+            PaperFinisher(
+                ends=[True, errors.InvalidTxnStateError, True],
+                open=[True],
+                state=state("CompleteCommit"),
+            ),
+            "is committed.*CompleteCommit",
+        ),
+        (
+            PaperFinisher(
+                ends=[True, errors.InvalidTxnStateError, True],
+                open=[errors.LeaderNotAvailableError],
+                state=state("CompleteCommit"),
+            ),
+            "is committed.*CompleteCommit",
+        ),
+        (
+            PaperFinisher(
+                ends=[errors.KafkaConnectionError, errors.InvalidTxnStateError],
+                state=errors.KafkaConnectionError,
+            ),
+            "no answer whether .* was committed",
+        ),
+        (
+            PaperFinisher(
+                ends=[
+                    errors.KafkaConnectionError,
+                    errors.InvalidProducerIdMappingError,
+                    errors.KafkaConnectionError,
+                ],
+                markers=[OURS],
+            ),
+            "is committed.*do not know",
+        ),
+    ],
+    ids=["markers cannot be written", "leader away", "link drops", "marker is ours"],
+)
+def test_word_does_not_write_again_what_may_be_committed(
+    finisher: PaperFinisher, words: str
+) -> None:
+    """A refused abort says nothing, and an unresolved commit is no proof: asked for outright."""
+    outcome = redone(finisher)
+    assert isinstance(outcome, CommitUnresolvedError)
+    assert re.search(words, str(outcome))
+
+
+@pytest.mark.parametrize(
+    ("finisher", "age_s"),
+    [
+        (PaperFinisher(ends=[errors.ProducerFencedError], gone=frozenset({"orders"})), 10.0),
+        (PaperFinisher(ends=[errors.InvalidProducerIdMappingError]), 6.9 * 86400),
+        (PaperFinisher(ends=[errors.ProducerFencedError], state=state("Empty")), 10.0),
+        (PaperFinisher(ends=[errors.InvalidProducerIdMappingError], cluster="another"), 10.0),
+        (
+            PaperFinisher(
+                ends=[errors.InvalidTxnStateError],
+                markers=[(8, "a later branch")],
+                state=state("CompleteCommit", epoch=3),
+            ),
+            10.0,
+        ),
+        (
+            PaperFinisher(
+                ends=[errors.KafkaConnectionError, True, errors.InvalidTxnStateError],
+                state=state("CompleteAbort"),
+            ),
+            10.0,
+        ),
+    ],
+    ids=["topic deleted", "marker expired", "fenced", "another cluster", "name used", "aborted"],
+)
+def test_word_stands_where_no_proof_is_to_be_had(finisher: PaperFinisher, age_s: float) -> None:
+    """Nothing says that it is committed, and every server has answered: written again."""
+    assert isinstance(redone(finisher, age_s), PreparedBranchLostError)
+
+
+def test_branch_given_up_that_is_committed_and_not_visible() -> None:
+    """Whoever puts its rows in by hand is told that they will come by themselves, too."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidTxnStateError, True], open=[True], state=state("CompleteCommit")
+    )
+    sink = sink_of(finisher)
+    how, why = end_ruled(sink, committable(), sink.target)
+    assert how is End.UNKNOWN
+    assert why.startswith(f"{BRANCH}: it is committed")

@@ -369,6 +369,34 @@ def test_last_words_are_read_before_the_end(pair: tuple[socket.socket, Draining]
     assert ours.recv(4096) == b""
 
 
+@pytest.mark.parametrize("others", [[], ["127.0.0.1:1"]], ids=["alone", "beside one that refuses"])
+def test_broker_that_takes_a_connection_and_says_nothing(
+    others: list[str], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question ends and says so; by itself kafka-python waits for TLS for ever."""
+    monkeypatch.setattr("sparkonce.sinks.kafka.tls.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(client, "REQUEST_TIMEOUT_MS", 500)
+    raised: list[BaseException] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        settings = KafkaSettings(
+            ",".join([address, *others]), {"security.protocol": "SSL", **files}
+        )
+        connection = client.Connection(settings)
+
+        def ask() -> None:
+            with pytest.raises(errors.KafkaTimeoutError) as late:
+                connection.ask(client.refresh)
+            raised.append(late.value)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(30)
+        assert raised, "it hangs"
+        assert others or "no answer to TLS" in str(raised[0])
+        connection.close()
+
+
 def test_passwords_stay_out_of_the_debug_log(caplog: pytest.LogCaptureFixture) -> None:
     """kafka-python's debug log shows requests and their bytes, but for those of SASL."""
     caplog.set_level(logging.DEBUG, "kafka")

@@ -42,12 +42,17 @@ from sparkonce.sinks.kafka.together import (
 _NOT_SAID: Final = 31
 """The one bit that a broker sets which was not asked for operations."""
 
-_ALREADY_MARKED: Final = errors.TransactionCoordinatorFencedError.errno
+_OLD_MARKER: Final = errors.TransactionCoordinatorFencedError.errno
+
+_LEADER_EPOCHS_VERSION: Final = 7
+"""Of Metadata; every broker since Kafka 2.1 has it."""
 
 _FEATURE: Final = "transaction.version"
 _FENCING_LEVEL: Final = 2
 
 _OFFSETS_TOPIC: Final = "__consumer_offsets"
+STATE_TOPIC: Final = "__transaction_state"
+"""In which the coordinators keep what they know of transactions."""
 
 Partitions: TypeAlias = "Mapping[str, Sequence[int]]"
 """Partition numbers by topic."""
@@ -63,6 +68,7 @@ class TransactionState:
         producer_epoch: with it.
         timeout_ms: after which an open transaction is aborted.
         started_at: Unix time in seconds; negative when no transaction is open.
+        partitions: that hold its rows, by topic; none when it has ended.
     """
 
     state: str
@@ -70,6 +76,20 @@ class TransactionState:
     producer_epoch: int
     timeout_ms: int
     started_at: float
+    partitions: Partitions
+
+    def branch(self, transactional_id: str, cluster_id: str = "") -> KafkaBranch:
+        """What can be aborted of it. Which of its topics holds the marker is a guess."""
+        return KafkaBranch(
+            transactional_id=transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            partitions=self.partitions,
+            cluster_id=cluster_id,
+            marker_topic=min(self.partitions, default=None),
+            began_at=self.started_at,
+            timeout_ms=self.timeout_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +223,11 @@ class Finisher:
                         producer_epoch=row.producer_epoch,
                         timeout_ms=row.transaction_timeout_ms,
                         started_at=row.transaction_start_time_ms / 1000,
+                        partitions={
+                            topic.topic: list(topic.partitions)
+                            for topic in row.topics
+                            if topic.topic != _OFFSETS_TOPIC
+                        },
                     )
             return found
 
@@ -379,37 +404,49 @@ class Finisher:
         """The partition in which Kafka keeps the offsets of `group`; none where it is hidden."""
 
         async def ask(admin: Any) -> dict[str, list[int]]:
-            try:
-                number = len((await _metadata(admin, [_OFFSETS_TOPIC])).get(_OFFSETS_TOPIC, ()))
-            except errors.TopicAuthorizationFailedError:
-                number = 0
-            return {_OFFSETS_TOPIC: [abs(_java_hash(group)) % number] if number else []}
+            place = await _place(admin, _OFFSETS_TOPIC, group)
+            return {_OFFSETS_TOPIC: [] if place is None else [place.partition_index]}
 
         return self._connection.ask(ask)
 
-    def write_commit_markers(
-        self, partitions: Partitions, producer_id: int, producer_epoch: int
-    ) -> None:
+    def write_markers(
+        self,
+        transactional_id: str,
+        partitions: Partitions,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        commit: bool,
+    ) -> dict[str, list[int]]:
         """Write the markers that the coordinator has left out.
 
-        Only for a transaction that the coordinator itself calls committed, and only where it is
-        still open: a partition that has its marker refuses a second one.
+        Only for a transaction that the coordinator itself calls committed, or aborted, and only
+        where it is still open.
+
+        Returns:
+            Those of `partitions` that remember a younger coordinator and so refuse the marker; or
+            it has written the marker meanwhile.
         """
 
-        async def ask(admin: Any) -> None:
+        async def ask(admin: Any) -> dict[str, list[int]]:
             marker = WriteTxnMarkersRequest.WritableTxnMarker
+            place = await _place(admin, STATE_TOPIC, transactional_id)
+            if place is not None:
+                _raise_for(place.error_code)
+            refused: dict[str, list[int]] = defaultdict(list)
             for node, topics in (await _by_leader(admin, partitions)).items():
                 request = WriteTxnMarkersRequest(
                     markers=[
                         marker(
                             producer_id=producer_id,
                             producer_epoch=producer_epoch,
-                            transaction_result=True,
+                            transaction_result=commit,
                             topics=[
                                 marker.WritableTxnMarkerTopic(name=n, partition_indexes=p)
                                 for n, p in topics.items()
                             ],
-                            coordinator_epoch=0,
+                            # As the coordinator's own: partitions remember the last one.
+                            coordinator_epoch=0 if place is None else place.leader_epoch,
                         )
                     ]
                 )
@@ -417,18 +454,22 @@ class Finisher:
                 for result in response.markers:
                     for topic in result.topics:
                         for partition in topic.partitions:
-                            # Fenced: it has its marker already, from a later coordinator epoch.
-                            if partition.error_code != _ALREADY_MARKED:
+                            if partition.error_code == _OLD_MARKER:
+                                refused[topic.name].append(partition.partition_index)
+                            else:
                                 _raise_for(partition.error_code)
+            return dict(refused)
 
-        self._connection.ask(ask)
+        return self._connection.ask(ask)
 
 
-async def _metadata(admin: Any, topics: Collection[str]) -> dict[str, dict[int, int]]:
-    """The leader's node of each partition, by topic; topics that are gone are left out."""
+async def _metadata(admin: Any, topics: Collection[str]) -> dict[str, dict[int, Any]]:
+    """What is known of each partition, by topic; topics that are gone are left out."""
     wanted = MetadataRequest.MetadataRequestTopic
     request = MetadataRequest(
-        topics=[wanted(name=name) for name in topics], allow_auto_topic_creation=False
+        topics=[wanted(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        min_version=_LEADER_EPOCHS_VERSION,
     )
     response = await admin._manager.send(request)  # noqa: SLF001
     found = {}
@@ -436,25 +477,33 @@ async def _metadata(admin: Any, topics: Collection[str]) -> dict[str, dict[int, 
         if topic.error_code == GONE:
             continue
         _raise_for(topic.error_code)
-        for partition in topic.partitions:
-            _raise_for(partition.error_code)
-        found[topic.name] = {p.partition_index: p.leader_id for p in topic.partitions}
+        found[topic.name] = {p.partition_index: p for p in topic.partitions}
     return found
 
 
+async def _place(admin: Any, topic: str, name: str) -> Any | None:
+    """The partition in which Kafka keeps what belongs to a name; None where the topic is hidden."""
+    try:
+        partitions = (await _metadata(admin, [topic])).get(topic, {})
+    except errors.TopicAuthorizationFailedError:
+        return None
+    return partitions[abs(_java_hash(name)) % len(partitions)] if partitions else None
+
+
 async def _by_leader(admin: Any, partitions: Partitions) -> dict[int, dict[str, list[int]]]:
-    leaders = await _metadata(admin, partitions)
+    found = await _metadata(admin, partitions)
     by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for topic, numbers in partitions.items():
         for number in numbers:
-            leader = leaders.get(topic, {}).get(number)
-            if leader is not None:
-                by_leader[leader][topic].append(number)
+            partition = found.get(topic, {}).get(number)
+            if partition is not None:
+                _raise_for(partition.error_code)
+                by_leader[partition.leader_id][topic].append(number)
     return by_leader
 
 
 def _java_hash(text: str) -> int:
-    """Java's String.hashCode of an ASCII string; Kafka places groups by it."""
+    """Java's String.hashCode of an ASCII string; Kafka places names by it."""
     value = 0
     for code in text.encode("ascii"):
         value = (31 * value + code) & 0xFFFFFFFF

@@ -22,6 +22,8 @@ deleted already and hence can be skipped"; seen with Kafka 4.3.1, once in 20 to 
 the transaction complete: its rows stay invisible for ever and block every reader behind them. So
 `commit` looks at the partitions, and writes the markers that a complete commit still lacks. It does
 so only after the producer is fenced, since else an open transaction could be a zombie's new one.
+`abort` does the same for its own markers: no sweep lists a transaction that its coordinator calls
+complete.
 
 The zombie of brokers before Kafka 4.0. EndTxn below version 5 leaves the producer's epoch as it is,
 so an executor that was thought dead may open another transaction under the same epoch, and a second
@@ -41,6 +43,7 @@ from typing import Final
 from kafka import errors
 
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     PreparedBranchLostError,
     ProtocolError,
@@ -51,7 +54,7 @@ from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.kafka.access import missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
-from sparkonce.sinks.kafka.finisher import Finisher, Partitions, TransactionState
+from sparkonce.sinks.kafka.finisher import STATE_TOPIC, Finisher, Partitions, TransactionState
 
 logger = logging.getLogger("sparkonce")
 
@@ -70,11 +73,16 @@ _REFUSED_FOR_GOOD: Final = (
     errors.InvalidProducerEpochError,  # the same, from older brokers
     errors.InvalidProducerIdMappingError,  # the id is forgotten, or has another producer id
 )
+_UNKNOWN: Final = "it is unknown whether it is committed"
 _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
 
 
 class MarkersPendingError(errors.RetriableError):  # type: ignore[misc] # kafka-python is untyped
     """The commit is decided, and its markers are on their way to the partitions."""
+
+
+class MarkersMissingError(errors.KafkaError):  # type: ignore[misc] # kafka-python is untyped
+    """The transaction has ended, and a partition of it is open to whom we do not know."""
 
 
 class Outcome:
@@ -83,13 +91,14 @@ class Outcome:
     Args:
         finisher: asks the brokers.
         target: of the sink, for messages.
-        patience_s: how long one call asks again before it says that the outcome is unknown.
+        patience_s: how long, from now on, it asks again before it says that an outcome is unknown;
+            all that is asked of it shares that. When it is over each question is asked once.
     """
 
     def __init__(self, finisher: Finisher, target: str, patience_s: float = PATIENCE_S) -> None:
         self._finisher = finisher
         self._target = target
-        self._patience_s = patience_s
+        self._patience = Patience(patience_s)
 
     # -- commit ----------------------------------------------------------------------------------
 
@@ -100,14 +109,16 @@ class Outcome:
             raise ProtocolError(f"{branch_id}: found in Kafka, prepared by nobody we know of")
         if branch.marker_topic is None:
             return
+        known = _UNKNOWN
         try:
-            self._commit(branch_id, branch, Patience(self._patience_s))
+            self._decide(branch_id, branch)
+            known = "it is committed, and not known to be visible,"
+            self._patience(lambda: self._make_visible(branch))
         except errors.KafkaError as error:
             # The next call starts with fresh connections.
             self._finisher.close()
-            raise self._unresolved(
-                branch_id, f"asked for {self._patience_s:g} s, last answer: {_text(error)}"
-            ) from error
+            why = f"asked for {self._patience.seconds:g} s, last answer: {_text(error)}"
+            raise self._unresolved(branch_id, why, known) from error
 
     def commit_together(self, committables: Sequence[Committable]) -> set[str]:
         """Commit what a healthy cluster lets us commit with few requests.
@@ -129,58 +140,77 @@ class Outcome:
             logger.debug("branches are committed one by one: %s", error)
         return proven
 
-    def _commit(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> None:
-        fencing = patience(self._finisher.end_fences)
-        if not fencing and self._is_marked(branch_id, branch, patience):
-            self._fence(branch, patience)
-            patience(lambda: self._make_visible(branch))
+    def _decide(self, branch_id: BranchId, branch: KafkaBranch) -> None:
+        """Return when the branch is committed for ever, and its producer is fenced."""
+        fencing = self._patience(self._finisher.end_fences)
+        if not fencing and self._is_marked(branch_id, branch):
+            self._fence(branch)
             return
         try:
-            fenced = patience(lambda: self._end(branch, commit=True))
+            fenced = self._patience(lambda: self._end(branch, commit=True))
         except _REFUSED_FOR_GOOD as refusal:
-            self._settle(branch_id, branch, refusal, patience)
+            self._settle(branch_id, branch, refusal)
             fenced = fencing
         if not fenced:
-            self._fence(branch, patience)
-        patience(lambda: self._make_visible(branch))
+            self._fence(branch)
 
     def _make_visible(self, branch: KafkaBranch) -> None:
-        """Return when every partition of the committed branch has its marker; write missing ones.
+        self._write_missing(branch, commit=True)
+        for topic in branch.partitions:
+            if self._is_gone(topic):
+                logger.warning(
+                    "%s is committed, but the topic %r was deleted, and its rows with it",
+                    branch.transactional_id,
+                    topic,
+                )
+
+    def _write_missing(self, branch: KafkaBranch, *, commit: bool) -> None:
+        """Return when every partition of the ended branch has its marker; write missing ones.
 
         A marker is missing when it is not there *after* the coordinator called the transaction
         complete: it will not send it any more.
 
         Raises:
             MarkersPendingError: ask again.
+            MarkersMissingError: of an abort: the coordinator does not say that these are its.
         """
         if not self._unmarked(branch):
-            for topic in branch.partitions:
-                if self._is_gone(topic):
-                    logger.warning(
-                        "%s is committed, but the topic %r was deleted, and its rows with it",
-                        branch.transactional_id,
-                        topic,
-                    )
             return
+        ended = "committed" if commit else "aborted"
         state = self._describe(branch.transactional_id)
-        if state is not None and _is_complete(branch, state):
+        if state is not None and _is_complete(branch, state, commit=commit):
             missing = self._unmarked(branch)
             seen = {topic: numbers for topic, numbers in missing.items() if numbers}
             if seen:
                 logger.warning(
-                    "%s is committed and the broker has left out its markers in %s: writing them",
+                    "%s is %s and the broker has left out its markers in %s: writing them",
                     branch.transactional_id,
+                    ended,
                     seen,
                 )
-                self._finisher.write_commit_markers(seen, branch.producer_id, state.producer_epoch)
+                refused = self._finisher.write_markers(
+                    branch.transactional_id,
+                    seen,
+                    branch.producer_id,
+                    state.producer_epoch,
+                    commit=commit,
+                )
+                if refused:
+                    raise MarkersPendingError(
+                        f"{ended}, and {refused} refuse the markers that the broker has left "
+                        "out (TRANSACTION_COORDINATOR_FENCED: they know a younger coordinator); to "
+                        f"let it be found, allow Describe on the topic {STATE_TOPIC}"
+                    )
             if hidden := missing.keys() - seen.keys():
                 topic = min(hidden)
                 raise MarkersPendingError(
-                    f"committed, and the broker has left out its markers in {topic}; to let them "
+                    f"{ended}, and the broker has left out its markers in {topic}; to let them "
                     f"be written, allow Describe on the topic {topic} and ClusterAction on the "
                     "cluster"
                 )
-        raise MarkersPendingError("committed, and not yet visible in every partition")
+        elif not (commit or _is_ending(state)) and self._unmarked(branch):
+            raise MarkersMissingError(f"aborted, and open in a partition: {_story(branch, state)}")
+        raise MarkersPendingError(f"{ended}, and not yet visible in every partition")
 
     def _unmarked(self, branch: KafkaBranch) -> Partitions:
         """The partitions in which the branch is still open, that of its proof among them."""
@@ -191,9 +221,9 @@ class Outcome:
             missing.update(self._finisher.offsets_partition(branch.transactional_id))
         return missing
 
-    def _fence(self, branch: KafkaBranch, patience: Patience) -> None:
+    def _fence(self, branch: KafkaBranch) -> None:
         try:
-            patience(lambda: self._finisher.fence(branch.transactional_id, branch.timeout_ms))
+            self._patience(lambda: self._finisher.fence(branch.transactional_id, branch.timeout_ms))
         except errors.KafkaError as error:
             # Committed all the same; see the zombie in this module's head.
             logger.warning("%s could not be fenced: %s", branch.transactional_id, _text(error))
@@ -203,7 +233,6 @@ class Outcome:
         branch_id: BranchId,
         branch: KafkaBranch,
         refusal: errors.KafkaError,
-        patience: Patience,
     ) -> None:
         """EndTxn was refused for good: return if the branch is committed, raise what holds if not.
 
@@ -215,12 +244,12 @@ class Outcome:
         4. Another cluster answers at this address, the marker has outlived its time, or went with
            its topic: unknown.
         """
-        state = patience(lambda: self._describe(branch.transactional_id))
-        marker = patience(lambda: self._marker(branch))
+        state = self._patience(lambda: self._describe(branch.transactional_id))
+        marker = self._patience(lambda: self._marker(branch))
         if marker is not None and marker[1] == str(branch_id):
             return
         story = _story(branch, state)
-        cluster_id = patience(self._finisher.cluster_id)
+        cluster_id = self._patience(self._finisher.cluster_id)
         if cluster_id != branch.cluster_id:
             raise self._unresolved(
                 branch_id,
@@ -234,7 +263,7 @@ class Outcome:
                 f"before that; check the topic, then {settle_command(branch_id)} ({story})",
             )
         proof_in = branch.marker_topic
-        if proof_in is not None and patience(lambda: self._is_gone(proof_in)):
+        if proof_in is not None and self._patience(lambda: self._is_gone(proof_in)):
             raise self._unresolved(
                 branch_id,
                 f"the topic {proof_in!r} was deleted, and the proof with it; check the "
@@ -249,7 +278,7 @@ class Outcome:
                 f"there; if the topic {branch.marker_topic!r} was made anew, it went with the old "
                 f"one. Check the topics, then {settle_command(branch_id)} ({story})",
             )
-        age_s, kept_s = time.time() - branch.began_at, patience(self._proof_kept_s)
+        age_s, kept_s = time.time() - branch.began_at, self._patience(self._proof_kept_s)
         if age_s > kept_s * 0.9:
             raise self._unresolved(
                 branch_id,
@@ -275,12 +304,11 @@ class Outcome:
             SinkError: the brokers gave no answer; the transaction may still be open.
         """
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
-        patience = Patience(self._patience_s)
         try:
             if isinstance(branch, Committable):
-                self._abort(KafkaBranch.of(branch), patience)
+                self._abort(KafkaBranch.of(branch))
             else:
-                self._abort_by_name(branch, patience)
+                self._abort_by_name(branch)
         except _REFUSED_FOR_GOOD:
             # Committed, aborted or taken over already: whatever is open now is not this branch.
             return
@@ -288,19 +316,59 @@ class Outcome:
             self._finisher.close()
             raise SinkError(
                 f"{branch_id} cannot be aborted in {self._target}: asked for "
-                f"{self._patience_s:g} s, last answer: {_text(error)}",
+                f"{self._patience.seconds:g} s, last answer: {_text(error)}",
                 branch_id,
             ) from error
 
-    def _abort(self, branch: KafkaBranch, patience: Patience) -> None:
-        if branch.producer_id >= 0:
-            patience(lambda: self._end(branch, commit=False))
+    def abort_decided(self, committable: Committable) -> None:
+        """See `TwoPhaseCommitSink.abortDecided`.
 
-    def _abort_by_name(self, branch_id: BranchId, patience: Patience) -> None:
-        state = patience(lambda: self._describe(branch_id.name))
+        The brokers refuse the abort of what is committed, and of what is long gone, too: so they
+        are asked which it is. Where they answer and no proof is left the branch counts as aborted.
+
+        Raises:
+            CommitRejectedError: it is committed.
+            SinkError: the brokers gave no answer.
+        """
+        self.abort(committable)
+        branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
+        try:
+            state = self._patience(lambda: self._describe(branch.transactional_id))
+            is_committed = state is not None and _was_committed(branch, state)
+            if not is_committed:
+                marker = self._patience(lambda: self._marker(branch))
+                is_committed = marker is not None and marker[1] == str(branch_id)
+        except errors.KafkaError as error:
+            self._finisher.close()
+            raise SinkError(
+                f"no answer whether {branch_id} was committed in {self._target}: asked for "
+                f"{self._patience.seconds:g} s, last answer: {_text(error)}",
+                branch_id,
+            ) from error
+        if is_committed:
+            raise CommitRejectedError(
+                f"{branch_id} is committed in {self._target} ({_story(branch, state)}), so that "
+                "its rows would be there twice. What keeps them from being visible is in the error "
+                "of its commit, which is asked for at each start; or, if they are there, "
+                f"{settle_command(branch_id, 'committed')}",
+                branch_id,
+            )
+
+    def _abort(self, branch: KafkaBranch) -> None:
+        if branch.producer_id < 0:
+            return
+        self._patience(lambda: self._end(branch, commit=False))
+        try:
+            self._patience(lambda: self._write_missing(branch, commit=False))
+        except errors.KafkaError as error:
+            logger.warning(
+                "%s is aborted, and may hold readers up: %s", branch.transactional_id, _text(error)
+            )
+
+    def _abort_by_name(self, branch_id: BranchId) -> None:
+        state = self._patience(lambda: self._describe(branch_id.name))
         if state is not None and state.state == "Ongoing":
-            held = state.producer_id, state.producer_epoch
-            patience(lambda: self._finisher.end(branch_id.name, *held, commit=False))
+            self._abort(state.branch(branch_id.name))
 
     # -- helpers ---------------------------------------------------------------------------------
 
@@ -317,14 +385,14 @@ class Outcome:
     def _is_gone(self, topic: str) -> bool:
         return bool(self._finisher.topic(topic).error == errors.UnknownTopicOrPartitionError.errno)
 
-    def _is_marked(self, branch_id: BranchId, branch: KafkaBranch, patience: Patience) -> bool:
+    def _is_marked(self, branch_id: BranchId, branch: KafkaBranch) -> bool:
         def read() -> tuple[int, str] | None:
             try:
                 return self._marker(branch)
             except errors.UnstableOffsetCommitError:  # open still
                 return None
 
-        marker = patience(read)
+        marker = self._patience(read)
         return marker is not None and marker[1] == str(branch_id)
 
     def _describe(self, transactional_id: str) -> TransactionState | None:
@@ -334,21 +402,35 @@ class Outcome:
         minutes = self._finisher.broker_config([_RETENTION]).get(_RETENTION)
         return RETENTION_S if minutes is None else int(minutes) * 60.0
 
-    def _unresolved(self, branch_id: BranchId, why: str) -> CommitUnresolvedError:
-        return CommitUnresolvedError(
-            f"{branch_id}: it is unknown whether it is committed in {self._target}: {why}",
-            branch_id,
-        )
+    def _unresolved(
+        self, branch_id: BranchId, why: str, known: str = _UNKNOWN
+    ) -> CommitUnresolvedError:
+        return CommitUnresolvedError(f"{branch_id}: {known} in {self._target}: {why}", branch_id)
 
 
-def _is_complete(branch: KafkaBranch, state: TransactionState) -> bool:
-    """Of a committed branch: its producer is fenced, so what is open in a partition is the branch.
+def _is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) -> bool:
+    """Of an ended branch: its producer is fenced, so what is open in a partition is the branch.
 
-    EndTxn that fences leaves CompleteCommit; `_fence`, where it does not, leaves Empty.
+    EndTxn that fences leaves CompleteCommit or CompleteAbort; `_fence`, where it does not, leaves
+    Empty behind a commit.
     """
     held = (state.producer_id, state.producer_epoch)
     ours = (branch.producer_id, branch.producer_epoch + 1)
-    return state.state in {"CompleteCommit", "Empty"} and held == ours
+    ends = {"CompleteCommit", "Empty"} if commit else {"CompleteAbort"}
+    return state.state in ends and held == ours
+
+
+def _is_ending(state: TransactionState | None) -> bool:
+    return state is not None and state.state == "PrepareAbort"
+
+
+def _was_committed(branch: KafkaBranch, state: TransactionState) -> bool:
+    """EndTxn that fences leaves the next epoch behind, one that does not our own."""
+    is_ours = state.producer_id == branch.producer_id and state.producer_epoch in {
+        branch.producer_epoch,
+        branch.producer_epoch + 1,
+    }
+    return state.state in _COMMITTED and is_ours
 
 
 def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
@@ -358,7 +440,7 @@ def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
 
 def _may_be_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
     """Whether `_fence` may have left this behind, as it does after a commit."""
-    return state.state == "Empty" and _is_complete(branch, state)
+    return state.state == "Empty" and _is_complete(branch, state, commit=True)
 
 
 def _story(branch: KafkaBranch, state: TransactionState | None) -> str:

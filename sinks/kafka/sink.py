@@ -16,7 +16,7 @@ from kafka.admin import ACLOperation
 
 from sparkonce.errors import ConfigurationError, PrepareRejectedError, SinkError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, at_once
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.kafka.access import PREFIX, RefusedError, missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
@@ -189,11 +189,17 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         proven = self._outcome.commit_together(committables)
         left = [c for c in committables if c.branch_id.name not in proven]
-        errors_left = iter(super().commitBatch(left))
+        errors_left = iter(at_once(partial(self._outcome_of, commit=self._outcome.commit), left))
         return [None if c.branch_id.name in proven else next(errors_left) for c in committables]
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._outcome.abort(branch)
+
+    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        return at_once(partial(self._abort_outcome, abort=self._outcome.abort), found)
+
+    def abortDecided(self, committable: Committable) -> None:
+        self._outcome.abort_decided(committable)
 
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]
@@ -262,16 +268,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         state = self._finisher.describe([transactional_id]).get(transactional_id)
         if state is None or state.state != "Ongoing":
             return None
-        return KafkaBranch(
-            transactional_id=transactional_id,
-            producer_id=state.producer_id,
-            producer_epoch=state.producer_epoch,
-            partitions={},
-            cluster_id=self._finisher.cluster_id(),
-            marker_topic=None,
-            began_at=state.started_at,
-            timeout_ms=state.timeout_ms,
-        ).committable(branch_id)
+        return state.branch(transactional_id, self._finisher.cluster_id()).committable(branch_id)
 
     # -- on the driver -----------------------------------------------------------------------------
 
@@ -396,6 +393,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     @property
     def _outcome(self) -> Outcome:
+        """Begins its patience now; branches that are given to the same one share that."""
         return Outcome(self._finisher, self.where, self._patience_s)
 
     # Connections and locks stay in their process; settings and what `validate` saw travel.

@@ -1,7 +1,8 @@
 """TLS for the client on the driver, from librdkafka's settings.
 
 kafka-python would make a context of its own: one that knows no PEM text, asks on the terminal for
-a key's password, cannot read a revocation list, and leaves a socket open whose handshake fails.
+a key's password, cannot read a revocation list, leaves a socket open whose handshake fails, and
+waits for ever for a broker that takes the connection and does not answer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import socket
 import ssl
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -16,6 +19,9 @@ from sparkonce.sinks.kafka.access import RefusedError
 
 if TYPE_CHECKING:
     from sparkonce.sinks.kafka.settings import KafkaSettings
+
+HANDSHAKE_S: Final = 2.5
+"""Half of what the first connection may take in all, so that there is time for another broker."""
 
 _WANTS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -114,15 +120,36 @@ class Draining(socket.socket):
 
 
 class TlsSocket(Draining, ssl.SSLSocket):
-    """Drains, and closes itself when its handshake fails."""
+    """Drains, and closes itself when its handshake fails, or is not answered in time.
+
+    kafka-python waits for the socket alone, so that is what ends: it becomes readable.
+    """
 
     _nothing_yet = ssl.SSLWantReadError
+    _timer: threading.Timer | None = None
+    _is_late = False
 
     def do_handshake(self, *args: Any, **kwargs: Any) -> None:
         try:
+            if self._is_late:
+                raise TimeoutError(f"no answer to TLS within {HANDSHAKE_S:g} s")
             super().do_handshake(*args, **kwargs)
         except _WANTS:
+            if self._timer is None:
+                self._timer = threading.Timer(HANDSHAKE_S, self._give_up)
+                self._timer.daemon = True
+                self._timer.start()
             raise
         except OSError:
             self.close()
             raise
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        with suppress(OSError):  # it has closed meanwhile
+            socket.socket.shutdown(self, socket.SHUT_RDWR)
+
+    def __del__(self) -> None:
+        self.close()  # a client that is closed during a handshake drops it
