@@ -19,6 +19,8 @@ from sparkonce.errors import (
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres import merging
+from sparkonce.sinks.postgres.server import await_standbys
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 from sparkonce.testing.services.standby import PostgresPair
 
@@ -100,6 +102,31 @@ def test_commit_waits_for_the_standby_whatever_the_role_says(
     sink.commit(committable)
     pair.primary.kill()
     pair.promote()
+    assert standby.state() == (3, 1, 0, 0)
+
+
+def test_standby_that_is_promoted_during_the_wait_confirms_nothing(
+    pair: PostgresPair, worlds: tuple[World, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no other one, and does not have the COMMIT PREPARED that nobody confirmed."""
+    pair.wait_for_standby()
+    primary, standby = worlds
+    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET synchronous_commit = off")
+    sink = primary.ready(dsn=pair.dsn)
+    committable = prepare(sink)
+    pair.cut_off()
+
+    def fail_over(*args: Any) -> None:
+        monkeypatch.undo()
+        pair.promote()
+        pair.primary.kill()
+        await_standbys(*args)
+
+    monkeypatch.setattr(merging, "await_standbys", fail_over)
+    with pytest.raises(CommitUnresolvedError, match="does not have the commit"):
+        sink.commit(committable)
+    assert standby.state()[:2] == (0, 0)
+    sink.commit(committable)
     assert standby.state() == (3, 1, 0, 0)
 
 

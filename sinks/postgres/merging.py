@@ -73,6 +73,8 @@ logger = logging.getLogger("sparkonce")
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """Classes of SQLSTATE that come again with the same rows: data, constraints, rights, triggers."""
 
+_ENDED = "the transaction was ended unseen"
+
 
 class Merger:
     """Prepares and commits the merge of one branch.
@@ -214,7 +216,7 @@ class Merger:
         """Commit the transaction that this process holds open; False when it was lost."""
         try:
             # Outside of its transaction COMMIT answers the same: a pooler may have lost that one.
-            is_ours = require_marker(self._merge.schema, self._branch_id)
+            is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
             return _last_tag(connection, script(is_ours, COMMIT)) == "COMMIT"
         except psycopg.Error:
             return False  # or it was not: the marker tells
@@ -225,7 +227,7 @@ class Merger:
         """Commit the transaction that this process holds open, and the log's write in it."""
         try:
             # Outside of its transaction the script would be one by itself: the record alone.
-            is_ours = require_marker(self._merge.schema, self._branch_id)
+            is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
             tag = _last_tag(connection, script(is_ours, sql.SQL(log_write), COMMIT))
         except psycopg.Error as error:
             self._unresolved(self._address.said(error), error)
@@ -241,9 +243,13 @@ class Merger:
                 self._check_server()
                 if not self._is_committed():  # else 2
                     self._merge_again()  # 3
-            self._pool.run(lambda connection: await_standbys(connection, self._timeouts))
+            self._await_standbys()
         except psycopg.Error as error:  # 6
             self._unresolved(self._address.said(error), error)
+
+    def _await_standbys(self) -> None:
+        schema, branch_id = self._merge.schema, self._branch_id
+        self._pool.run(lambda c: await_standbys(c, self._timeouts, schema, branch_id))
 
     def _commit_prepared(self) -> bool:
         """False when there is no such prepared transaction, so that the marker row is final."""

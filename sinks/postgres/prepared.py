@@ -246,7 +246,7 @@ class Finisher:
                 raise
             if not self._is_marked(connection, branch_id, held):  # else 2
                 self._lost(what, branch_id, held)  # 3
-        await_standbys(connection, self._timeouts)
+        await_standbys(connection, self._timeouts, held.schema, branch_id)
 
     def _is_marked(self, connection: PgConnection, branch_id: BranchId, held: Prepared) -> bool:
         try:

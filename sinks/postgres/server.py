@@ -17,15 +17,16 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.catalog import system_identifier
 from sparkonce.sinks.postgres.connections import PgConnection, limited
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
-    WAITS_FOR_STANDBYS,
     WRITE_NOTHING,
     Timeouts,
     commit_prepared,
+    require_marker,
     script,
     settings,
 )
@@ -170,23 +171,29 @@ def end_prepared(connection: PgConnection, gid: str, timeouts: Timeouts) -> None
         connection.execute(commit_prepared(gid))
 
 
-def await_standbys(connection: PgConnection, timeouts: Timeouts) -> None:
-    """Return when the standbys that a commit waits for have all that was committed.
+def await_standbys(
+    connection: PgConnection, timeouts: Timeouts, schema: str, branch_id: BranchId
+) -> None:
+    """Return when the standbys that a commit waits for have the branch, which is committed.
 
     COMMIT PREPARED alone does not say so. It runs outside of any transaction, under whatever
     `synchronous_commit` and `statement_timeout` the role has; a wait that is cut short is a
     warning, and no error; and a server that starts again does not take up the wait.
 
+    The server that answers may be a standby that was promoted meanwhile, and waits for none: so its
+    own look at the marker is in the same message as the wait.
+
     Raises:
-        psycopg.Error: they have not confirmed it within `lock_timeout`.
+        psycopg.Error: they have not confirmed it within `lock_timeout`, or it is not there.
     """
-    if connection.execute(WAITS_FOR_STANDBYS).fetchone() != (True,):
-        return
+    is_there = require_marker(schema, branch_id, "the server that answers does not have the commit")
     warnings: list[psycopg.errors.Diagnostic] = []
     connection.add_notice_handler(warnings.append)
     try:
         with limited(connection, timeouts.lock):
-            connection.execute(script(READ_COMMITTED, settings(timeouts), WRITE_NOTHING, COMMIT))
+            connection.execute(
+                script(READ_COMMITTED, settings(timeouts), is_there, WRITE_NOTHING, COMMIT)
+            )
     finally:
         connection.remove_notice_handler(warnings.append)
     if warnings:
