@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from integration_tests.crash.scenario import Scenario
 from integration_tests.crash.targets import postgres_target
 from integration_tests.crash.test_server_faults import go_on
-from integration_tests.postgres.world import OWNER, ROWS, World, merge_of, stage, task
+from integration_tests.postgres.world import OWNER, ROWS, World, eventually, merge_of, stage, task
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
@@ -82,7 +84,10 @@ def test_standby_that_has_all_finishes_the_commit(
     assert standby.state() == (9, 3, 0, 0)
 
 
-@pytest.mark.parametrize("setting", ["synchronous_commit = off", "statement_timeout = 500"])
+@pytest.mark.parametrize(
+    "setting",
+    ["synchronous_commit = off", "statement_timeout = 500", "client_min_messages = error"],
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_commit_waits_for_the_standby_whatever_the_role_says(
     pair: PostgresPair, worlds: tuple[World, World], mode: str, setting: str
@@ -103,6 +108,30 @@ def test_commit_waits_for_the_standby_whatever_the_role_says(
     pair.primary.kill()
     pair.promote()
     assert standby.state() == (3, 1, 0, 0)
+
+
+def test_wait_of_a_held_merge_that_is_cut_short_confirms_nothing(
+    pair: PostgresPair, worlds: tuple[World, World]
+) -> None:
+    """COMMIT answers the same then, with a warning."""
+    pair.wait_for_standby()
+    primary, _ = worlds
+    sink = primary.ready(dsn=pair.dsn, lock_timeout=2)
+    assert sink._target is not None
+    sink._target = replace(sink._target, can_prepare=False)
+    committable = prepare(sink)
+    pair.cut_off()
+    with ThreadPoolExecutor() as pool:
+        outcome = pool.submit(sink.commit, committable)
+        eventually(lambda: ended_waits(primary, "cancel") > 0, "the COMMIT waits")
+        with pytest.raises(CommitUnresolvedError, match="no standby .* has confirmed"):
+            outcome.result(30)
+
+
+def ended_waits(world: World, how: str) -> int:
+    """Cancel or terminate whoever waits for the standby."""
+    query = f"SELECT pg_{how}_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    return len(world.run(query))
 
 
 def test_standby_that_is_promoted_during_the_wait_confirms_nothing(

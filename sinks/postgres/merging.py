@@ -212,8 +212,8 @@ class Merger:
 
     # -- after the decision ----------------------------------------------------------------------
 
-    def commit_held(self, connection: PgConnection) -> bool:
-        """Commit the transaction that this process holds open; False when it was lost."""
+    def _commit_held(self, connection: PgConnection) -> bool:
+        """False when the open transaction was lost."""
         try:
             # Outside of its transaction COMMIT answers the same: a pooler may have lost that one.
             is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
@@ -235,11 +235,20 @@ class Merger:
             self._end(connection)
         if tag != "COMMIT":
             self._unresolved(f"the server answered {tag} to COMMIT")
-
-    def commit(self) -> None:
-        """Make the batch visible; idempotent. The situations are numbered in the module's text."""
         try:
-            if not (self._merge.prepared and self._commit_prepared()):  # else 1
+            self._await_standbys()  # a wait of COMMIT that is cut short is no error
+        except psycopg.Error as error:
+            self._unresolved(self._address.said(error), error)
+
+    def commit(self, held: PgConnection | None) -> None:
+        """Make the batch visible; idempotent. The situations are numbered in the module's text.
+
+        Args:
+            held: has the merge open, if this process holds it.
+        """
+        is_done = held is not None and self._commit_held(held)
+        try:
+            if not (is_done or (self._merge.prepared and self._commit_prepared())):  # else 1
                 self._check_server()
                 if not self._is_committed():  # else 2
                     self._merge_again()  # 3

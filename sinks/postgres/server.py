@@ -190,13 +190,13 @@ def await_standbys(
     warnings: list[psycopg.errors.Diagnostic] = []
     connection.add_notice_handler(warnings.append)
     try:
-        with limited(connection, timeouts.lock):
+        with limited(connection, timeouts.lock) as cut:
             connection.execute(
                 script(READ_COMMITTED, settings(timeouts), is_there, WRITE_NOTHING, COMMIT)
             )
     finally:
         connection.remove_notice_handler(warnings.append)
-    if warnings:
+    if warnings or cut.is_set():
         raise psycopg.OperationalError(
             f"committed, but no standby in synchronous_standby_names has confirmed it within "
             f"{timeouts.lock:g} s, so a failover would take it back; let the standby run"

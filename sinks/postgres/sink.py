@@ -351,9 +351,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             return
         merge = Merge.read(committable)
         merger = self._merger(committable.branch_id, merge)
-        held = self._take_held(committable.branch_id)
-        if held is None or not merger.commit_held(held):
-            merger.commit()
+        merger.commit(self._take_held(committable.branch_id))
         try:
             self._drop(merge.schema, merge.staging)
         except psycopg.Error as error:
