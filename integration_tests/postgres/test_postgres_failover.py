@@ -17,14 +17,18 @@ from integration_tests.postgres.world import OWNER, ROWS, World, eventually, mer
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
+    DecisionUnknownError,
     PreparedBranchLostError,
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres import merging
 from sparkonce.sinks.postgres.server import await_standbys
+from sparkonce.testing.log_cases import claim, record
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 from sparkonce.testing.services.standby import PostgresPair
+from sparkonce.txn_log.postgres import PostgresLog
+from sparkonce.txn_log.record import State
 
 MODES = ("staged", "prepared")
 
@@ -132,6 +136,29 @@ def ended_waits(world: World, how: str) -> int:
     """Cancel or terminate whoever waits for the standby."""
     query = f"SELECT pg_{how}_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     return len(world.run(query))
+
+
+def test_decision_that_is_read_back_waits_for_the_standby(pair: PostgresPair) -> None:
+    """Its COMMIT was ended in the wait, so it stands, and a failover could still take it back."""
+    log = PostgresLog(f"{pair.primary.dsn}?schema=log")
+    incarnation = log.begin(claim())
+    decided = record(incarnation, 0)
+    pair.wait_for_standby()
+    pair.cut_off()
+    primary = World(pair.primary, "log", prepares=True)
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(log.decide, decided)
+        eventually(lambda: ended_waits(primary, "terminate") > 0, "the decision waits")
+        with pytest.raises(DecisionUnknownError):
+            lost.result()
+        again = pool.submit(log.decide, decided)
+        eventually(lambda: again.done() or primary.run(waiting) != [], "the repeat waits, too")
+        is_early = again.done()
+        pair.join_again()
+        assert again.result().state is State.DECIDED
+    assert not is_early
+    log.close()
 
 
 def test_standby_that_is_promoted_during_the_wait_confirms_nothing(
