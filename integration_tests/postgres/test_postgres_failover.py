@@ -15,6 +15,7 @@ from integration_tests.crash.targets import postgres_target
 from integration_tests.crash.test_server_faults import go_on
 from integration_tests.postgres.world import OWNER, ROWS, World, eventually, merge_of, stage, task
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
     DecisionUnknownError,
@@ -24,6 +25,7 @@ from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres import merging
 from sparkonce.sinks.postgres.server import await_standbys
+from sparkonce.spark_hooks.coordinator import _given_up
 from sparkonce.testing.log_cases import claim, record
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 from sparkonce.testing.services.standby import PostgresPair
@@ -136,6 +138,26 @@ def ended_waits(world: World, how: str) -> int:
     """Cancel or terminate whoever waits for the standby."""
     query = f"SELECT pg_{how}_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     return len(world.run(query))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_commit_that_no_standby_confirms_is_not_written_again(
+    pair: PostgresPair, worlds: tuple[World, World], mode: str
+) -> None:
+    """An operator's `redo` of a branch that is visible: its rows would be there twice."""
+    pair.wait_for_standby()
+    primary, _ = worlds
+    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET synchronous_commit = off")
+    sink = primary.ready(dsn=pair.dsn, mode=mode, lock_timeout=1)
+    committable = prepare(sink)
+    pair.cut_off()
+    with pytest.raises(CommitUnresolvedError) as caught:
+        sink.commit(committable)
+    told = _given_up(sink, committable, caught.value)
+    assert not isinstance(told, PreparedBranchLostError)
+    assert isinstance(told.__cause__, CommitRejectedError)
+    assert "is committed" in str(told)
+    assert primary.state()[:2] == (3, 1)
 
 
 def test_decision_that_is_read_back_waits_for_the_standby(pair: PostgresPair) -> None:

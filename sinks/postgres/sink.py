@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import psycopg
 
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
     ProtocolError,
+    settle_command,
 )
 from sparkonce.model import DRIVER_ATTEMPT, Ask, BranchId, Committable, Owner
 from sparkonce.sinks.base import OnePhaseSink, Transform
@@ -55,6 +57,7 @@ from sparkonce.sinks.postgres.prepared import (
 from sparkonce.sinks.postgres.server import Server, Shape, warn_of_publications
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
+    MARKER_TABLE,
     OPEN,
     PREPARED,
     READ_COMMITTED,
@@ -63,6 +66,7 @@ from sparkonce.sinks.postgres.sql import (
     branch_of_session,
     drop_staging,
     end_holders,
+    find_marker,
     find_schema,
     find_standing,
     script,
@@ -391,6 +395,20 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
                 merge = Merge.read(committable)
                 self._drop(merge.schema, merge.staging)
 
+    def abortDecided(self, committable: Committable) -> None:
+        self.abort(committable)
+        branch_id = committable.branch_id
+        query = find_marker(str(committable.payload["schema"]), branch_id)
+        with self._aborting(branch_id):
+            row = self._pool.run(lambda c: c.execute(query).fetchone())
+        if row is not None:
+            raise CommitRejectedError(
+                f"{branch_id} is committed, as its row in {MARKER_TABLE} shows, so that its rows "
+                "would be there twice. If a standby has to confirm it, let that run; or say so: "
+                f"{settle_command(branch_id, 'committed')}",
+                branch_id,
+            )
+
     def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         merges = [c for c in found if "staging" not in c.payload]
         staged = [c for c in found if "staging" in c.payload]
@@ -480,9 +498,9 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         def drop(connection: PgConnection) -> None:
             for statement in drop_staging(schema, names):
                 try:
-                    connection.execute(
-                        script(READ_COMMITTED, settings(timeouts), statement, COMMIT)
-                    )
+                    # Waits for no standby: what a failover brings back is swept.
+                    opening = script(READ_COMMITTED, settings(timeouts, is_flushed=False))
+                    connection.execute(script(opening, statement, COMMIT))
                 finally:
                     roll_back(connection)
 
