@@ -87,6 +87,9 @@ Mode: TypeAlias = Literal["staged", "prepared"]
 _UPSERT_WRITERS = 4
 """A number that stays the same on every cluster: a replay must give each task its rows again."""
 
+_LEAST_S, _MOST_S = 0.001, 2_147_483
+"""Postgres keeps a timeout as an int of milliseconds, and takes 0 for none at all."""
+
 _FROZEN_S = 60.0
 """How long the server keeps the rows of one phase locked for a driver that stands still."""
 
@@ -194,11 +197,14 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             raise ConfigurationError(
                 f'{self.name}: create={create!r} must be "if_missing", or be left out'
             )
-        if lock_timeout <= 0 or statement_timeout <= 0:
-            raise ConfigurationError(
-                f"{self.name}: lock_timeout={lock_timeout} and "
-                f"statement_timeout={statement_timeout} must be positive"
-            )
+        for setting, value in (
+            ("lock_timeout", lock_timeout),
+            ("statement_timeout", statement_timeout),
+        ):
+            if not _LEAST_S <= value <= _MOST_S:
+                raise ConfigurationError(
+                    f"{self.name}: {setting}={value} must be {_LEAST_S} to {_MOST_S} seconds"
+                )
         if attach is not None and (key or create or dead_letter):
             raise ConfigurationError(
                 f"{self.name}: attach= appends whole loads to a table that is there, so it takes "
