@@ -22,6 +22,7 @@ from sparkonce.sinks.postgres.creating import (
     create_target,
     name_parts,
 )
+from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     MARKER_COLUMNS,
     MARKER_TABLE,
@@ -91,7 +92,8 @@ _COLUMNS = """
         FROM element m JOIN pg_catalog.pg_type t ON t.oid = m.typid WHERE t.typtype = 'd'
     )
     SELECT a.attname AS name, u.not_null, u.has_default, a.attgenerated <> '' AS is_generated,
-        a.attidentity AS identity, format_type(a.atttypid, a.atttypmod) AS declared,
+        a.attidentity AS identity, a.atttypid::text AS declared_type,
+        a.atttypmod AS declared_modifier, format_type(a.atttypid, a.atttypmod) AS declared,
         CASE WHEN m.depth > 0 THEN format_type(e.typarray, m.typmod)
             ELSE format_type(u.typid, u.typmod) END AS ddl,
         coalesce(m.typmod, u.typmod) AS modifier,
@@ -158,6 +160,7 @@ class Target:
         table: its name.
         shown: both, quoted as in SQL.
         columns: those of the batch, in its order; so those of a staging table.
+        shape: of the table's columns that these go into, from the same look.
         database: the connection's.
         system: the server's own identifier; empty where the role may not read it.
         can_prepare: whether the server allows prepared transactions.
@@ -171,6 +174,7 @@ class Target:
     table: str
     shown: str
     columns: tuple[ColumnPlan, ...]
+    shape: Shape
     database: str
     system: str
     can_prepare: bool
@@ -260,6 +264,7 @@ def resolve(
         found.name,
         found.shown,
         batch.plans,
+        _shape(columns, schema.names),
         found.database,
         system_identifier(connection),
         found.can_prepare,
@@ -302,6 +307,16 @@ def _columns(cursor: psycopg.Cursor[Any], found: Any) -> Sequence[Any]:
         return cursor.execute(_COLUMNS, {"oid": found.oid}).fetchall()
     finally:
         roll_back(cursor.connection)
+
+
+def _shape(columns: Sequence[Any], names: Sequence[str]) -> Shape:
+    return Shape(
+        tuple(
+            (column.name, column.declared_type, column.declared_modifier, column.declared)
+            for column in columns
+            if column.name in names
+        )
+    )
 
 
 def _dead_letter(

@@ -50,7 +50,8 @@ from sparkonce.sinks.postgres.merge import (
     duplicate_told,
     statements,
 )
-from sparkonce.sinks.postgres.server import Server, Shape, await_standbys, end_prepared
+from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared
+from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,

@@ -54,7 +54,7 @@ from sparkonce.sinks.postgres.prepared import (
     PreparedWriter,
     rolling_back,
 )
-from sparkonce.sinks.postgres.server import Server, Shape, warn_of_publications
+from sparkonce.sinks.postgres.server import Server, warn_of_publications
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     MARKER_TABLE,
@@ -224,7 +224,6 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         self._attach = None if attach is None else Attach(attach, attach_rows)
         self._target: Target | None = None
         self._server: Server | None = None
-        self._shape: Shape | None = None
         self._start()
 
     def _start(self) -> None:
@@ -254,13 +253,12 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
     # -- on the executors ------------------------------------------------------------------------
 
     def beginTransaction(self, branch_id: BranchId) -> StagingWriter:
-        target, server, shape = self._validated(branch_id)
+        target, server = self._validated(branch_id)
         if self._mode == "prepared":
             return PreparedWriter(
                 *(self._address, target, branch_id, self._timeouts),
                 writing=self._writing,
                 server=server,
-                shape=shape,
             )
         # COPY lasts as long as the task feeds it: no limit on the statement.
         timeouts = Timeouts(self._timeouts.lock, 0)
@@ -289,7 +287,6 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server = self._pool.run(Server.ask)
             server.check(self.where)
             target = self._pool.run(lambda c: self._resolve(c, schema))
-            shape = self._pool.run(lambda c: Shape.read(c, target.shown, target.filled))
             if self._mode == "staged" or self._writing.key is not None:
                 self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
         except psycopg.Error as error:
@@ -302,7 +299,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         if self._mode == "prepared":
             server.check_prepares(self.where, self.writers)
         logger.info("%s: %s", self.where, self._promise(server))
-        self._target, self._server, self._shape = target, server, shape
+        self._target, self._server = target, server
 
     def _promise(self, server: Server) -> str:
         if self._mode == "prepared":
@@ -341,7 +338,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
     ) -> Sequence[Committable]:
         if not committables:
             return ()
-        target, _, shape = self._validated(branch_id)
+        target, _ = self._validated(branch_id)
         loads: list[Any] = [committable.payload for committable in committables]
         staging, rows = [load["staging"] for load in loads], sum(load["rows"] for load in loads)
         merge = Merge.of(target, self._writing, staging, rows)
@@ -349,7 +346,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         timeouts = self._timeouts
         if one_phase:
             merge, timeouts = replace(merge, prepared=False), replace(timeouts, idle=_FROZEN_S)
-        held = Merger(self._address, self._pool, timeouts, branch_id, merge).prepare(shape)
+        held = Merger(self._address, self._pool, timeouts, branch_id, merge).prepare(target.shape)
         if held is not None:
             with self._lock:
                 self._held[str(branch_id)] = held
@@ -460,10 +457,10 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             check_attach(connection, target, self._attach)
         return target
 
-    def _validated(self, branch_id: BranchId) -> tuple[Target, Server, Shape]:
-        if self._target is None or self._server is None or self._shape is None:
+    def _validated(self, branch_id: BranchId) -> tuple[Target, Server]:
+        if self._target is None or self._server is None:
             raise ProtocolError(f"{branch_id}: validate() comes before the first batch")
-        return self._target, self._server, self._shape
+        return self._target, self._server
 
     def _finisher(self) -> Finisher:
         return Finisher(self._address, self._pool, self._timeouts)
