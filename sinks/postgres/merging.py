@@ -34,6 +34,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.attaching import unseen
 from sparkonce.sinks.postgres.connections import (
     PASSING,
     Address,
@@ -150,7 +151,7 @@ class Merger:
     def _merge_once(self, connection: PgConnection, shape: Shape) -> None:
         try:
             self._run(connection, script(*self._statements()))
-            self._check_shape(connection, shape)
+            self._check_target(connection, shape)
             if not self._merge.prepared:
                 return
             tag = connection.execute(prepare(str(self._branch_id))).statusmessage
@@ -163,11 +164,14 @@ class Merger:
                 f"{self._what}: the server answered {tag} to PREPARE TRANSACTION", self._branch_id
             )
 
-    def _check_shape(self, connection: PgConnection, shape: Shape) -> None:
+    def _check_target(self, connection: PgConnection, shape: Shape) -> None:
         """After the merge, which locks the target: it stays like this."""
+        columns = self._merge.columns
         table = qualified(self._merge.schema, self._merge.table).as_string()
-        now = Shape.read(connection, table, self._merge.columns)
-        if told := shape.difference(now):
+        told = shape.difference(Shape.read(connection, table, columns))
+        if told is None and self._merge.attached:
+            told = unseen(connection, table, columns)
+        if told is not None:
             raise PrepareRejectedError(
                 f"{self._what}: the table has changed since the query began: {told}; start the "
                 "query again",
