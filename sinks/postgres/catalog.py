@@ -122,7 +122,14 @@ _UNIQUE_KEYS = """
         SELECT a.attname::text FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1])
     ) AS columns,
-    coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false) AS has_equal_nulls
+    coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false) AS has_equal_nulls,
+    EXISTS (
+        SELECT FROM generate_series(0, i.indnkeyatts - 1) AS n
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
+        JOIN pg_catalog.pg_collation k ON k.oid IN (i.indcollation[n], a.attcollation)
+        WHERE i.indcollation[n] <> a.attcollation AND NOT k.collisdeterministic
+    ) AS has_other_collation,
+    (SELECT relname FROM pg_catalog.pg_class WHERE oid = i.indexrelid) AS name
     FROM pg_catalog.pg_index i
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indexprs IS NULL
@@ -399,12 +406,19 @@ def _check_rights(
 def _check_key(
     key: Sequence[str], unique: Sequence[Any], shown: str, refuse: Callable[[str], NoReturn]
 ) -> None:
-    if not any(set(index.columns) == set(key) for index in unique):
+    fitting = [index for index in unique if set(index.columns) == set(key)]
+    if not fitting:
         quoted = columns_of(key).as_string()
         refuse(
             f"no unique index covers exactly key={list(key)!r} (a partial or deferrable one does "
             f"not serve); CREATE UNIQUE INDEX ON {shown} ({quoted})"
         )
+    for index in fitting:
+        if index.has_other_collation:  # ON CONFLICT goes by each, and the batch by the column's
+            refuse(
+                f"the unique index {index.name!r} on key={list(key)!r} has another collation than "
+                "its column, so that they differ in which keys are equal; give them the same one"
+            )
 
 
 def _check_nulls(
