@@ -371,8 +371,9 @@ class Coordinator:
             with waiting_for(f"commit {record.id} and its record in {sink!r}"):
                 sink.commitOnePhase(committable, log_write)
         except CommitUnresolvedError as error:
-            standing = self._patiently(lambda: self._log.find(record.id), f"find {record.id}")
-            if standing != done:
+            try:  # not only found: what is seen there may not have reached the log's standbys
+                self._patiently(lambda: self._log.complete(done, record.token), f"find {record.id}")
+            except (ProtocolError, FencedError):
                 # Should it still land, then before the next start takes its token, which sees it.
                 raise PrepareRejectedError(
                     f"{record.id}: its one transaction is not committed as far as the log shows; "

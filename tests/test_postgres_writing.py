@@ -52,3 +52,10 @@ def test_mode_follows_from_the_other_settings(settings: dict[str, Any], mode: st
 def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         PostgresSink(DSN, table="orders", **settings)
+
+
+@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
+@pytest.mark.parametrize("seconds", [0, -1, 0.0001, 3_000_000, float("inf"), float("nan")])
+def test_timeout_that_no_server_takes(setting: Any, seconds: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"{setting}={seconds} .*0.001 to 2147483 seconds"):
+        PostgresSink(DSN, table="orders", **{setting: seconds})

@@ -6,7 +6,7 @@
 
 A driver that stands still between two round trips therefore keeps nobody waiting, and its swap
 fails once anyone else has written. A step that changes nothing, or refuses, has no swap that proves
-that it saw the newest state, so that is asked for before its answer counts.
+that it saw the newest state, and that this lasts, so that is asked for before its answer counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class View(Store, Protocol):
         """Whether the step wants to write anything."""
 
     def is_current(self) -> bool:
-        """Whether nobody has written since the view was loaded."""
+        """Whether nobody has written since the view was loaded, which is as lasting as a write.
+
+        Raises:
+            DecisionUnknownError: it may not be.
+        """
 
     def swap(self) -> bool:
         """Write all changes if nobody has written since the view was loaded; whether it did.

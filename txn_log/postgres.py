@@ -114,6 +114,11 @@ _NEXT_HEAD = """
     UPDATE {schema}.heads SET version = version + 1, token = %(token)s, body = %(body)s
     WHERE pipeline = %(pipeline)s AND version = %(version)s RETURNING 1
 """
+_SAME_HEAD = """
+    UPDATE {schema}.heads SET version = version
+    WHERE pipeline = %(pipeline)s AND version = %(version)s RETURNING 1
+"""
+"""Standbys confirm it after all that was seen, which may have been committed without them."""
 
 
 class PostgresLog(OptimisticLog):
@@ -458,10 +463,14 @@ class _PostgresView:
         return bool(self._new_head or self._puts or self._forgets)
 
     def is_current(self) -> bool:
-        return self._pipeline is None or self._seen(self._pipeline)[0] == self._version
+        if self._pipeline is None:
+            return True
+        if self._version is None:
+            return self._seen(self._pipeline)[0] is None
+        return self._log._swap(_SAME_HEAD, self._changes()[1])  # noqa: SLF001 - one module
 
     def swap(self) -> bool:
-        return self._log._swap(*self._changes())  # noqa: SLF001 - one module
+        return self._log._swap(*self._changes())  # noqa: SLF001
 
     def as_sql(self) -> str:
         return self._log._as_sql(*self._changes())  # noqa: SLF001

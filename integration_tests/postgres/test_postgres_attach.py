@@ -327,6 +327,32 @@ def test_target_that_cannot_take_partitions_is_refused(
         world.run(f"DROP PUBLICATION IF EXISTS {world.schema}_p")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (TRIGGER, "trigger 't'"),
+        ("ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY", "row security"),
+        ("CREATE PUBLICATION {s}_p FOR TABLE {s}.orders", "publication '{s}_p'"),
+    ],
+)
+def test_target_that_gets_what_must_see_its_rows_while_the_query_runs(
+    world: Loads, change: str, message: str
+) -> None:
+    """The next batch is refused, also one whose tasks have loaded already."""
+    world.partitioned()
+    sink = world.attaching()
+    deliver(sink)
+    staged = [stage(sink, branch_id=task(batch=1))]
+    world.run(change.format(s=world.schema))
+    try:
+        with pytest.raises(PrepareRejectedError, match=message.format(s=world.schema)):
+            sink.prepareBatch(merge_of(1), staged)
+        assert len(world.partitions()) == 1
+        assert len(world.rows()) == 3
+    finally:
+        world.run(f"DROP PUBLICATION IF EXISTS {world.schema}_p")
+
+
 def test_role_that_does_not_own_the_target_is_refused(world: Loads) -> None:
     world.partitioned()
     with world.role("SELECT, INSERT") as (role, dsn):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,24 @@ import pytest
 from integration_tests.crash.scenario import Scenario
 from integration_tests.crash.targets import postgres_target
 from integration_tests.crash.test_server_faults import go_on
-from integration_tests.postgres.world import OWNER, ROWS, World, merge_of, stage, task
+from integration_tests.postgres.world import OWNER, ROWS, World, eventually, merge_of, stage, task
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
+    DecisionUnknownError,
     PreparedBranchLostError,
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres import merging
+from sparkonce.sinks.postgres.server import await_standbys
+from sparkonce.spark_hooks.coordinator import _given_up
+from sparkonce.testing.log_cases import claim, record
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 from sparkonce.testing.services.standby import PostgresPair
+from sparkonce.txn_log.postgres import PostgresLog
+from sparkonce.txn_log.record import State
 
 MODES = ("staged", "prepared")
 
@@ -80,7 +90,10 @@ def test_standby_that_has_all_finishes_the_commit(
     assert standby.state() == (9, 3, 0, 0)
 
 
-@pytest.mark.parametrize("setting", ["synchronous_commit = off", "statement_timeout = 500"])
+@pytest.mark.parametrize(
+    "setting",
+    ["synchronous_commit = off", "statement_timeout = 500", "client_min_messages = error"],
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_commit_waits_for_the_standby_whatever_the_role_says(
     pair: PostgresPair, worlds: tuple[World, World], mode: str, setting: str
@@ -100,6 +113,98 @@ def test_commit_waits_for_the_standby_whatever_the_role_says(
     sink.commit(committable)
     pair.primary.kill()
     pair.promote()
+    assert standby.state() == (3, 1, 0, 0)
+
+
+def test_wait_of_a_held_merge_that_is_cut_short_confirms_nothing(
+    pair: PostgresPair, worlds: tuple[World, World]
+) -> None:
+    """COMMIT answers the same then, with a warning."""
+    pair.wait_for_standby()
+    primary, _ = worlds
+    sink = primary.ready(dsn=pair.dsn, lock_timeout=2)
+    assert sink._target is not None
+    sink._target = replace(sink._target, can_prepare=False)
+    committable = prepare(sink)
+    pair.cut_off()
+    with ThreadPoolExecutor() as pool:
+        outcome = pool.submit(sink.commit, committable)
+        eventually(lambda: ended_waits(primary, "cancel") > 0, "the COMMIT waits")
+        with pytest.raises(CommitUnresolvedError, match="no standby .* has confirmed"):
+            outcome.result(30)
+
+
+def ended_waits(world: World, how: str) -> int:
+    """Cancel or terminate whoever waits for the standby."""
+    query = f"SELECT pg_{how}_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    return len(world.run(query))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_commit_that_no_standby_confirms_is_not_written_again(
+    pair: PostgresPair, worlds: tuple[World, World], mode: str
+) -> None:
+    """An operator's `redo` of a branch that is visible: its rows would be there twice."""
+    pair.wait_for_standby()
+    primary, _ = worlds
+    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET synchronous_commit = off")
+    sink = primary.ready(dsn=pair.dsn, mode=mode, lock_timeout=1)
+    committable = prepare(sink)
+    pair.cut_off()
+    with pytest.raises(CommitUnresolvedError) as caught:
+        sink.commit(committable)
+    told = _given_up(sink, committable, caught.value)
+    assert not isinstance(told, PreparedBranchLostError)
+    assert isinstance(told.__cause__, CommitRejectedError)
+    assert "is committed" in str(told)
+    assert primary.state()[:2] == (3, 1)
+
+
+def test_decision_that_is_read_back_waits_for_the_standby(pair: PostgresPair) -> None:
+    """Its COMMIT was ended in the wait, so it stands, and a failover could still take it back."""
+    log = PostgresLog(f"{pair.primary.dsn}?schema=log")
+    incarnation = log.begin(claim())
+    decided = record(incarnation, 0)
+    pair.wait_for_standby()
+    pair.cut_off()
+    primary = World(pair.primary, "log", prepares=True)
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(log.decide, decided)
+        eventually(lambda: ended_waits(primary, "terminate") > 0, "the decision waits")
+        with pytest.raises(DecisionUnknownError):
+            lost.result()
+        again = pool.submit(log.decide, decided)
+        eventually(lambda: again.done() or primary.run(waiting) != [], "the repeat waits, too")
+        is_early = again.done()
+        pair.join_again()
+        assert again.result().state is State.DECIDED
+    assert not is_early
+    log.close()
+
+
+def test_standby_that_is_promoted_during_the_wait_confirms_nothing(
+    pair: PostgresPair, worlds: tuple[World, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for no other one, and does not have the COMMIT PREPARED that nobody confirmed."""
+    pair.wait_for_standby()
+    primary, standby = worlds
+    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET synchronous_commit = off")
+    sink = primary.ready(dsn=pair.dsn)
+    committable = prepare(sink)
+    pair.cut_off()
+
+    def fail_over(*args: Any) -> None:
+        monkeypatch.undo()
+        pair.promote()
+        pair.primary.kill()
+        await_standbys(*args)
+
+    monkeypatch.setattr(merging, "await_standbys", fail_over)
+    with pytest.raises(CommitUnresolvedError, match="does not have the commit"):
+        sink.commit(committable)
+    assert standby.state()[:2] == (0, 0)
+    sink.commit(committable)
     assert standby.state() == (3, 1, 0, 0)
 
 

@@ -111,6 +111,25 @@ def test_table_altered_in_the_columns_of_the_batch(
     assert prepared.run(f"SELECT * FROM {prepared.schema}.sparkonce_commits") == []
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_table_altered_while_the_query_starts(
+    prepared: World, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types that rows are encoded for, and those that a change is told by, are of one look."""
+    prepared.table()
+    resolve = PostgresSink._resolve
+
+    def and_alter(sink: PostgresSink, *args: Any) -> Any:
+        target = resolve(sink, *args)
+        prepared.run(f"ALTER TABLE {prepared.schema}.orders ALTER id TYPE numeric(1, 0)")
+        return target
+
+    monkeypatch.setattr(PostgresSink, "_resolve", and_alter)
+    sink = prepared.ready(mode=mode)
+    with pytest.raises(PrepareRejectedError, match="'id' was bigint and is numeric"):
+        prepare(sink)
+
+
 def test_table_altered_while_a_task_waits_for_its_first_row(prepared: World) -> None:
     """Checked again once the rows hold the table's lock: a double's bytes are a bigint's too."""
     prepared.table()

@@ -521,6 +521,23 @@ def test_unique_index_in_which_nulls_are_equal(prepared: World) -> None:
     assert prepared.rows() == [(None, "b")]
 
 
+def test_unique_index_that_compares_by_another_collation(prepared: World) -> None:
+    """It may take two keys for one which the batch tells apart, or the reverse."""
+    schema, orders = prepared.schema, f"{prepared.schema}.orders"
+    prepared.table("id bigint, status text UNIQUE")
+    prepared.run(f"CREATE COLLATION {schema}.folding (locale = 'C')")
+    prepared.run(f"CREATE UNIQUE INDEX folded ON {orders} (status COLLATE {schema}.folding)")
+    prepared.ready(SCHEMA_OF_STATES, key=["status"])  # all tell texts apart by their bytes
+    # As ICU collations do, which not every server here has.
+    prepared.run(
+        "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'folding' "
+        f"AND collnamespace = '{schema}'::regnamespace"
+    )
+    with pytest.raises(ConfigurationError, match="'folded' .*collation"):
+        prepared.ready(SCHEMA_OF_STATES, key=["status"])
+    prepared.ready(SCHEMA_OF_STATES, key=None)
+
+
 # -- created tables --------------------------------------------------------------------------------
 
 EVERY_TYPE: Mapping[str, tuple[pa.DataType, Any, str]] = {

@@ -43,8 +43,16 @@ _TARGET = """
         EXISTS (SELECT FROM pg_catalog.pg_inherits h
             JOIN pg_catalog.pg_class k ON k.oid = h.inhrelid
             WHERE h.inhparent = c.oid AND pg_get_expr(k.relpartbound, k.oid) ~ '[(, ]''0''[,)]'
-        ) AS has_partition_of_0,
-        (SELECT min(tgname) FROM pg_catalog.pg_trigger
+        ) AS has_partition_of_0
+    FROM pg_catalog.pg_class c
+    LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
+    LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+    WHERE c.oid = %(table)s::regclass
+"""
+
+_WATCHED = """
+    SELECT (SELECT min(tgname) FROM pg_catalog.pg_trigger
             WHERE tgrelid = c.oid AND NOT tgisinternal AND tgtype & 4 <> 0) AS insert_trigger,
         (SELECT min(attname) FROM pg_catalog.pg_attribute WHERE attrelid = c.oid
             AND attidentity <> '' AND attname <> ALL (%(columns)s)) AS identity,
@@ -53,11 +61,7 @@ _TARGET = """
             JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
             JOIN pg_catalog.pg_class k ON k.relnamespace = n.oid AND k.relname = t.tablename
             WHERE k.oid IN (SELECT relid FROM pg_partition_tree(c.oid))) AS publication
-    FROM pg_catalog.pg_class c
-    LEFT JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = c.oid
-    LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = %(column)s
-    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
-    WHERE c.oid = %(table)s::regclass
+    FROM pg_catalog.pg_class c WHERE c.oid = %(table)s::regclass
 """
 
 
@@ -140,7 +144,7 @@ def check(connection: PgConnection, target: Target, attach: Attach) -> None:
     Raises:
         ConfigurationError: naming what is at fault, and the fix.
     """
-    values = {"table": target.shown, "column": attach.column, "columns": list(target.names)}
+    values = {"table": target.shown, "column": attach.column}
     with connection.cursor(row_factory=_ROW) as cursor:
         found = cursor.execute(_TARGET, values).fetchone()
     if found is None:
@@ -148,7 +152,7 @@ def check(connection: PgConnection, target: Target, attach: Attach) -> None:
     elif attach.column in target.names:
         reason = "the sink fills this column itself; leave it out of the batch with select="
     else:
-        reason = _unfit(found, target.shown) or _unseen(found)
+        reason = _unfit(found, target.shown) or unseen(connection, target.shown, target.names)
     if reason is not None:
         raise ConfigurationError(
             f"PostgresSink: table {target.shown}: attach={attach.column!r}: {reason}"
@@ -174,8 +178,15 @@ def _unfit(found: Any, shown: str) -> str | None:
     return None
 
 
-def _unseen(found: Any) -> str | None:
-    """What would happen to rows that are inserted, and not to those that are attached."""
+def unseen(connection: PgConnection, shown: str, columns: Sequence[str]) -> str | None:
+    """What would happen to rows that are inserted, and not to those that are attached.
+
+    Behind an ATTACH it stays the answer: its lock keeps triggers, row security and publications
+    of the table waiting.
+    """
+    with connection.cursor(row_factory=_ROW) as cursor:
+        values = {"table": shown, "columns": list(columns)}
+        found: Any = cursor.execute(_WATCHED, values).fetchone()
     for what in (
         found.insert_trigger and f"the trigger {found.insert_trigger!r} would not see the rows",
         found.identity and f"the identity column {found.identity!r} would get no numbers",

@@ -22,6 +22,7 @@ from sparkonce.sinks.postgres.creating import (
     create_target,
     name_parts,
 )
+from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     MARKER_COLUMNS,
     MARKER_TABLE,
@@ -91,7 +92,8 @@ _COLUMNS = """
         FROM element m JOIN pg_catalog.pg_type t ON t.oid = m.typid WHERE t.typtype = 'd'
     )
     SELECT a.attname AS name, u.not_null, u.has_default, a.attgenerated <> '' AS is_generated,
-        a.attidentity AS identity, format_type(a.atttypid, a.atttypmod) AS declared,
+        a.attidentity AS identity, a.atttypid::text AS declared_type,
+        a.atttypmod AS declared_modifier, format_type(a.atttypid, a.atttypmod) AS declared,
         CASE WHEN m.depth > 0 THEN format_type(e.typarray, m.typmod)
             ELSE format_type(u.typid, u.typmod) END AS ddl,
         coalesce(m.typmod, u.typmod) AS modifier,
@@ -120,7 +122,14 @@ _UNIQUE_KEYS = """
         SELECT a.attname::text FROM pg_catalog.pg_attribute a
         WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1])
     ) AS columns,
-    coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false) AS has_equal_nulls
+    coalesce((to_jsonb(i) ->> 'indnullsnotdistinct')::boolean, false) AS has_equal_nulls,
+    EXISTS (
+        SELECT FROM generate_series(0, i.indnkeyatts - 1) AS n
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
+        JOIN pg_catalog.pg_collation k ON k.oid IN (i.indcollation[n], a.attcollation)
+        WHERE i.indcollation[n] <> a.attcollation AND NOT k.collisdeterministic
+    ) AS has_other_collation,
+    (SELECT relname FROM pg_catalog.pg_class WHERE oid = i.indexrelid) AS name
     FROM pg_catalog.pg_index i
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indexprs IS NULL
@@ -158,6 +167,7 @@ class Target:
         table: its name.
         shown: both, quoted as in SQL.
         columns: those of the batch, in its order; so those of a staging table.
+        shape: of the table's columns that these go into, from the same look.
         database: the connection's.
         system: the server's own identifier; empty where the role may not read it.
         can_prepare: whether the server allows prepared transactions.
@@ -171,6 +181,7 @@ class Target:
     table: str
     shown: str
     columns: tuple[ColumnPlan, ...]
+    shape: Shape
     database: str
     system: str
     can_prepare: bool
@@ -260,6 +271,7 @@ def resolve(
         found.name,
         found.shown,
         batch.plans,
+        _shape(columns, schema.names),
         found.database,
         system_identifier(connection),
         found.can_prepare,
@@ -302,6 +314,16 @@ def _columns(cursor: psycopg.Cursor[Any], found: Any) -> Sequence[Any]:
         return cursor.execute(_COLUMNS, {"oid": found.oid}).fetchall()
     finally:
         roll_back(cursor.connection)
+
+
+def _shape(columns: Sequence[Any], names: Sequence[str]) -> Shape:
+    return Shape(
+        tuple(
+            (column.name, column.declared_type, column.declared_modifier, column.declared)
+            for column in columns
+            if column.name in names
+        )
+    )
 
 
 def _dead_letter(
@@ -384,12 +406,19 @@ def _check_rights(
 def _check_key(
     key: Sequence[str], unique: Sequence[Any], shown: str, refuse: Callable[[str], NoReturn]
 ) -> None:
-    if not any(set(index.columns) == set(key) for index in unique):
+    fitting = [index for index in unique if set(index.columns) == set(key)]
+    if not fitting:
         quoted = columns_of(key).as_string()
         refuse(
             f"no unique index covers exactly key={list(key)!r} (a partial or deferrable one does "
             f"not serve); CREATE UNIQUE INDEX ON {shown} ({quoted})"
         )
+    for index in fitting:
+        if index.has_other_collation:  # ON CONFLICT goes by each, and the batch by the column's
+            refuse(
+                f"the unique index {index.name!r} on key={list(key)!r} has another collation than "
+                "its column, so that they differ in which keys are equal; give them the same one"
+            )
 
 
 def _check_nulls(

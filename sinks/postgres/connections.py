@@ -141,13 +141,15 @@ def ask_as_login(connection: PgConnection, query: sql.Composed) -> list[tuple[An
 
 
 @contextlib.contextmanager
-def limited(connection: PgConnection, limit_s: float) -> Iterator[None]:
-    """Cancel what still runs after so many seconds.
+def limited(connection: PgConnection, limit_s: float) -> Iterator[threading.Event]:
+    """Cancel what still runs after so many seconds; the event says whether it was.
 
     For what `statement_timeout` does not end: a COMMIT that waits for a standby.
     """
+    cut = threading.Event()
 
     def cancel() -> None:
+        cut.set()
         with contextlib.suppress(psycopg.Error):  # or it has ended, or nobody answers
             connection.cancel_safe()
 
@@ -155,7 +157,7 @@ def limited(connection: PgConnection, limit_s: float) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield cut
     finally:
         timer.cancel()
         timer.join()  # the next statement must not be what it cancels

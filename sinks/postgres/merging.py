@@ -34,6 +34,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.attaching import unseen
 from sparkonce.sinks.postgres.connections import (
     PASSING,
     Address,
@@ -50,7 +51,8 @@ from sparkonce.sinks.postgres.merge import (
     duplicate_told,
     statements,
 )
-from sparkonce.sinks.postgres.server import Server, Shape, await_standbys, end_prepared
+from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared
+from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,
@@ -72,6 +74,8 @@ logger = logging.getLogger("sparkonce")
 
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """Classes of SQLSTATE that come again with the same rows: data, constraints, rights, triggers."""
+
+_ENDED = "the transaction was ended unseen"
 
 
 class Merger:
@@ -147,7 +151,7 @@ class Merger:
     def _merge_once(self, connection: PgConnection, shape: Shape) -> None:
         try:
             self._run(connection, script(*self._statements()))
-            self._check_shape(connection, shape)
+            self._check_target(connection, shape)
             if not self._merge.prepared:
                 return
             tag = connection.execute(prepare(str(self._branch_id))).statusmessage
@@ -160,11 +164,14 @@ class Merger:
                 f"{self._what}: the server answered {tag} to PREPARE TRANSACTION", self._branch_id
             )
 
-    def _check_shape(self, connection: PgConnection, shape: Shape) -> None:
+    def _check_target(self, connection: PgConnection, shape: Shape) -> None:
         """After the merge, which locks the target: it stays like this."""
+        columns = self._merge.columns
         table = qualified(self._merge.schema, self._merge.table).as_string()
-        now = Shape.read(connection, table, self._merge.columns)
-        if told := shape.difference(now):
+        told = shape.difference(Shape.read(connection, table, columns))
+        if told is None and self._merge.attached:
+            told = unseen(connection, table, columns)
+        if told is not None:
             raise PrepareRejectedError(
                 f"{self._what}: the table has changed since the query began: {told}; start the "
                 "query again",
@@ -210,11 +217,11 @@ class Merger:
 
     # -- after the decision ----------------------------------------------------------------------
 
-    def commit_held(self, connection: PgConnection) -> bool:
-        """Commit the transaction that this process holds open; False when it was lost."""
+    def _commit_held(self, connection: PgConnection) -> bool:
+        """False when the open transaction was lost."""
         try:
             # Outside of its transaction COMMIT answers the same: a pooler may have lost that one.
-            is_ours = require_marker(self._merge.schema, self._branch_id)
+            is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
             return _last_tag(connection, script(is_ours, COMMIT)) == "COMMIT"
         except psycopg.Error:
             return False  # or it was not: the marker tells
@@ -225,7 +232,7 @@ class Merger:
         """Commit the transaction that this process holds open, and the log's write in it."""
         try:
             # Outside of its transaction the script would be one by itself: the record alone.
-            is_ours = require_marker(self._merge.schema, self._branch_id)
+            is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
             tag = _last_tag(connection, script(is_ours, sql.SQL(log_write), COMMIT))
         except psycopg.Error as error:
             self._unresolved(self._address.said(error), error)
@@ -233,17 +240,30 @@ class Merger:
             self._end(connection)
         if tag != "COMMIT":
             self._unresolved(f"the server answered {tag} to COMMIT")
-
-    def commit(self) -> None:
-        """Make the batch visible; idempotent. The situations are numbered in the module's text."""
         try:
-            if not (self._merge.prepared and self._commit_prepared()):  # else 1
+            self._await_standbys()  # a wait of COMMIT that is cut short is no error
+        except psycopg.Error as error:
+            self._unresolved(self._address.said(error), error)
+
+    def commit(self, held: PgConnection | None) -> None:
+        """Make the batch visible; idempotent. The situations are numbered in the module's text.
+
+        Args:
+            held: has the merge open, if this process holds it.
+        """
+        is_done = held is not None and self._commit_held(held)
+        try:
+            if not (is_done or (self._merge.prepared and self._commit_prepared())):  # else 1
                 self._check_server()
                 if not self._is_committed():  # else 2
                     self._merge_again()  # 3
-            self._pool.run(lambda connection: await_standbys(connection, self._timeouts))
+            self._await_standbys()
         except psycopg.Error as error:  # 6
             self._unresolved(self._address.said(error), error)
+
+    def _await_standbys(self) -> None:
+        schema, branch_id = self._merge.schema, self._branch_id
+        self._pool.run(lambda c: await_standbys(c, self._timeouts, schema, branch_id))
 
     def _commit_prepared(self) -> bool:
         """False when there is no such prepared transaction, so that the marker row is final."""

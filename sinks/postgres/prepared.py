@@ -43,7 +43,8 @@ from sparkonce.sinks.postgres.connections import (
     roll_back,
 )
 from sparkonce.sinks.postgres.merge import Merge, duplicate_key, duplicate_told, statements
-from sparkonce.sinks.postgres.server import Server, Shape, await_standbys, end_prepared
+from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared
+from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     MARKER_TABLE,
@@ -108,7 +109,6 @@ class PreparedWriter(StagingWriter):
         timeouts: of every statement but the COPY, which lasts as long as the task feeds it.
         writing: what becomes of a row whose key is there.
         server: as `validate` saw it.
-        shape: of the target, the same.
     """
 
     def __init__(
@@ -120,11 +120,9 @@ class PreparedWriter(StagingWriter):
         *,
         writing: Writing,
         server: Server,
-        shape: Shape,
     ) -> None:
         self._writing = writing
         self._server = server
-        self._shape = shape
         self._limits = timeouts
         super().__init__(address, target, branch_id, Timeouts(timeouts.lock, 0))
 
@@ -202,7 +200,7 @@ class PreparedWriter(StagingWriter):
     def _check_shape(self) -> None:
         table = qualified(self.schema, self._target.table).as_string()
         now = Shape.read(self._connection, table, self._target.filled)
-        if told := self._shape.difference(now):
+        if told := self._target.shape.difference(now):
             self._reject(
                 f"the table has changed since the query began: {told}; start the query again", None
             )
@@ -246,7 +244,7 @@ class Finisher:
                 raise
             if not self._is_marked(connection, branch_id, held):  # else 2
                 self._lost(what, branch_id, held)  # 3
-        await_standbys(connection, self._timeouts)
+        await_standbys(connection, self._timeouts, held.schema, branch_id)
 
     def _is_marked(self, connection: PgConnection, branch_id: BranchId, held: Prepared) -> bool:
         try:

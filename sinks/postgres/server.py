@@ -8,7 +8,6 @@ lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +16,16 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.catalog import system_identifier
 from sparkonce.sinks.postgres.connections import PgConnection, limited
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
-    WAITS_FOR_STANDBYS,
     WRITE_NOTHING,
     Timeouts,
     commit_prepared,
+    require_marker,
     script,
     settings,
 )
@@ -170,62 +170,33 @@ def end_prepared(connection: PgConnection, gid: str, timeouts: Timeouts) -> None
         connection.execute(commit_prepared(gid))
 
 
-def await_standbys(connection: PgConnection, timeouts: Timeouts) -> None:
-    """Return when the standbys that a commit waits for have all that was committed.
+def await_standbys(
+    connection: PgConnection, timeouts: Timeouts, schema: str, branch_id: BranchId
+) -> None:
+    """Return when the standbys that a commit waits for have the branch, which is committed.
 
     COMMIT PREPARED alone does not say so. It runs outside of any transaction, under whatever
     `synchronous_commit` and `statement_timeout` the role has; a wait that is cut short is a
     warning, and no error; and a server that starts again does not take up the wait.
 
+    The server that answers may be a standby that was promoted meanwhile, and waits for none: so its
+    own look at the marker is in the same message as the wait.
+
     Raises:
-        psycopg.Error: they have not confirmed it within `lock_timeout`.
+        psycopg.Error: they have not confirmed it within `lock_timeout`, or it is not there.
     """
-    if connection.execute(WAITS_FOR_STANDBYS).fetchone() != (True,):
-        return
+    is_there = require_marker(schema, branch_id, "the server that answers does not have the commit")
     warnings: list[psycopg.errors.Diagnostic] = []
     connection.add_notice_handler(warnings.append)
     try:
-        with limited(connection, timeouts.lock):
-            connection.execute(script(READ_COMMITTED, settings(timeouts), WRITE_NOTHING, COMMIT))
+        with limited(connection, timeouts.lock) as cut:
+            connection.execute(
+                script(READ_COMMITTED, settings(timeouts), is_there, WRITE_NOTHING, COMMIT)
+            )
     finally:
         connection.remove_notice_handler(warnings.append)
-    if warnings:
+    if warnings or cut.is_set():
         raise psycopg.OperationalError(
             f"committed, but no standby in synchronous_standby_names has confirmed it within "
             f"{timeouts.lock:g} s, so a failover would take it back; let the standby run"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The types of the columns that a batch fills, as they were when the query began.
-
-    Rows are encoded for these. Bytes of another type may pass for a value of it (a bigint is as
-    long as a double), and a cast may round, so nothing is written into a table that has changed.
-    """
-
-    columns: tuple[tuple[str, str, int, str], ...]
-
-    @classmethod
-    def read(cls, connection: PgConnection, table: str, names: Sequence[str]) -> Shape:
-        """Args: `table` as SQL writes it; `names` of the columns, without quotes."""
-        rows = connection.execute(_COLUMNS, (table, list(names))).fetchall()
-        return cls(tuple(rows))
-
-    def difference(self, now: Shape) -> str | None:
-        """What has changed since; None for nothing."""
-        there = {name: rest for name, *rest in now.columns}
-        for name, *rest in self.columns:
-            if name not in there:
-                return f"column {name!r} is gone"
-            if there[name][:2] != rest[:2]:
-                return f"column {name!r} was {rest[2]} and is {there[name][2]}"
-        return None
-
-
-_COLUMNS = """
-    SELECT attname::text, atttypid::text, atttypmod, format_type(atttypid, atttypmod)
-    FROM pg_catalog.pg_attribute
-    WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attname = ANY (%s)
-    ORDER BY attname
-"""

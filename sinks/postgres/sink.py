@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 import psycopg
 
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
     ProtocolError,
+    settle_command,
 )
 from sparkonce.model import DRIVER_ATTEMPT, Ask, BranchId, Committable, Owner
 from sparkonce.sinks.base import OnePhaseSink, Transform
@@ -52,9 +54,10 @@ from sparkonce.sinks.postgres.prepared import (
     PreparedWriter,
     rolling_back,
 )
-from sparkonce.sinks.postgres.server import Server, Shape, warn_of_publications
+from sparkonce.sinks.postgres.server import Server, warn_of_publications
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
+    MARKER_TABLE,
     OPEN,
     PREPARED,
     READ_COMMITTED,
@@ -63,6 +66,7 @@ from sparkonce.sinks.postgres.sql import (
     branch_of_session,
     drop_staging,
     end_holders,
+    find_marker,
     find_schema,
     find_standing,
     script,
@@ -82,6 +86,9 @@ Mode: TypeAlias = Literal["staged", "prepared"]
 
 _UPSERT_WRITERS = 4
 """A number that stays the same on every cluster: a replay must give each task its rows again."""
+
+_LEAST_S, _MOST_S = 0.001, 2_147_483
+"""Postgres keeps a timeout as an int of milliseconds, and takes 0 for none at all."""
 
 _FROZEN_S = 60.0
 """How long the server keeps the rows of one phase locked for a driver that stands still."""
@@ -190,11 +197,14 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             raise ConfigurationError(
                 f'{self.name}: create={create!r} must be "if_missing", or be left out'
             )
-        if lock_timeout <= 0 or statement_timeout <= 0:
-            raise ConfigurationError(
-                f"{self.name}: lock_timeout={lock_timeout} and "
-                f"statement_timeout={statement_timeout} must be positive"
-            )
+        for setting, value in (
+            ("lock_timeout", lock_timeout),
+            ("statement_timeout", statement_timeout),
+        ):
+            if not _LEAST_S <= value <= _MOST_S:
+                raise ConfigurationError(
+                    f"{self.name}: {setting}={value} must be {_LEAST_S} to {_MOST_S} seconds"
+                )
         if attach is not None and (key or create or dead_letter):
             raise ConfigurationError(
                 f"{self.name}: attach= appends whole loads to a table that is there, so it takes "
@@ -214,7 +224,6 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         self._attach = None if attach is None else Attach(attach, attach_rows)
         self._target: Target | None = None
         self._server: Server | None = None
-        self._shape: Shape | None = None
         self._start()
 
     def _start(self) -> None:
@@ -244,13 +253,12 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
     # -- on the executors ------------------------------------------------------------------------
 
     def beginTransaction(self, branch_id: BranchId) -> StagingWriter:
-        target, server, shape = self._validated(branch_id)
+        target, server = self._validated(branch_id)
         if self._mode == "prepared":
             return PreparedWriter(
                 *(self._address, target, branch_id, self._timeouts),
                 writing=self._writing,
                 server=server,
-                shape=shape,
             )
         # COPY lasts as long as the task feeds it: no limit on the statement.
         timeouts = Timeouts(self._timeouts.lock, 0)
@@ -279,7 +287,6 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server = self._pool.run(Server.ask)
             server.check(self.where)
             target = self._pool.run(lambda c: self._resolve(c, schema))
-            shape = self._pool.run(lambda c: Shape.read(c, target.shown, target.filled))
             if self._mode == "staged" or self._writing.key is not None:
                 self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
         except psycopg.Error as error:
@@ -292,7 +299,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         if self._mode == "prepared":
             server.check_prepares(self.where, self.writers)
         logger.info("%s: %s", self.where, self._promise(server))
-        self._target, self._server, self._shape = target, server, shape
+        self._target, self._server = target, server
 
     def _promise(self, server: Server) -> str:
         if self._mode == "prepared":
@@ -331,7 +338,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
     ) -> Sequence[Committable]:
         if not committables:
             return ()
-        target, _, shape = self._validated(branch_id)
+        target, _ = self._validated(branch_id)
         loads: list[Any] = [committable.payload for committable in committables]
         staging, rows = [load["staging"] for load in loads], sum(load["rows"] for load in loads)
         merge = Merge.of(target, self._writing, staging, rows)
@@ -339,7 +346,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         timeouts = self._timeouts
         if one_phase:
             merge, timeouts = replace(merge, prepared=False), replace(timeouts, idle=_FROZEN_S)
-        held = Merger(self._address, self._pool, timeouts, branch_id, merge).prepare(shape)
+        held = Merger(self._address, self._pool, timeouts, branch_id, merge).prepare(target.shape)
         if held is not None:
             with self._lock:
                 self._held[str(branch_id)] = held
@@ -351,9 +358,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             return
         merge = Merge.read(committable)
         merger = self._merger(committable.branch_id, merge)
-        held = self._take_held(committable.branch_id)
-        if held is None or not merger.commit_held(held):
-            merger.commit()
+        merger.commit(self._take_held(committable.branch_id))
         try:
             self._drop(merge.schema, merge.staging)
         except psycopg.Error as error:
@@ -392,6 +397,20 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             if payload:
                 merge = Merge.read(committable)
                 self._drop(merge.schema, merge.staging)
+
+    def abortDecided(self, committable: Committable) -> None:
+        self.abort(committable)
+        branch_id = committable.branch_id
+        query = find_marker(str(committable.payload["schema"]), branch_id)
+        with self._aborting(branch_id):
+            row = self._pool.run(lambda c: c.execute(query).fetchone())
+        if row is not None:
+            raise CommitRejectedError(
+                f"{branch_id} is committed, as its row in {MARKER_TABLE} shows, so that its rows "
+                "would be there twice. If a standby has to confirm it, let that run; or say so: "
+                f"{settle_command(branch_id, 'committed')}",
+                branch_id,
+            )
 
     def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         merges = [c for c in found if "staging" not in c.payload]
@@ -438,10 +457,10 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             check_attach(connection, target, self._attach)
         return target
 
-    def _validated(self, branch_id: BranchId) -> tuple[Target, Server, Shape]:
-        if self._target is None or self._server is None or self._shape is None:
+    def _validated(self, branch_id: BranchId) -> tuple[Target, Server]:
+        if self._target is None or self._server is None:
             raise ProtocolError(f"{branch_id}: validate() comes before the first batch")
-        return self._target, self._server, self._shape
+        return self._target, self._server
 
     def _finisher(self) -> Finisher:
         return Finisher(self._address, self._pool, self._timeouts)
@@ -482,9 +501,9 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         def drop(connection: PgConnection) -> None:
             for statement in drop_staging(schema, names):
                 try:
-                    connection.execute(
-                        script(READ_COMMITTED, settings(timeouts), statement, COMMIT)
-                    )
+                    # Waits for no standby: what a failover brings back is swept.
+                    opening = script(READ_COMMITTED, settings(timeouts, is_flushed=False))
+                    connection.execute(script(opening, statement, COMMIT))
                 finally:
                     roll_back(connection)
 

@@ -211,10 +211,13 @@ def rollback_prepared(gid: str) -> sql.Composed:
     return sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
 
 
-WAITS_FOR_STANDBYS = sql.SQL("SELECT current_setting('synchronous_standby_names') <> ''")
-
-WRITE_NOTHING = sql.SQL("SELECT pg_logical_emit_message(true, 'sparkonce', '')")
-"""What a COMMIT has to wait for, as for any write, and nobody reads."""
+WRITE_NOTHING = sql.SQL(
+    "SELECT set_config('client_min_messages', 'warning', true), "
+    "CASE WHEN current_setting('synchronous_standby_names') <> '' "
+    "THEN pg_logical_emit_message(true, 'sparkonce', '') END"
+)
+"""What a COMMIT waits for standbys with, as for any write, and nobody reads; a wait that is cut is
+a warning, which the role may have switched off."""
 
 CHECK_CONSTRAINTS_NOW = sql.SQL("SET CONSTRAINTS ALL IMMEDIATE")
 
@@ -257,12 +260,11 @@ def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
     )
 
 
-def require_marker(schema: str, branch_id: BranchId) -> sql.Composed:
+def require_marker(schema: str, branch_id: BranchId, otherwise: str) -> sql.Composed:
     """Fails where no such row is seen; with `concat`, since a constant would be cast anyway."""
     return sql.SQL(
-        "SELECT CASE count(*) WHEN 0 THEN concat('the transaction was ended unseen')::int END "
-        "FROM {} WHERE branch = {}"
-    ).format(qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id)))
+        "SELECT CASE count(*) WHEN 0 THEN concat({})::int END FROM {} WHERE branch = {}"
+    ).format(sql.Literal(otherwise), qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id)))
 
 
 # -- what stands -----------------------------------------------------------------------------------
