@@ -442,10 +442,10 @@ _SETTLEMENT: Final = (
         "I4",
         Edit(
             COORDINATOR,
-            "    if error is None or isinstance(error, PreparedBranchLostError):\n",
-            "    if isinstance(error, PreparedBranchLostError):\n",
+            "    if proven is None or isinstance(proven, PreparedBranchLostError):\n",
+            "    if isinstance(proven, PreparedBranchLostError):\n",
         ),
-        "tests/test_settlement.py::test_branch_whose_commit_is_proven_is_not_redone",
+        "tests/test_settlement.py::test_branch_that_was_visible_all_along_is_not_redone",
     ),
     Mutant(
         "operator's word shown as proof",
@@ -475,17 +475,26 @@ _SETTLEMENT: Final = (
     ),
 )
 
+_ASK_FOR_THE_ONE_COMMIT: Final = (
+    "                self._patiently(lambda: self._log.complete(done, record.token), "
+    'f"find {record.id}")\n'
+)
 _ONE_PHASE: Final = (
     _tested(
         "lost answer of the one COMMIT taken for a yes",
         "I5",
-        Edit(COORDINATOR, "            if standing != done:\n", "            if False:\n"),
+        Edit(COORDINATOR, _ASK_FOR_THE_ONE_COMMIT, "                pass\n"),
         "tests/test_one_phase.py::test_message_is_lost",
     ),
     _tested(
         "any record taken for the one COMMIT's",
         "I5",
-        Edit(COORDINATOR, "if standing != done:", "if standing is None:"),
+        Edit(
+            COORDINATOR,
+            _ASK_FOR_THE_ONE_COMMIT,
+            "                if self._log.find(record.id) is None:\n"
+            "                    raise ProtocolError(record.id)\n",
+        ),
         "tests/test_one_phase.py::test_replay_of_an_abandoned_batch_that_does_not_commit",
     ),
     _tested(
