@@ -259,7 +259,8 @@ class PostgresLog(OptimisticLog):
             connection = self._new_connection()
             try:
                 connection.execute(
-                    "SELECT set_config('statement_timeout', %(ms)s, false),"
+                    "SELECT set_config('client_min_messages', 'warning', false),"
+                    " set_config('statement_timeout', %(ms)s, false),"
                     " set_config('idle_in_transaction_session_timeout', %(ms)s, false)",
                     {"ms": str(self._timeout_ms)},
                 )
@@ -327,6 +328,8 @@ class PostgresLog(OptimisticLog):
         statement = self._sql(_SWAP, head=self._sql(head), found=sql.SQL(_COUNTED))
         reach("log.before", request="swap")
         connection = self._connect()
+        warnings: list[psycopg.errors.Diagnostic] = []
+        connection.add_notice_handler(warnings.append)
         try:
             ((count, _),) = connection.execute(statement, values).fetchall()
         except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
@@ -340,6 +343,13 @@ class PostgresLog(OptimisticLog):
                 f"{self.address} was cut off while it committed ({self._said(error)}); read the "
                 "log again"
             ) from None
+        finally:
+            connection.remove_notice_handler(warnings.append)
+        if warnings:  # a wait for a standby that is cancelled is no error
+            raise DecisionUnknownError(
+                f"{self.address} has committed, and it is not known whether its standbys have "
+                f"({warnings[0].message_primary}); read the log again"
+            )
         reach("log.after", request="swap")
         return bool(count)
 

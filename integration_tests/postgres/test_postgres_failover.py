@@ -160,9 +160,10 @@ def test_commit_that_no_standby_confirms_is_not_written_again(
     assert primary.state()[:2] == (3, 1)
 
 
-def test_decision_that_is_read_back_waits_for_the_standby(pair: PostgresPair) -> None:
+@pytest.mark.parametrize("how", ["terminate", "cancel"])
+def test_decision_that_is_read_back_waits_for_the_standby(pair: PostgresPair, how: str) -> None:
     """Its COMMIT was ended in the wait, so it stands, and a failover could still take it back."""
-    log = PostgresLog(f"{pair.primary.dsn}?schema=log")
+    log = PostgresLog(f"{pair.primary.dsn}?schema=log&options=-cclient_min_messages%3Derror")
     incarnation = log.begin(claim())
     decided = record(incarnation, 0)
     pair.wait_for_standby()
@@ -171,7 +172,7 @@ def test_decision_that_is_read_back_waits_for_the_standby(pair: PostgresPair) ->
     waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     with ThreadPoolExecutor() as pool:
         lost = pool.submit(log.decide, decided)
-        eventually(lambda: ended_waits(primary, "terminate") > 0, "the decision waits")
+        eventually(lambda: ended_waits(primary, how) > 0, "the decision waits")
         with pytest.raises(DecisionUnknownError):
             lost.result()
         again = pool.submit(log.decide, decided)
