@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
-from sparkonce.sinks.base import PARALLEL_BRANCHES, AnySink
+from sparkonce.sinks.base import AnySink, at_once
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, UnknownCheckpoint
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
@@ -138,5 +137,4 @@ def end_branches(
         name = committable.branch_id.sink
         return end_ruled(sinks.get(name), committable, record.shares[name].target)
 
-    with ThreadPoolExecutor(PARALLEL_BRANCHES) as pool:
-        return list(pool.map(end, branches))
+    return at_once(end, branches)

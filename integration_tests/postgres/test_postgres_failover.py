@@ -99,12 +99,8 @@ def test_commit_waits_for_the_standby_whatever_the_role_says(
     pair: PostgresPair, worlds: tuple[World, World], mode: str, setting: str
 ) -> None:
     """COMMIT PREPARED takes its settings from the role: it may return before the standby has it."""
-    pair.wait_for_standby()
     primary, standby = worlds
-    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET {setting}")
-    sink = primary.ready(dsn=pair.dsn, mode=mode, lock_timeout=2)
-    committable = prepare(sink)
-    pair.cut_off()
+    sink, committable = cut_off_once_prepared(pair, primary, setting, mode=mode, lock_timeout=2)
     for _ in range(2):
         with pytest.raises(CommitUnresolvedError, match="no standby .* has confirmed"):
             sink.commit(committable)
@@ -134,6 +130,18 @@ def test_wait_of_a_held_merge_that_is_cut_short_confirms_nothing(
             outcome.result(30)
 
 
+def cut_off_once_prepared(
+    pair: PostgresPair, primary: World, setting: str = "synchronous_commit = off", **options: Any
+) -> tuple[PostgresSink, Committable]:
+    """A branch that both servers have, of a role with this setting; the standby gets no more."""
+    pair.wait_for_standby()
+    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET {setting}")
+    sink = primary.ready(dsn=pair.dsn, **options)
+    committable = prepare(sink)
+    pair.cut_off()
+    return sink, committable
+
+
 def ended_waits(world: World, how: str) -> int:
     """Cancel or terminate whoever waits for the standby."""
     query = f"SELECT pg_{how}_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -145,12 +153,8 @@ def test_commit_that_no_standby_confirms_is_not_written_again(
     pair: PostgresPair, worlds: tuple[World, World], mode: str
 ) -> None:
     """An operator's `redo` of a branch that is visible: its rows would be there twice."""
-    pair.wait_for_standby()
     primary, _ = worlds
-    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET synchronous_commit = off")
-    sink = primary.ready(dsn=pair.dsn, mode=mode, lock_timeout=1)
-    committable = prepare(sink)
-    pair.cut_off()
+    sink, committable = cut_off_once_prepared(pair, primary, mode=mode, lock_timeout=1)
     with pytest.raises(CommitUnresolvedError) as caught:
         sink.commit(committable)
     told = _given_up(sink, committable, caught.value)
@@ -188,12 +192,8 @@ def test_standby_that_is_promoted_during_the_wait_confirms_nothing(
     pair: PostgresPair, worlds: tuple[World, World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for no other one, and does not have the COMMIT PREPARED that nobody confirmed."""
-    pair.wait_for_standby()
     primary, standby = worlds
-    primary.run(f"ALTER ROLE {pair.primary.settings.user} SET synchronous_commit = off")
-    sink = primary.ready(dsn=pair.dsn)
-    committable = prepare(sink)
-    pair.cut_off()
+    sink, committable = cut_off_once_prepared(pair, primary)
 
     def fail_over(*args: Any) -> None:
         monkeypatch.undo()

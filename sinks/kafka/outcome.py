@@ -115,10 +115,7 @@ class Outcome:
             known = "it is committed, and not known to be visible,"
             self._patience(lambda: self._make_visible(branch))
         except errors.KafkaError as error:
-            # The next call starts with fresh connections.
-            self._finisher.close()
-            why = f"asked for {self._patience.seconds:g} s, last answer: {_text(error)}"
-            raise self._unresolved(branch_id, why, known) from error
+            raise self._unresolved(branch_id, self._hang_up(error), known) from error
 
     def commit_together(self, committables: Sequence[Committable]) -> set[str]:
         """Commit what a healthy cluster lets us commit with few requests.
@@ -246,7 +243,7 @@ class Outcome:
         """
         state = self._patience(lambda: self._describe(branch.transactional_id))
         marker = self._patience(lambda: self._marker(branch))
-        if marker is not None and marker[1] == str(branch_id):
+        if _proves(marker, branch_id):
             return
         story = _story(branch, state)
         cluster_id = self._patience(self._finisher.cluster_id)
@@ -313,12 +310,8 @@ class Outcome:
             # Committed, aborted or taken over already: whatever is open now is not this branch.
             return
         except errors.KafkaError as error:
-            self._finisher.close()
-            raise SinkError(
-                f"{branch_id} cannot be aborted in {self._target}: asked for "
-                f"{self._patience.seconds:g} s, last answer: {_text(error)}",
-                branch_id,
-            ) from error
+            told = f"{branch_id} cannot be aborted in {self._target}: {self._hang_up(error)}"
+            raise SinkError(told, branch_id) from error
 
     def abort_decided(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abortDecided`.
@@ -337,14 +330,10 @@ class Outcome:
             is_committed = state is not None and _was_committed(branch, state)
             if not is_committed:
                 marker = self._patience(lambda: self._marker(branch))
-                is_committed = marker is not None and marker[1] == str(branch_id)
+                is_committed = _proves(marker, branch_id)
         except errors.KafkaError as error:
-            self._finisher.close()
-            raise SinkError(
-                f"no answer whether {branch_id} was committed in {self._target}: asked for "
-                f"{self._patience.seconds:g} s, last answer: {_text(error)}",
-                branch_id,
-            ) from error
+            told = f"no answer whether {branch_id} was committed in {self._target}: "
+            raise SinkError(told + self._hang_up(error), branch_id) from error
         if is_committed:
             raise CommitRejectedError(
                 f"{branch_id} is committed in {self._target} ({_story(branch, state)}), so that "
@@ -372,6 +361,11 @@ class Outcome:
 
     # -- helpers ---------------------------------------------------------------------------------
 
+    def _hang_up(self, error: errors.KafkaError) -> str:
+        """Let the next call start with fresh connections; tells what was asked in vain."""
+        self._finisher.close()
+        return f"asked for {self._patience.seconds:g} s, last answer: {_text(error)}"
+
     def _end(self, branch: KafkaBranch, *, commit: bool) -> bool:
         return self._finisher.end(
             branch.transactional_id, branch.producer_id, branch.producer_epoch, commit=commit
@@ -392,8 +386,7 @@ class Outcome:
             except errors.UnstableOffsetCommitError:  # open still
                 return None
 
-        marker = self._patience(read)
-        return marker is not None and marker[1] == str(branch_id)
+        return _proves(self._patience(read), branch_id)
 
     def _describe(self, transactional_id: str) -> TransactionState | None:
         return self._finisher.describe([transactional_id]).get(transactional_id)
@@ -406,6 +399,11 @@ class Outcome:
         self, branch_id: BranchId, why: str, known: str = _UNKNOWN
     ) -> CommitUnresolvedError:
         return CommitUnresolvedError(f"{branch_id}: {known} in {self._target}: {why}", branch_id)
+
+
+def _proves(marker: tuple[int, str] | None, branch_id: BranchId) -> bool:
+    """Whether the marker that is visible is that of the branch."""
+    return marker is not None and marker[1] == str(branch_id)
 
 
 def _is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) -> bool:
