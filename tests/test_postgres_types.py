@@ -485,10 +485,21 @@ def test_statement_quotes_names_and_leaves_percent_alone() -> None:
         },
         version=1,  # as before there were modes
     )
-    (text,) = (part.as_string() for part in statements(Merge.read(record), record.branch_id))
+    *_, text = (part.as_string() for part in statements(Merge.read(record), record.branch_id))
     assert 'INTO "a""b"."100%" ("É%s", "id")' in text
     assert text.index('"s1"') < text.index('"s2"')
     assert 'ORDER BY "id" ON CONFLICT ("id") DO UPDATE SET "É%s" = EXCLUDED."É%s"' in text
+
+
+def test_record_of_a_version_without_gaps_is_read() -> None:
+    target = {"schema": "s", "table": "t", "columns": ["id"], "key": ["id"], "staging": ["x"]}
+    server = {"rows": 10**6, "system": "7", "database": "shop", "prepared": True}
+    modes = {"mode": "upsert", "update": [], "order_by": [], "delete": None, "helpers": []}
+    branch = BranchId(OWNER, 0, 1, "postgres", 0, DRIVER_ATTEMPT)
+    payload = {**target, **server, **modes, "dead_letter": None, "attached": []}
+    merge = Merge.read(Committable(branch, payload, version=2))
+    *_, text = (part.as_string() for part in statements(merge, branch))
+    assert text.startswith("INSERT INTO") and text.endswith('ON CONFLICT ("id") DO NOTHING')
 
 
 # -- settings --------------------------------------------------------------------------------------

@@ -433,9 +433,16 @@ OPERATIONS = st.sampled_from(["I", "U", "D", None])
 BATCH = st.lists(st.tuples(OPERATIONS, st.integers(0, 5), st.sampled_from("abc")), max_size=12)
 
 
+@pytest.mark.parametrize("worth_a_look", [0, 10_000])
 @pytest.mark.parametrize("dead_letter", [None, "rejects"])
-def test_random_batches_of_changes_equal_a_model(prepared: World, dead_letter: str | None) -> None:
+def test_random_batches_of_changes_equal_a_model(
+    prepared: World,
+    dead_letter: str | None,
+    worth_a_look: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In two tasks, in any order, some lost and merged again."""
+    monkeypatch.setattr("sparkonce.sinks.postgres.merge.WORTH_A_LOOK", worth_a_look)
     prepared.table(STATES)
     sink = prepared.ready(CHANGES, **CDC, dead_letter=dead_letter)
     numbers = iter(range(100_000))

@@ -116,7 +116,8 @@ _COLUMNS = """
     ORDER BY a.attnum
 """
 
-# Only such an index can arbitrate ON CONFLICT (columns).
+# Only such an index can arbitrate ON CONFLICT (columns). `leading` is its first column, where a
+# block of code can go through the index in the order of that column.
 _UNIQUE_KEYS = """
     SELECT ARRAY(
         SELECT a.attname::text FROM pg_catalog.pg_attribute a
@@ -129,7 +130,19 @@ _UNIQUE_KEYS = """
         JOIN pg_catalog.pg_collation k ON k.oid IN (i.indcollation[n], a.attcollation)
         WHERE i.indcollation[n] <> a.attcollation AND NOT k.collisdeterministic
     ) AS has_other_collation,
-    (SELECT relname FROM pg_catalog.pg_class WHERE oid = i.indexrelid) AS name
+    (SELECT relname FROM pg_catalog.pg_class WHERE oid = i.indexrelid) AS name,
+    (
+        SELECT a.attname::text FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+        JOIN pg_catalog.pg_opclass o ON o.oid = i.indclass[0]
+        JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+        JOIN pg_catalog.pg_language l ON l.lanname = 'plpgsql'
+        WHERE a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+            AND i.indcollation[0] = a.attcollation AND o.opcdefault
+            AND t.typnamespace = 'pg_catalog'::regnamespace
+            AND (c.relkind = 'p' OR NOT c.relhassubclass)
+            AND has_language_privilege(l.oid, 'USAGE')
+    ) AS leading
     FROM pg_catalog.pg_index i
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
         AND i.indpred IS NULL AND i.indexprs IS NULL
@@ -175,6 +188,7 @@ class Target:
         updated: columns that an update sets.
         delete: SQL that says whether a row of the batch is a deletion.
         dead_letter: schema and name of the table that takes rows which the target refuses.
+        leading: the first column of the key's index, if it can be gone through in its order.
     """
 
     schema: str
@@ -189,6 +203,7 @@ class Target:
     updated: tuple[str, ...] = ()
     delete: str | None = None
     dead_letter: tuple[str, str] | None = None
+    leading: str | None = None
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -255,9 +270,10 @@ def resolve(
         columns = _columns(cursor, found)
         batch = match(connection, columns, writing, schema, refuse, is_lax=dead_letter is not None)
         _check_rights(columns, schema.names, writing, batch.updated, refuse)
+        leading = None
         if writing.key is not None:
             unique = cursor.execute(_UNIQUE_KEYS, (found.oid,)).fetchall()
-            _check_key(writing.key, unique, found.shown, refuse)
+            leading = _check_key(writing.key, unique, found.shown, refuse)
             if writing.mode != "upsert" or writing.order_by or dead_letter is not None:
                 _check_nulls(writing.key, columns, unique, refuse)
         _check_marker(cursor, found.schema, refuse)
@@ -279,6 +295,7 @@ def resolve(
         batch.updated,
         batch.delete,
         rejects,
+        leading,
     )
 
 
@@ -405,7 +422,8 @@ def _check_rights(
 
 def _check_key(
     key: Sequence[str], unique: Sequence[Any], shown: str, refuse: Callable[[str], NoReturn]
-) -> None:
+) -> str | None:
+    """The first column of the key's index, if it can be gone through in its order."""
     fitting = [index for index in unique if set(index.columns) == set(key)]
     if not fitting:
         quoted = columns_of(key).as_string()
@@ -419,6 +437,7 @@ def _check_key(
                 f"the unique index {index.name!r} on key={list(key)!r} has another collation than "
                 "its column, so that they differ in which keys are equal; give them the same one"
             )
+    return next((index.leading for index in fitting if index.leading is not None), None)
 
 
 def _check_nulls(

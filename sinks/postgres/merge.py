@@ -3,9 +3,9 @@
     staging tables ─► the last row of each key ─► DELETE from the target ─► INSERT … ON CONFLICT
 
 Not MERGE: it looks for a key first and then inserts, so a key that another session inserts in
-between fails it; ON CONFLICT waits for that session and then updates. The two statements touch
-different keys, and the deletions go first since they may free what another row's unique column
-takes.
+between fails it; ON CONFLICT waits for that session and then updates. (Where all keys are new there
+is a faster way: see `new_keys`.) The two statements touch different keys, and the deletions go
+first since they may free what another row's unique column takes.
 
 With a dead letter table the statements run in a block that, where a row-level constraint is
 violated, goes through the rows in ranges: a range that fails is halved, until one row is left.
@@ -23,11 +23,12 @@ from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import BranchId, Committable, JsonValue
 from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target
+from sparkonce.sinks.postgres.new_keys import WORTH_A_LOOK, insert_into_gap
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key
-from sparkonce.sinks.postgres.sql import columns_of, qualified, script, staging_name
+from sparkonce.sinks.postgres.sql import SORT_IN_MEMORY, columns_of, qualified, script, staging_name
 from sparkonce.sinks.postgres.writing import Write, Writing
 
-PAYLOAD_VERSION = 2
+PAYLOAD_VERSION = 3
 
 REJECTED = "sparkonce.rejected"
 """A setting of the transaction: how many rows the dead letter table takes."""
@@ -55,6 +56,7 @@ class Merge:
         helpers: columns of the staging tables that serve `order_by` and `delete` only.
         dead_letter: schema and name of the table that takes rows which the target refuses.
         attached: those of the staging tables that become partitions of the target.
+        leading: the key's column to look for a gap by (see `new_keys`); None where it cannot be.
     """
 
     schema: str
@@ -73,6 +75,7 @@ class Merge:
     helpers: tuple[str, ...] = ()
     dead_letter: tuple[str, str] | None = None
     attached: tuple[str, ...] = ()
+    leading: str | None = None
 
     @classmethod
     def of(cls, target: Target, writing: Writing, staging: Iterable[str], rows: int) -> Self:
@@ -92,13 +95,14 @@ class Merge:
             target.delete,
             target.helpers,
             target.dead_letter,
+            leading=target.leading,
         )
 
     @classmethod
     def read(cls, committable: Committable) -> Self:
         """From a committable of this version or an older one."""
         payload: dict[str, Any] = dict(committable.payload)
-        if committable.version not in {1, PAYLOAD_VERSION} or "columns" not in payload:
+        if committable.version not in {1, 2, PAYLOAD_VERSION} or "columns" not in payload:
             raise CommitUnresolvedError(
                 f"PostgresSink: the record of {committable.branch_id} has version "
                 f"{committable.version}, which this version of sparkonce cannot read: upgrade it",
@@ -137,6 +141,8 @@ class Merge:
 
 def statements(merge: Merge, branch_id: BranchId) -> Iterator[sql.Composable]:
     """What brings the rows from the staging tables into the target."""
+    if merge.key is not None:
+        yield SORT_IN_MEMORY
     if merge.is_checked_for_duplicates:
         # A subquery that gives two rows: the error that ON CONFLICT DO UPDATE raises as well.
         yield sql.SQL("SELECT (SELECT generate_series(1, 2)) FROM ({}) AS found").format(
@@ -184,11 +190,15 @@ def duplicate_told(merge: Merge, row: Sequence[object]) -> str:
 
 def _resolved(merge: Merge) -> sql.Composed:
     names = (*merge.columns, *merge.helpers)
-    staged = sql.SQL(" UNION ALL ").join(
+    staged = _staged(merge, names)
+    return last_of_each_key(staged, names, merge.key, merge.order_by, merge.delete)
+
+
+def _staged(merge: Merge, names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(" UNION ALL ").join(
         sql.SQL("SELECT {} FROM {}").format(columns_of(names), qualified(merge.schema, name))
         for name in sorted(merge.staging)
     )
-    return last_of_each_key(staged, names, merge.key, merge.order_by, merge.delete)
 
 
 def _moves(merge: Merge, rows: sql.Composable) -> Iterator[sql.Composed]:
@@ -207,17 +217,22 @@ def _moves(merge: Merge, rows: sql.Composable) -> Iterator[sql.Composed]:
     )
     if merge.delete is not None:
         insert += sql.SQL(" WHERE NOT {}").format(DELETED)
-    if key:
-        assignments = sql.SQL(", ").join(
-            sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(column)) for column in merge.update
-        )
-        action = sql.SQL("UPDATE SET ") + assignments if merge.update else sql.SQL("NOTHING")
-        # Rows are locked in the order of their keys, by everybody alike: no deadlock between
-        # pipelines. (Deletions are locked as they come; a deadlock is tried again.)
-        insert += sql.SQL(" ORDER BY {} ON CONFLICT ({}) DO {}").format(
-            columns_of(key), columns_of(key), action
-        )
-    yield insert
+    if not key:
+        yield insert
+        return
+    assignments = sql.SQL(", ").join(
+        sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(column)) for column in merge.update
+    )
+    action = sql.SQL("UPDATE SET ") + assignments if merge.update else sql.SQL("NOTHING")
+    # Rows are locked in the order of their keys, by everybody alike: no deadlock between
+    # pipelines. (Deletions are locked as they come; a deadlock is tried again.)
+    insert += sql.SQL(" ORDER BY {}").format(columns_of(key))
+    on_conflict = sql.SQL("ON CONFLICT ({}) DO {}").format(columns_of(key), action)
+    if merge.leading is None or merge.dead_letter is not None or merge.rows < WORTH_A_LOOK:
+        yield sql.SQL("{} {}").format(insert, on_conflict)
+    else:
+        keys = _staged(merge, [merge.leading])
+        yield insert_into_gap(table, merge.leading, keys, insert, on_conflict)
 
 
 def _with_dead_letter(

@@ -159,7 +159,12 @@ _UNLIMITED = sql.SQL(
 
 
 def create_staging(
-    schema: str, name: str, types: Mapping[str, str], branch_id: BranchId
+    schema: str,
+    name: str,
+    types: Mapping[str, str],
+    branch_id: BranchId,
+    *,
+    logged: bool = True,
 ) -> sql.Composed:
     table = qualified(schema, name)
     columns = sql.SQL(", ").join(
@@ -168,7 +173,9 @@ def create_staging(
     )
     return script(
         # Autovacuum would take a lock that the DROP waits for; the table lives for one batch.
-        sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = false)").format(table, columns),
+        sql.SQL("CREATE {} {} ({}) WITH (autovacuum_enabled = false)").format(
+            sql.SQL("TABLE" if logged else "UNLOGGED TABLE"), table, columns
+        ),
         sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(str(branch_id))),
     )
 
@@ -218,6 +225,12 @@ WRITE_NOTHING = sql.SQL(
 )
 """What a COMMIT waits for standbys with, as for any write, and nobody reads; a wait that is cut is
 a warning, which the role may have switched off."""
+
+SORT_IN_MEMORY = sql.SQL(
+    "SELECT set_config('work_mem', '64MB', true) "
+    "WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')"
+)
+"""By default Postgres sorts more than 4 MiB on its disk."""
 
 CHECK_CONSTRAINTS_NOW = sql.SQL("SET CONSTRAINTS ALL IMMEDIATE")
 

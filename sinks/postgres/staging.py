@@ -47,6 +47,9 @@ SLICE_BYTES = 32 * 1024 * 1024
 class StagingWriter:
     """An open COPY into a table that nobody else sees yet."""
 
+    _outlives_transaction = True
+    """Whether the copied table is still needed once its transaction has ended."""
+
     def __init__(
         self,
         address: Address,
@@ -88,7 +91,11 @@ class StagingWriter:
         if self._attach is not None:
             return [create_attachable(self._target, self._attach, self.name, self.branch_id)]
         types = {column.name: column.type.ddl for column in self._target.columns}
-        return [create_staging(self.schema, self.name, types, self.branch_id)]
+        return [
+            create_staging(
+                self.schema, self.name, types, self.branch_id, logged=self._outlives_transaction
+            )
+        ]
 
     def _copy_statement(self) -> sql.Composed:
         names, is_binary = self._target.names, self._target.is_binary

@@ -1,0 +1,290 @@
+"""A batch whose keys are all new is inserted without ON CONFLICT, and nobody sees a difference.
+
+A trigger tells which of the two it was: ON CONFLICT DO UPDATE fires those of an UPDATE, also where
+no row is updated.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from integration_tests.postgres.world import (
+    DEADLINE_S,
+    World,
+    deliver,
+    eventually,
+    merge_of,
+    prepare,
+    stage,
+    task,
+)
+from sparkonce.errors import PrepareRejectedError
+
+KEYED = "id bigint PRIMARY KEY, status text"
+
+
+@pytest.fixture(autouse=True)
+def any_batch_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.sinks.postgres.merge.WORTH_A_LOOK", 0)
+
+
+def watched(world: World, columns: str = KEYED) -> None:
+    world.table(columns)
+    world.run(
+        f"CREATE SEQUENCE {world.schema}.conflicts; "
+        f"CREATE FUNCTION {world.schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN PERFORM nextval('{world.schema}.conflicts'); RETURN NULL; END $$; "
+        f"CREATE TRIGGER t AFTER UPDATE ON {world.schema}.orders FOR EACH STATEMENT "
+        f"EXECUTE FUNCTION {world.schema}.f()"
+    )
+
+
+def conflicts(world: World) -> int:
+    """How many times ON CONFLICT ran; a rollback takes none back."""
+    (row,) = world.run(
+        f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {world.schema}.conflicts"
+    )
+    return int(row[0])
+
+
+def states(ids: Sequence[Any], status: str = "new") -> pa.Table:
+    return pa.table({"id": ids, "status": [status] * len(ids)})
+
+
+@pytest.mark.parametrize(
+    ("there", "ids", "ran"),
+    [
+        ([], [1, 2], 0),
+        ([1, 2], [3, 4], 0),
+        ([3, 4], [1, 2], 0),
+        ([1, 2, 30], [12, 14, 13], 0),
+        ([1, 2, 30], [12, 30], 1),  # the greatest is there
+        ([1, 12, 30], [14, 12], 1),  # the least is there
+        ([1, 13], [14, 12], 1),  # all are new, and no gap holds them
+        ([1, 2], [1, 2], 1),
+    ],
+)
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_keys_in_a_gap_are_inserted(
+    prepared: World, mode: str, there: list[int], ids: list[int], ran: int
+) -> None:
+    watched(prepared)
+    for key in there:
+        prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES ({key}, 'old')")
+    rows = states(ids)
+    sink = prepared.ready(rows.schema, key=["id"], mode=mode)
+    for committable in sink.prepareBatch(merge_of(), [stage(sink, rows)]):
+        sink.commit(committable)
+    after = dict.fromkeys(there, "old") | dict.fromkeys(ids, "new")
+    assert prepared.rows() == sorted(after.items())
+    assert conflicts(prepared) == ran
+
+
+def test_keys_of_several_tasks_make_one_range(world: World) -> None:
+    watched(world)
+    world.run(f"INSERT INTO {world.schema}.orders VALUES (5, 'old')")
+    sink = world.ready(states([1]).schema, key=["id"])
+    staged = [stage(sink, states([n]), task(n)) for n in (1, 9)]
+    (merged,) = sink.prepareBatch(merge_of(), staged)
+    sink.commit(merged)
+    assert world.rows() == [(1, "new"), (5, "old"), (9, "new")]
+    assert conflicts(world) == 1
+
+
+@pytest.mark.parametrize("write", ["upsert", "ignore", "merge"])
+def test_key_is_taken_after_the_look(world: World, write: str) -> None:
+    """Another session's row, which the look could not see, is met as any other row."""
+    watched(world)
+    rows = pa.table({"id": [1, 2, 3], "status": ["new"] * 3, "gone": [False, False, True]})
+    delete = {"delete": "gone"} if write == "merge" else {}
+    rows = rows if delete else rows.drop_columns(["gone"])
+    sink = world.ready(rows.schema, key=["id"], write=write, **delete)
+    staged = stage(sink, rows)
+    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
+        rival.execute(f"INSERT INTO {world.schema}.orders VALUES (2, 'rival')".encode())
+        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        eventually(lambda: world.waiting() > 0, "the merge waits for key 2")
+        assert conflicts(world) == 0
+        rival.commit()
+        (merged,) = voting.result(DEADLINE_S)
+    sink.commit(merged)
+    second = (2, "rival" if write == "ignore" else "new")
+    last = [] if write == "merge" else [(3, "new")]
+    assert world.rows() == [(1, "new"), second, *last]
+    assert conflicts(world) == (write != "ignore")
+
+
+def test_lost_merge_looks_again(world: World) -> None:
+    """Its keys were new at the vote, and are not when it is merged again."""
+    watched(world)
+    sink = world.ready(states([1]).schema, key=["id"])
+    committable = prepare(sink, states([1, 2]))
+    assert conflicts(world) == 0
+    if world.prepares:
+        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
+    else:
+        sink.close()
+        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
+    world.run(f"INSERT INTO {world.schema}.orders VALUES (2, 'rival')")
+    sink.commit(committable)
+    assert (world.rows(), conflicts(world)) == ([(1, "new"), (2, "new")], 1)
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_new_key_that_comes_twice_is_refused(prepared: World, mode: str) -> None:
+    prepared.table(KEYED)
+    rows = states([7, 8, 8])
+    sink = prepared.ready(rows.schema, key=["id"], mode=mode)
+    with pytest.raises(PrepareRejectedError, match="comes more than once in the batch.* id = 8"):
+        sink.prepareBatch(merge_of(), [stage(sink, rows)])
+    assert prepared.rows() == []
+
+
+def test_other_unique_column_still_aborts_the_batch(prepared: World) -> None:
+    prepared.table(f"{KEYED} UNIQUE")
+    prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES (1, 'taken')")
+    sink = prepared.ready(states([2]).schema, key=["id"])
+    with pytest.raises(PrepareRejectedError, match="orders_status_key"):
+        prepare(sink, states([2], "taken"))
+    assert prepared.rows() == [(1, "taken")]
+
+
+DAY = dt.date(2026, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "there", "new"),
+    [
+        ("id text PRIMARY KEY", "a", ["b", "ü"]),
+        ('id text COLLATE "POSIX" PRIMARY KEY', "a", ["b", "ü"]),
+        ("id varchar(9) PRIMARY KEY", "a", ["b", "c"]),
+        ("id uuid PRIMARY KEY", str(uuid.UUID(int=1)), [str(uuid.UUID(int=n)) for n in (2, 3)]),
+        ("id date PRIMARY KEY", DAY, [DAY.replace(day=n) for n in (2, 3)]),
+        ("id bytea PRIMARY KEY", b"a", [b"b", b"c"]),
+        ("id bigint UNIQUE", 1, [2, None]),
+        ("id bigint UNIQUE", 1, [None]),
+    ],
+)
+def test_keys_of_any_builtin_type(prepared: World, columns: str, there: Any, new: Any) -> None:
+    watched(prepared, f"{columns}, status text")
+    insert = sql.SQL("INSERT INTO {} VALUES ({})").format(
+        sql.Identifier(prepared.schema, "orders"), sql.Literal(there)
+    )
+    prepared.run(insert)
+    rows = states(pa.array(new, pa.int64()) if new[-1] is None else new)  # type: ignore[arg-type]
+    deliver(prepared.ready(rows.schema, key=["id"]), rows)
+    assert len(prepared.rows()) == 1 + len(new)
+    assert conflicts(prepared) == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "ran"),
+    [
+        ("(day, id)", 0),
+        ("(id, day)", 1),  # its first column does not grow
+        ("(day DESC, id)", 0),
+    ],
+)
+def test_first_column_of_the_index_counts(prepared: World, index: str, ran: int) -> None:
+    watched(prepared, "id bigint, day date, status text")
+    prepared.run(f"CREATE UNIQUE INDEX ON {prepared.schema}.orders {index}")
+    prepared.run(
+        f"INSERT INTO {prepared.schema}.orders VALUES (1, '2026-01-01'), (9, '2026-01-01')"
+    )
+    rows = states([1, 5]).append_column("day", [[DAY.replace(day=2)] * 2])
+    deliver(prepared.ready(rows.schema, key=["id", "day"]), rows)
+    assert len(prepared.ids()) == 4
+    assert conflicts(prepared) == ran
+
+
+@pytest.mark.parametrize(
+    ("columns", "more"),
+    [
+        ("id text", "CREATE UNIQUE INDEX ON {s}.orders (id text_pattern_ops)"),
+        ('id text COLLATE "C"', 'CREATE UNIQUE INDEX ON {s}.orders (id COLLATE "POSIX")'),
+        ("id {s}.named PRIMARY KEY", ""),  # its operators may be in no schema that is searched
+        ("id {s}.kind PRIMARY KEY", ""),
+        ("id text PRIMARY KEY", "CREATE TABLE {s}.child () INHERITS ({s}.orders)"),
+    ],
+)
+def test_key_that_the_look_cannot_go_through(prepared: World, columns: str, more: str) -> None:
+    schema = prepared.schema
+    prepared.run(f"CREATE DOMAIN {schema}.named AS text; CREATE TYPE {schema}.kind AS ENUM ('x')")
+    watched(prepared, f"{columns}, status text".format(s=schema))
+    if more:
+        prepared.run(more.format(s=schema))
+    deliver(prepared.ready(states(["x"]).schema, key=["id"]), states(["x"]))
+    assert (prepared.rows(), conflicts(prepared)) == ([("x", "new")], 1)
+
+
+def test_partitioned_table(prepared: World) -> None:
+    watched(prepared, "id bigint PRIMARY KEY, status text) PARTITION BY RANGE (id")
+    for low in (0, 10):
+        prepared.run(
+            f"CREATE TABLE {prepared.schema}.p{low} PARTITION OF {prepared.schema}.orders "
+            f"FOR VALUES FROM ({low}) TO ({low + 10})"
+        )
+    sink = prepared.ready(states([1]).schema, key=["id"])
+    for batch, (ids, ran) in enumerate([([8, 9], 0), ([10, 11], 0), ([7, 12], 1), ([11], 2)]):
+        deliver(sink, states(ids, f"b{batch}"), batch)
+        assert conflicts(prepared) == ran
+    assert dict(prepared.rows()) == {7: "b2", 8: "b0", 9: "b0", 10: "b1", 11: "b3", 12: "b2"}
+
+
+@pytest.mark.parametrize("name", ["low", "high", "above", "staged", "target", "sparkonce"])
+def test_table_and_columns_of_any_name(prepared: World, name: str) -> None:
+    other = "note" if name == "low" else "low"
+    prepared.table(f"{name} bigint PRIMARY KEY, {other} text", name)
+    sink = prepared.sink(table=f"{prepared.schema}.{name}", key=[name])
+    rows = pa.table({name: [1, 2], other: ["a", "b"]})
+    sink.validate(rows.schema)
+    for batch in range(2):
+        deliver(sink, rows, batch)
+    assert prepared.rows(name) == [(1, "a"), (2, "b")]
+
+
+def test_the_look_reads_the_index_and_not_the_table(prepared: World) -> None:
+    """Also where Postgres takes most rows for greater than the batch's keys."""
+    prepared.table(KEYED)
+    orders = f"{prepared.schema}.orders"
+    prepared.run(f"INSERT INTO {orders} SELECT n, 'old' FROM generate_series(1000, 50000) n")
+    prepared.run(f"ANALYZE {orders}")
+    sink = prepared.ready(states([1]).schema, key=["id"])
+
+    def scans() -> int:
+        query = f"SELECT seq_scan FROM pg_stat_all_tables WHERE relid = '{orders}'::regclass"
+        return int(prepared.run(query)[0][0])
+
+    before = scans()
+    for batch, low in enumerate([1, 60_000]):
+        deliver(sink, states(list(range(low, low + 500))), batch)
+    sink.close()
+    prepared.end_sessions()  # which also hands in what they have counted
+    assert prepared.run(f"SELECT count(*) FROM {orders} WHERE status = 'new'") == [(1000,)]
+    assert scans() == before + 1  # the count right now
+
+
+@pytest.mark.parametrize(("given", "found"), [("4MB", "64MB"), ("100MB", "100MB")])
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_merge_sorts_in_memory(prepared: World, mode: str, given: str, found: str) -> None:
+    prepared.table(KEYED)
+    prepared.run(
+        f"CREATE FUNCTION {prepared.schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.status := current_setting('work_mem'); RETURN NEW; END $$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {prepared.schema}.orders FOR EACH ROW "
+        f"EXECUTE FUNCTION {prepared.schema}.f()"
+    )
+    dsn = f"{prepared.dsn}?options=-c%20work_mem%3D{given}"
+    sink = prepared.ready(states([1]).schema, key=["id"], mode=mode, dsn=dsn)
+    for committable in sink.prepareBatch(merge_of(), [stage(sink, states([1]))]):
+        sink.commit(committable)
+    assert prepared.rows() == [(1, found)]
