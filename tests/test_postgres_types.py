@@ -499,7 +499,8 @@ def test_record_of_a_version_without_gaps_is_read() -> None:
     payload = {**target, **server, **modes, "dead_letter": None, "attached": []}
     merge = Merge.read(Committable(branch, payload, version=2))
     *_, text = (part.as_string() for part in statements(merge, branch))
-    assert text.startswith("INSERT INTO") and text.endswith('ON CONFLICT ("id") DO NOTHING')
+    assert text.startswith("INSERT INTO")
+    assert text.endswith('ON CONFLICT ("id") DO NOTHING')
 
 
 # -- settings --------------------------------------------------------------------------------------
