@@ -214,6 +214,9 @@ def test_first_column_of_the_index_counts(prepared: World, index: str, ran: int)
         ("id {s}.named PRIMARY KEY", ""),  # its operators may be in no schema that is searched
         ("id {s}.kind PRIMARY KEY", ""),
         ("id text PRIMARY KEY", "CREATE TABLE {s}.child () INHERITS ({s}.orders)"),
+        # Sorted for each look, as they have their NULLs elsewhere than ORDER BY.
+        ("id text", "CREATE UNIQUE INDEX ON {s}.orders (id NULLS FIRST)"),
+        ("id text", "CREATE UNIQUE INDEX ON {s}.orders (id DESC NULLS LAST)"),
     ],
 )
 def test_key_that_the_look_cannot_go_through(prepared: World, columns: str, more: str) -> None:
@@ -226,18 +229,70 @@ def test_key_that_the_look_cannot_go_through(prepared: World, columns: str, more
     assert (prepared.rows(), conflicts(prepared)) == ([("x", "new")], 1)
 
 
-def test_partitioned_table(prepared: World) -> None:
-    watched(prepared, "id bigint PRIMARY KEY, status text) PARTITION BY RANGE (id")
-    for low in (0, 10):
+def test_no_partition_is_locked_but_those_that_rows_go_to(prepared: World) -> None:
+    """The look would go to all of them: somebody else may be at one, and locks are few."""
+    prepared.table(
+        "id bigint, day date, status text, PRIMARY KEY (id, day)) PARTITION BY LIST (day"
+    )
+    for day in (1, 2):
         prepared.run(
-            f"CREATE TABLE {prepared.schema}.p{low} PARTITION OF {prepared.schema}.orders "
-            f"FOR VALUES FROM ({low}) TO ({low + 10})"
+            f"CREATE TABLE {prepared.schema}.p{day} PARTITION OF {prepared.schema}.orders "
+            f"FOR VALUES IN ('2026-01-0{day}')"
         )
+    rows = states([1, 2]).append_column("day", [[DAY] * 2])
+    sink = prepared.ready(rows.schema, key=["id", "day"], lock_timeout=1.0)
+    with psycopg.connect(prepared.dsn) as blocker:
+        blocker.execute(f"LOCK TABLE {prepared.schema}.p2".encode())
+        deliver(sink, rows)
+    assert prepared.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_index_that_is_gone_lets_no_key_come_twice(prepared: World, mode: str) -> None:
+    """Only ON CONFLICT needs it: without it an INSERT takes any key."""
+    prepared.table(KEYED)
+    rows = states([1, 2, 2])
+    sink = prepared.ready(rows.schema, key=["id"], mode=mode)
+    prepared.run(f"ALTER TABLE {prepared.schema}.orders DROP CONSTRAINT orders_pkey")
+    with pytest.raises(PrepareRejectedError, match="no unique or exclusion constraint matching"):
+        sink.prepareBatch(merge_of(), [stage(sink, rows)])
+    assert prepared.rows() == []
+
+
+def test_index_cannot_go_between_the_look_and_the_insert(prepared: World) -> None:
+    watched(prepared)
     sink = prepared.ready(states([1]).schema, key=["id"])
-    for batch, (ids, ran) in enumerate([([8, 9], 0), ([10, 11], 0), ([7, 12], 1), ([11], 2)]):
-        deliver(sink, states(ids, f"b{batch}"), batch)
-        assert conflicts(prepared) == ran
-    assert dict(prepared.rows()) == {7: "b2", 8: "b0", 9: "b0", 10: "b1", 11: "b3", 12: "b2"}
+    staged = stage(sink, states([1, 2]))
+    with psycopg.connect(prepared.dsn) as rival, ThreadPoolExecutor(2) as pool:
+        rival.execute(f"INSERT INTO {prepared.schema}.orders VALUES (2, 'rival')".encode())
+        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        eventually(lambda: prepared.waiting() == 1, "the merge waits for key 2")
+        drop = f"ALTER TABLE {prepared.schema}.orders DROP CONSTRAINT orders_pkey"
+        dropping = pool.submit(prepared.run, drop)
+        eventually(lambda: prepared.waiting() == 2, "the index cannot be dropped")
+        rival.commit()
+        (merged,) = voting.result(DEADLINE_S)
+        sink.commit(merged)
+        dropping.result(DEADLINE_S)
+    assert prepared.rows() == [(1, "new"), (2, "new")]
+
+
+def test_rows_meet_the_policies_of_on_conflict(prepared: World) -> None:
+    """Those for SELECT too, which an INSERT does not ask."""
+    prepared.table(KEYED)
+    orders = f"{prepared.schema}.orders"
+    with prepared.role("SELECT, INSERT, UPDATE") as (_, dsn):
+        prepared.run(
+            f"ALTER TABLE {orders} ENABLE ROW LEVEL SECURITY; "
+            f"CREATE POLICY i ON {orders} FOR INSERT WITH CHECK (true); "
+            f"CREATE POLICY s ON {orders} FOR SELECT USING (status = 'seen'); "
+            f"CREATE POLICY u ON {orders} FOR UPDATE USING (true)"
+        )
+        sink = prepared.ready(states([1]).schema, key=["id"], dsn=dsn)
+        with pytest.raises(PrepareRejectedError, match="row-level security"):
+            prepare(sink, states([1]))
+        sink.close()
+    assert prepared.rows() == []
 
 
 @pytest.mark.parametrize("name", ["low", "high", "above", "staged", "target", "sparkonce"])

@@ -117,7 +117,8 @@ _COLUMNS = """
 """
 
 # Only such an index can arbitrate ON CONFLICT (columns). `leading` is its first column, where a
-# block of code can go through the index in the order of that column.
+# block of code can go through the index in the order of that column: not of every partition, each
+# of which it would lock.
 _UNIQUE_KEYS = """
     SELECT ARRAY(
         SELECT a.attname::text FROM pg_catalog.pg_attribute a
@@ -135,12 +136,14 @@ _UNIQUE_KEYS = """
         SELECT a.attname::text FROM pg_catalog.pg_attribute a
         JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
         JOIN pg_catalog.pg_opclass o ON o.oid = i.indclass[0]
+        JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
         JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
         JOIN pg_catalog.pg_language l ON l.lanname = 'plpgsql'
         WHERE a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-            AND i.indcollation[0] = a.attcollation AND o.opcdefault
             AND t.typnamespace = 'pg_catalog'::regnamespace
-            AND (c.relkind = 'p' OR NOT c.relhassubclass)
+            AND m.amname = 'btree' AND o.opcdefault AND i.indcollation[0] = a.attcollation
+            AND i.indoption[0] IN (0, 3)  -- NULLs stand behind the greatest, as in ORDER BY
+            AND c.relkind = 'r' AND NOT c.relhassubclass AND NOT c.relrowsecurity
             AND has_language_privilege(l.oid, 'USAGE')
     ) AS leading
     FROM pg_catalog.pg_index i

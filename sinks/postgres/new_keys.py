@@ -6,7 +6,8 @@
 
 Keys that grow (numbers of a sequence, times, UUIDs of version 7) come like this in nearly every
 batch. The look is a few steps in the key's index and is only a guess: another session may take a
-key meanwhile. Then the INSERT fails, and ON CONFLICT decides as ever.
+key meanwhile. Then the INSERT fails, and ON CONFLICT decides as ever. So the index has to be there:
+to explain ON CONFLICT, Postgres looks for it, and from then on its lock keeps it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def insert_into_gap(
         on_conflict: to be put behind it.
     """
     column = sql.Identifier(leading)
+    explained = sql.SQL("EXPLAIN {} {}").format(insert, on_conflict)
     block = _BLOCK.format(
         type=table + sql.SQL(".") + column + sql.SQL("%TYPE"),
         column=column,
@@ -45,6 +47,7 @@ def insert_into_gap(
             "SELECT target.{column} INTO above FROM {table} AS target "
             "WHERE target.{column} >= sparkonce.low ORDER BY target.{column} LIMIT 1"
         ).format(column=column, table=table),
+        explained=sql.Literal(explained.as_string()),
         insert=insert,
         on_conflict=on_conflict,
     )
@@ -71,6 +74,7 @@ BEGIN
             WHERE staged.{column} IS NOT NULL ORDER BY staged.{column} DESC LIMIT 1;
         {look};
         IF above IS NULL OR above > high THEN
+            EXECUTE {explained};
             BEGIN
                 {insert};
                 RETURN;
