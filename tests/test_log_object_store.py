@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from botocore.stub import Stubber
 
 from sparkonce.errors import LogUnavailableError
 from sparkonce.txn_log.object_store import ObjectPlace
+from tests.renewed_credentials import SECRET, Sidecar, server_that_takes
 
 _MANY = 1000
 
@@ -56,3 +58,37 @@ def test_answer_that_does_not_say_that_the_document_is_absent(
         server.add_client_error("get_object", code, http_status_code=404)
         with pytest.raises(LogUnavailableError, match=f"answered {code}"):
             place.load("orders/head", None)
+
+
+@pytest.mark.parametrize("verb", ["read", "swap", "delete"])
+def test_credentials_that_are_renewed_while_the_process_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    """Once the server has refused them the chain is asked again, also after it had none."""
+    sidecar = Sidecar(tmp_path, monkeypatch)
+    sidecar.write("old")
+    with server_that_takes("new", {"ETag": '"1"'}) as url:
+        place = ObjectPlace(f"s3://logs/a?endpoint_url={url}&region=us-east-1&path_style=true")
+
+        def act() -> None:
+            if verb == "swap":
+                place.swap("head", None, "{}")
+            elif verb == "delete":
+                place.delete(["head"])
+            else:
+                place.read("head")
+
+        with pytest.raises(LogUnavailableError, match="answered ExpiredToken") as away:
+            act()
+        assert SECRET not in str(away.value)
+        sidecar.clear()
+        with pytest.raises(LogUnavailableError, match="NoCredentials"):
+            act()
+        sidecar.write("half of a file")
+        with (tmp_path / "credentials").open("a") as file:
+            file.write("[half")
+        with pytest.raises(LogUnavailableError, match="nothing was written"):
+            act()
+        sidecar.write("new")
+        act()
+        place.close()

@@ -35,6 +35,7 @@ from sparkonce.sinks.s3.upload import (
     crc32c,
     etag_of_parts,
 )
+from tests.renewed_credentials import SECRET, Sidecar, server_that_takes
 
 BRANCH = BranchId(Owner("0" * 16, "q"), 7, 1, "s3", 0, 0)
 MD5 = "5d41402abc4b2a76b9719d911017c592"
@@ -316,6 +317,34 @@ def test_forbidden_to_look_the_second_time(commit: Callable[..., None]) -> None:
     """The proof is the second look, and it has to be an answer."""
     with pytest.raises(CommitUnresolvedError, match="cannot look"):
         commit(404, 403, refusal="NoSuchUpload", parts="NoSuchUpload")
+
+
+@pytest.mark.parametrize("verb", ["commit", "stands", "abort"])
+def test_credentials_that_are_renewed_while_the_process_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    """Once the server has refused them the chain is asked again, also after it had none."""
+    sidecar = Sidecar(tmp_path, monkeypatch)
+    sidecar.write("old")
+    object_headers = {"ETag": f'"{FILE.etag}"', "x-amz-meta-sparkonce-branch": str(BRANCH)}
+    with server_that_takes("new", object_headers) as url:
+        connection = Connection(url, "us-east-1", path_style=True)
+        act = getattr(FileOutcome(connection, "lake", BRANCH), verb)
+        with pytest.raises(CommitUnresolvedError, match="HeadObject answered 400") as unresolved:
+            act(FILE)
+        assert SECRET not in str(unresolved.value)
+        sidecar.clear()
+        with pytest.raises(CommitUnresolvedError, match="NoCredentials"):
+            act(FILE)
+        sidecar.write("new")
+        act(FILE)
+        connection.close()
+
+
+def test_refused_completion_that_nobody_can_look_after(commit: Callable[..., None]) -> None:
+    """A HEAD has no body to say why; the completion's own answer does."""
+    with pytest.raises(CommitUnresolvedError, match=r"answered 400.*answered ExpiredToken.*renew"):
+        commit(400, refusal="ExpiredToken")
 
 
 def test_forbidden_to_list_parts(commit: Callable[..., None]) -> None:

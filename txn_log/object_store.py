@@ -28,6 +28,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
+from sparkonce.credentials import when_not_valid
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -85,7 +86,7 @@ class ObjectPlace:
         self._prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
         self._settings = settings
         self._address = url
-        self._client = self._connect()
+        self._client: S3Client | None = self._connect()
 
     @property
     def address(self) -> str:
@@ -93,14 +94,22 @@ class ObjectPlace:
 
     @property
     def client(self) -> S3Client:
-        """For tests that count its requests."""
-        return self._client
+        """Made anew after its credentials were refused."""
+        client = self._client
+        if client is None:
+            try:
+                client = self._client = self._connect()
+            except BotoCoreError as error:  # such as a file of credentials that is half written
+                raise self._unavailable(error) from None
+        return client
 
     def close(self) -> None:
-        self._client.close()
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     def _connect(self) -> S3Client:
-        return boto3.session.Session().client(
+        client: S3Client = boto3.session.Session().client(
             "s3",
             endpoint_url=self._settings.get("endpoint_url"),
             region_name=self._settings.get("region"),
@@ -120,6 +129,8 @@ class ObjectPlace:
                 response_checksum_validation="when_required",
             ),
         )
+        when_not_valid(client, self.close)
+        return client
 
     # -- documents ---------------------------------------------------------------------------------
 
@@ -145,7 +156,7 @@ class ObjectPlace:
         condition = {} if known is None else {"IfNoneMatch": str(known)}
 
         def get() -> tuple[str, bytes]:
-            answer = self._client.get_object(
+            answer = self.client.get_object(
                 Bucket=self._bucket,
                 Key=self._prefix + name,
                 **condition,  # type: ignore[arg-type]
@@ -176,7 +187,7 @@ class ObjectPlace:
 
     def names(self, folder: str) -> Sequence[str]:
         def ask() -> list[str]:
-            pages = self._client.get_paginator("list_objects_v2").paginate(
+            pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + (folder and f"{folder}/")
             )
             return [
@@ -190,7 +201,7 @@ class ObjectPlace:
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             key = self._prefix + name
-            self._ask("delete", partial(self._client.delete_object, Bucket=self._bucket, Key=key))
+            self._ask("delete", partial(self.client.delete_object, Bucket=self._bucket, Key=key))
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -203,7 +214,7 @@ class ObjectPlace:
         """
         reach("log.before", request="put")
         try:
-            answer = self._client.put_object(
+            answer = self.client.put_object(
                 Bucket=self._bucket,
                 Key=self._prefix + name,
                 Body=text.encode(),
@@ -282,10 +293,10 @@ class ObjectPlace:
                 condition = {"IfMatch": won[0]} if won else condition
 
     def _refusal(self, why: str) -> ConfigurationError:
-        answer: Any = self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
+        answer: Any = self.client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
         server = answer["ResponseMetadata"]["HTTPHeaders"].get("server", "no name given")
         return ConfigurationError(
-            f"log={self.address}: the server ({self._client.meta.endpoint_url}, {server}) cannot "
+            f"log={self.address}: the server ({self.client.meta.endpoint_url}, {server}) cannot "
             f"keep a transaction log: {why}. Two drivers could both decide; use "
             "log=postgresql://… or sqlite:///…"
         )

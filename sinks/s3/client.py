@@ -1,7 +1,8 @@
 """Connections to S3: the settings, one client per process and purpose, and what errors mean.
 
 Clients are made at their first use in a process and shared by all its sinks with equal settings;
-a client never travels to another process, and a forked process makes its own.
+a client never travels to another process, and a forked process makes its own. One whose credentials
+are refused is dropped with its session, so that the next asks boto3's chain anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError  # noqa: A004
 from botocore.parsers import ResponseParserError
 
+from sparkonce.credentials import when_not_valid
+
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
@@ -30,8 +33,8 @@ _AMAZONS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 _THROTTLED = frozenset({"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"})
 
 _ADVICE = {
-    "ExpiredToken": "the credentials have expired: give lasting ones, or none, so that boto3's "
-    "chain renews them",
+    "ExpiredToken": "the credentials have expired: renew them where boto3's chain finds them, and "
+    "the next try reads them; those in the sink's settings stay as they are",
     "RequestTimeTooSkewed": "correct the clock of this machine or of the server",
 }
 
@@ -128,6 +131,8 @@ class Connection:
             unsigned = Config(s3={"addressing_style": style, "payload_signing_enabled": False})
             client.close()
             client = make(config.merge(unsigned))
+        if self.access_key is None:  # those of the settings would be the same again
+            when_not_valid(client, self.close)
         return client
 
 

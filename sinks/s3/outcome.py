@@ -88,7 +88,7 @@ class FileOutcome:
             PreparedBranchLostError: proven: the upload is gone and there is no object.
         """
         refusal = self._complete(file)
-        seen = self._look(file)
+        seen = self._look(file, refusal)
         if seen is Seen.OURS:
             return
         if seen is Seen.ABSENT and code_of(refusal) in _GONE and self._is_upload_gone(file):
@@ -145,7 +145,7 @@ class FileOutcome:
             return error
         return None
 
-    def _look(self, file: StagedFile) -> Seen:
+    def _look(self, file: StagedFile, refusal: Exception | None = None) -> Seen:
         checked: dict[str, Any] = {"ChecksumMode": "ENABLED"} if file.checksums else {}
         try:
             head = self.connection.client(Purpose.ASK).head_object(
@@ -155,8 +155,11 @@ class FileOutcome:
             )
         except S3_ERRORS as error:
             if status_of(error) != 404:  # noqa: PLR2004
+                # HEAD has no body to say why; the refusal of the completion may know.
+                said = "" if refusal is None else f"; the completion: {describe(refusal)}"
                 raise CommitUnresolvedError(
-                    f"S3: cannot look at {self.name(file)} ({describe(error)})", self.branch_id
+                    f"S3: cannot look at {self.name(file)} ({describe(error)}{said})",
+                    self.branch_id,
                 ) from error
             return Seen.DELETED if _has_delete_marker(error) else Seen.ABSENT
         # Names of HTTP headers have no case, and proxies in Go write their words in capitals.
