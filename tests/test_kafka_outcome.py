@@ -291,7 +291,6 @@ def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> Non
 @pytest.mark.parametrize(
     ("found", "story"),
     [
-        (None, "do not know"),
         (state("CompleteAbort"), "somebody aborted"),
         (state("Empty", epoch=2), "another producer"),
         (state("Ongoing", epoch=2), "another producer"),
@@ -299,7 +298,7 @@ def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> Non
     ],
 )
 def test_refused_and_no_marker(
-    refusal: type[errors.KafkaError], found: TransactionState | None, story: str
+    refusal: type[errors.KafkaError], found: TransactionState, story: str
 ) -> None:
     """Proven lost: the refusal comes first, the absent proof after it; the error tells both."""
     finisher = PaperFinisher(ends=[refusal], state=found)
@@ -309,6 +308,29 @@ def test_refused_and_no_marker(
     for word in ("batch 7", "'kafka'", BRANCH.name, story, "replay"):
         assert word in str(lost.value)
     assert lost.value.branch_id == BRANCH
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("age_s", [-5.0, 0.1, 6 * 86400])
+def test_forgotten_before_its_time(refusal: type[errors.KafkaError], age_s: float) -> None:
+    """A driver that slept for 8 days with its clock: the proof may have expired with the id."""
+    finisher = PaperFinisher(ends=[refusal], state=None)
+    words = r"do not know.*168 h .transactional\.id\.expiration\.ms.*clock.*settle"
+    with pytest.raises(CommitUnresolvedError, match=words):
+        outcome(finisher).commit(committable(age_s=age_s))
+    assert finisher.asked == ["end 5/0 commit", "describe", "marker"]
+
+
+def test_forgotten_in_its_time() -> None:
+    """Where ids are kept for a shorter time than proofs, an absent proof still counts: lost."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidProducerIdMappingError],
+        config={"transactional.id.expiration.ms": "60000"},
+    )
+    with pytest.raises(PreparedBranchLostError, match="do not know"):
+        outcome(finisher).commit(committable(age_s=61))
+    with pytest.raises(CommitUnresolvedError, match="clock"):
+        outcome(finisher).commit(committable(age_s=59))
 
 
 def test_fenced_as_after_a_commit_and_no_proof() -> None:
@@ -328,7 +350,9 @@ def test_timed_out() -> None:
 def test_older_marker_under_the_same_name() -> None:
     """A marker of an earlier batch proves nothing for this one: lost."""
     finisher = PaperFinisher(
-        ends=[errors.InvalidTxnStateError], markers=[(3, "another branch")], state=None
+        ends=[errors.InvalidTxnStateError],
+        markers=[(3, "another branch")],
+        state=state("CompleteAbort"),
     )
     with pytest.raises(PreparedBranchLostError):
         outcome(finisher).commit(committable())
@@ -621,6 +645,7 @@ def test_word_does_not_write_again_what_may_be_committed(
     [
         (PaperFinisher(ends=[errors.ProducerFencedError], gone=frozenset({"orders"})), 10.0),
         (PaperFinisher(ends=[errors.InvalidProducerIdMappingError]), 6.9 * 86400),
+        (PaperFinisher(ends=[errors.InvalidProducerIdMappingError]), 10.0),
         (PaperFinisher(ends=[errors.ProducerFencedError], state=state("Empty")), 10.0),
         (PaperFinisher(ends=[errors.InvalidProducerIdMappingError], cluster="another"), 10.0),
         (
@@ -639,7 +664,15 @@ def test_word_does_not_write_again_what_may_be_committed(
             10.0,
         ),
     ],
-    ids=["topic deleted", "marker expired", "fenced", "another cluster", "name used", "aborted"],
+    ids=[
+        "topic deleted",
+        "marker expired",
+        "forgotten",
+        "fenced",
+        "another cluster",
+        "name used",
+        "aborted",
+    ],
 )
 def test_word_stands_where_no_proof_is_to_be_had(finisher: PaperFinisher, age_s: float) -> None:
     """Nothing says that it is committed, and every server has answered: written again."""

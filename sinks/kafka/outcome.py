@@ -10,7 +10,8 @@
 The order carries the proof: once EndTxn was refused for good, nothing can commit under this
 producer id and epoch any more, so a marker that is read *after* that and does not name the branch
 never will. Two more things must hold: the same cluster answers, and the marker would still be kept
-if it had been written (7 days by default).
+if it had been written (7 days by default). How old a branch is, the driver's clock says, which may
+have stood still with a suspended machine; an id that is forgotten before its time gives it away.
 
 Why EndTxn's yes decides by itself: producer id and epoch belong to one producer, which opens one
 transaction, and a name is not used again before its batch is complete.
@@ -60,12 +61,13 @@ logger = logging.getLogger("sparkonce")
 
 PATIENCE_S: Final = 10.0
 RETENTION_S: Final = 7 * 24 * 3600.0
-"""Kafka's default of offsets.retention.minutes, for where the broker does not say."""
+"""How long Kafka keeps proofs and transactional ids, for where the broker does not say."""
 
 TOGETHER: Final = 100
 """Branches that are committed with one question, so that it is answered within its timeout."""
 
 _RETENTION: Final = "offsets.retention.minutes"
+_IDS_KEPT: Final = "transactional.id.expiration.ms"
 
 _REFUSED_FOR_GOOD: Final = (
     errors.InvalidTxnStateError,  # ended: aborted, timed out, or committed by an older EndTxn
@@ -239,7 +241,7 @@ class Outcome:
         3. The markers of an end that was just decided are still on their way: the read says
            "unstable", and is repeated.
         4. Another cluster answers at this address, the marker has outlived its time, or went with
-           its topic: unknown.
+           its topic, or the id is forgotten before its time: unknown.
         """
         state = self._patience(lambda: self._describe(branch.transactional_id))
         marker = self._patience(lambda: self._marker(branch))
@@ -275,13 +277,23 @@ class Outcome:
                 f"there; if the topic {branch.marker_topic!r} was made anew, it went with the old "
                 f"one. Check the topics, then {settle_command(branch_id)} ({story})",
             )
-        age_s, kept_s = time.time() - branch.began_at, self._patience(self._proof_kept_s)
+        age_s = time.time() - branch.began_at
+        kept_s = self._patience(lambda: self._kept_s(_RETENTION, 60.0))
         if age_s > kept_s * 0.9:
             raise self._unresolved(
                 branch_id,
                 f"it is {age_s / 3600:.0f} h old and Kafka keeps the proof for "
                 f"{kept_s / 3600:.0f} h; check the topic and settle the batch in the transaction "
                 f"log ({story})",
+            )
+        ids_kept_s = self._patience(lambda: self._kept_s(_IDS_KEPT, 0.001))
+        if state is None and age_s < ids_kept_s:
+            raise self._unresolved(
+                branch_id,
+                f"{story}, though they keep ids for {ids_kept_s / 3600:.0f} h ({_IDS_KEPT}), and "
+                f"it began {age_s:.0f} s ago by the driver's clock. Is that clock right? Did they "
+                f"lose {STATE_TOPIC}? A proof of its commit may be gone as well: check the topic, "
+                f"then {settle_command(branch_id)}",
             )
         raise PreparedBranchLostError(
             f"batch {branch_id.batch_id} of the sink {branch_id.sink!r}: the prepared transaction "
@@ -391,9 +403,9 @@ class Outcome:
     def _describe(self, transactional_id: str) -> TransactionState | None:
         return self._finisher.describe([transactional_id]).get(transactional_id)
 
-    def _proof_kept_s(self) -> float:
-        minutes = self._finisher.broker_config([_RETENTION]).get(_RETENTION)
-        return RETENTION_S if minutes is None else int(minutes) * 60.0
+    def _kept_s(self, setting: str, unit_s: float) -> float:
+        value = self._finisher.broker_config([setting]).get(setting)
+        return RETENTION_S if value is None else int(value) * unit_s
 
     def _unresolved(
         self, branch_id: BranchId, why: str, known: str = _UNKNOWN
