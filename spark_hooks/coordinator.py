@@ -169,6 +169,7 @@ class Coordinator:
         self._clock = clock
         self.pending: TransactionRecord | None = None
         self._newest_run = -1
+        self._write_began = math.inf
         reach("begin.before", batch=claim.batch_id)
         self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
@@ -336,6 +337,7 @@ class Coordinator:
 
     def _prepare(self, batch: Batch) -> TransactionRecord:
         try:
+            self._write_began = self._clock()
             shares = self._vote(batch, batch.write(self.incarnation), write_pass=0)
             record = TransactionRecord(
                 id=self.incarnation.transaction_id(batch.batch_id),
@@ -423,11 +425,21 @@ class Coordinator:
         now = self._clock()
         for committable in committables:
             if committable.safe_until is not None and committable.safe_until <= now:
+                # The sink went by the clock of the executor.
+                ahead_s = self._write_began - committable.safe_until
+                why = (
+                    "which is before its write began: the clocks of the executor and of the "
+                    f"driver are at least {ahead_s:.0f} s apart. Correct them"
+                    if ahead_s > 0
+                    else f"because writing the batch took {now - self._write_began:.0f} s by the "
+                    "driver's clock. Make the batches smaller, or the server's transaction timeout "
+                    "longer; if that is far longer already, the executor's clock is behind the "
+                    "driver's: correct them"
+                )
                 raise PrepareRejectedError(
                     f"{transaction_id}: the sink {committable.branch_id.sink!r} prepared a branch "
                     f"that its server may drop since {now - committable.safe_until:.0f} s ago, "
-                    "because writing the batch took too long. Make the batches smaller, or the "
-                    "server's transaction timeout longer.",
+                    f"{why}",
                     committable.branch_id,
                 )
 
@@ -635,6 +647,7 @@ class Coordinator:
         logger.warning("%s: writing again what is lost: %s", record.id, rewrite)
         reach("redo.before", batch=batch.batch_id)
         try:
+            self._write_began = self._clock()
             written = batch.write(self.incarnation, rewrite)
             if told := rewrite.difference(record, written):
                 raise cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301

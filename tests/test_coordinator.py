@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -584,7 +585,7 @@ def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
     class Slow(MemorySink):
         def preCommit(self, handle: Handle) -> Committable:
             done = super().preCommit(handle)
-            return Committable(done.branch_id, safe_until=1.0)
+            return Committable(done.branch_id, safe_until=time.time())
 
     process = Process()
     coordinator = world.coordinator(process)
@@ -594,6 +595,36 @@ def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
     with pytest.raises(PrepareRejectedError, match="smaller"):
         coordinator.run(world.batch(process))
     assert not any(store.prepared for store in world.stores.values())
+
+
+@pytest.mark.parametrize(
+    ("safe_until", "words"),
+    [
+        (970.0, r"took 30 s by the driver's clock.*smaller.*executor's clock is behind"),
+        (1000.0, r"took 30 s by the driver's clock.*smaller.*executor's clock is behind"),
+        (880.0, r"before its write began.*clocks.*executor.*driver.*at least 90 s apart"),
+    ],
+)
+def test_branch_of_an_executor_whose_clock_is_behind(
+    world: World, safe_until: float, words: str
+) -> None:
+    """It is refused, and the error tells the clocks from a batch that took too long."""
+    now = [970.0]
+
+    class Behind(MemorySink):
+        def preCommit(self, handle: Handle) -> Committable:
+            now[0] = 1000.0
+            return Committable(super().preCommit(handle).branch_id, safe_until=safe_until)
+
+    process = Process()
+    coordinator = world.coordinator(process)
+    coordinator._clock = lambda: now[0]
+    behind = Behind(world.stores["left"], process, "left")
+    coordinator._sinks["left"] = behind
+    world.sinks[0] = behind
+    with pytest.raises(PrepareRejectedError, match=words) as rejected:
+        coordinator.run(world.batch(process))
+    assert ("smaller" in str(rejected.value)) is ("smaller" in words)
 
 
 def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
