@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from integration_tests.test_exactly_once import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.testing.quick_spark import submit_args
@@ -183,6 +183,115 @@ def test_recovery_that_fails_at_the_start_is_tried_again(
     pipeline.awaitTermination(query)
     assert states(pipeline) == [State.COMPLETE]
     assert job.visible() == Counter([1, 2])
+
+
+@contextlib.contextmanager
+def idle(job: Job, deliver: Callable[[DataFrame, int], None]) -> Iterator[StreamingQuery]:
+    """A query that goes on when it has processed all files."""
+    checkpoint = str(job.folder / job.checkpoint)
+    stream = job.rows().writeStream.foreachBatch(deliver).option("checkpointLocation", checkpoint)
+    query = stream.trigger(processingTime="0 seconds").start()
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def test_idle_pipeline_commits_its_last_batch_after_a_failure(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would for a weekend, while servers time out what is prepared."""
+    job.add(*ids(1, 2))
+    pipeline, failed = checkpoint_pipeline(job), list[str]()
+
+    def fail_once(point: str, where: object) -> None:
+        if point == "decide.after" and not failed:
+            failed.append(point)
+            raise failpoints.InjectedError(point)
+
+    monkeypatch.setattr(failpoints, "handler", fail_once)
+    with idle(job, pipeline) as query:
+        wait_for(lambda: states(pipeline) == [State.COMPLETE])
+        assert query.isActive
+        assert job.visible() == Counter([1, 2])
+        job.add(*ids(3))
+        wait_for(lambda: states(pipeline) == [State.COMPLETE] * 2)
+    assert (failed, token(pipeline)) == (["decide.after"], 2)
+    assert job.visible() == Counter([1, 2, 3])
+
+
+def test_batch_that_spark_has_not_reached_outlives_a_failure(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new incarnation would abandon it, and Spark commit it in the next moment."""
+    job.add(*ids(1, 2))
+    pipeline = checkpoint_pipeline(job)
+    prepared, looked = threading.Event(), list[int]()
+    committed = RunningQuery.committed
+
+    def unreadable_at_first(self: RunningQuery) -> int:
+        if not prepared.is_set():
+            return committed(self)
+        looked.append(committed(self))
+        if len(looked) == 1:
+            raise OSError("the checkpoint's file system fails over")
+        return looked[-1]
+
+    def note(point: str, where: object) -> None:
+        if point == "prepared.after":
+            prepared.set()
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        pipeline(df, batch_id)
+        wait_for(lambda: len(looked) > 1)  # after the failure, and before Spark's commits/0
+
+    monkeypatch.setattr(failpoints, "handler", note)
+    monkeypatch.setattr(RunningQuery, "committed", unreadable_at_first)
+    with idle(job, deliver) as query:
+        wait_for(lambda: states(pipeline) == [State.COMPLETE])
+        assert query.isActive
+    assert (looked[:2], token(pipeline)) == ([-1, -1], 2)
+    assert job.visible() == Counter([1, 2])
+
+
+def test_idle_start_is_recovered_after_a_failure(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch and no awaitTermination comes to try it again."""
+    job.add(*ids(1, 2))
+    leave_undecided(job, monkeypatch)
+    pipeline, failed = checkpoint_pipeline(job), list[str]()
+
+    def fail_once(point: str, where: object) -> None:
+        if point == "recover.before_finish" and not failed:
+            failed.append(point)
+            raise failpoints.InjectedError(point)
+
+    monkeypatch.setattr(failpoints, "handler", fail_once)
+    with idle(job, pipeline) as query:
+        wait_for(lambda: states(pipeline) == [State.COMPLETE])
+        assert query.isActive
+    assert failed
+    assert job.visible() == Counter([1, 2])
+
+
+def test_failure_that_time_does_not_mend_is_not_tried_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator has to: the next batch, or the query's end, says so."""
+    job.add(*ids(1, 2))
+    pipeline, failed = checkpoint_pipeline(job), list[str]()
+
+    def fail(point: str, where: object) -> None:
+        if point == "decide.before":
+            failed.append(point)
+            raise ProtocolError(point)
+
+    monkeypatch.setattr(failpoints, "handler", fail)
+    with idle(job, pipeline) as query:
+        wait_for(lambda: pipeline._failure is not None)
+        job.add(*ids(3))
+        with pytest.raises(Exception, match=r"decide\.before"):
+            query.awaitTermination()
+    assert failed == ["decide.before"]
 
 
 def test_batch_that_spark_did_not_commit_is_abandoned_and_replayed(

@@ -27,10 +27,19 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self, get_args
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_exponential
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    ConfigurationError,
+    FencedError,
+    LogCorruptError,
+    PreparedBranchLostError,
+    ProtocolError,
+)
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
@@ -52,6 +61,17 @@ logger = logging.getLogger("sparkonce")
 
 _LONGEST_POLL_S = 1.0
 _EXIT_WAIT_S = 10.0
+_LONGEST_WAIT_S = 30.0
+
+_LASTING = (
+    CommitRejectedError,
+    ConfigurationError,
+    FencedError,
+    LogCorruptError,
+    PreparedBranchLostError,
+    ProtocolError,
+)
+"""Errors that time does not mend."""
 
 _listening: list[weakref.ref[ExactlyOnce]] = []
 """The objects that hear of starts, oldest first."""
@@ -204,7 +224,9 @@ class ExactlyOnce:
                 self._coordinator = None
                 raise
             if self._coordinator.pending is not None:
-                threading.Thread(target=self._settle_soon, daemon=True).start()
+                threading.Thread(
+                    target=self._settle_soon, args=(query, batch_id), daemon=True
+                ).start()
 
     @property
     def log(self) -> TransactionLog:
@@ -372,12 +394,15 @@ class ExactlyOnce:
         return False
 
     def _on_start(self, query: RunningQuery) -> None:
-        try:
+        def recover() -> None:
             # Asked first: an object waits for no query but its own.
             if self._is_meant(query) and self._is_bound(query):
                 with self._lock:
                     if self._is_meant(query):
                         self._recover_at_start(query)
+
+        try:
+            _while_active(query, recover, f"recover the start of {query.run}")
         except Exception:
             # The first batch, or awaitTermination, tries again and raises.
             logger.warning("the start of %s was not recovered yet", query.run, exc_info=True)
@@ -428,12 +453,28 @@ class ExactlyOnce:
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 
-    def _settle_soon(self) -> None:
-        try:
+    def _settle_soon(self, query: RunningQuery, batch_id: int) -> None:
+        def settle() -> None:
+            with self._lock:
+                if self._failure is not None:
+                    self._settle_anew(query, batch_id, self._failure)
             self._settle_last(math.inf)
+
+        try:
+            _while_active(query, settle, f"commit batch {batch_id} of pipeline {self.name!r}")
         except Exception:
             # Kept in self._failure: the next batch, awaitTermination or close raises it.
             logger.exception("pipeline %r: the last batch is not committed", self.name)
+
+    def _settle_anew(self, query: RunningQuery, batch_id: int, failure: Exception) -> None:
+        """After a failure only the log tells how far it came; a new incarnation goes by that."""
+        if self._query is not query or _serving.get(query.run.query_id) is not self:
+            return  # whoever has turned to the query since has recovered it
+        # Before Spark has the batch, a new incarnation would abandon it.
+        if not query.is_active or query.committed() < batch_id:
+            raise failure
+        self._coordinator = self._begin(query, query.committed() + 1)
+        self._failure = None
 
     def _settle_at_exit(self) -> None:
         if self._failure is not None:
@@ -475,6 +516,22 @@ class ExactlyOnce:
                 return
             time.sleep(wait_s)
             wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
+
+
+def _while_active(query: RunningQuery, action: Callable[[], None], what: str) -> None:
+    """Repeat it while time may help and the query runs: it may be long until its next batch."""
+
+    def say(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        logger.warning("still trying to %s, attempt %d: %s", what, state.attempt_number, error)
+
+    Retrying(
+        retry=retry_if_not_exception_type(_LASTING),
+        wait=wait_exponential(max=_LONGEST_WAIT_S),
+        stop=lambda _: not query.is_active,
+        before_sleep=say,
+        reraise=True,
+    )(action)
 
 
 def _turn(query: RunningQuery) -> threading.RLock:
