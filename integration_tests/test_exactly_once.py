@@ -174,6 +174,21 @@ def test_replayed_batch_is_not_written_again(job: Job) -> None:
     assert not list((job.out / "_sparkonce").iterdir())
 
 
+def test_replay_may_have_a_column_that_no_table_has(job: Job) -> None:
+    """Spark writes no INTERVAL anywhere, and select= makes text of it."""
+    sinks = [FileSink(job.out, select=["id", "string(span) AS span"])]
+
+    def shape(df: DataFrame) -> DataFrame:
+        return df.selectExpr("id", "make_interval(0, id) AS span")
+
+    job.add(*ids(1, 2))
+    job.run(job.pipeline(sinks=sinks), shape)
+    job.forget_commit()
+    job.add(*ids(3))
+    job.run(job.pipeline(sinks=sinks), shape)
+    assert job.visible() == Counter([1, 2, 3])
+
+
 HDFS = "HDFSBacked"
 ROCKSDB = "RocksDB"
 

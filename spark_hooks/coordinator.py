@@ -54,6 +54,7 @@ from sparkonce.errors import (
 )
 from sparkonce.failpoints import reach
 from sparkonce.model import (
+    ATTEMPT_BOUND,
     DRIVER_ATTEMPT,
     BranchId,
     Committable,
@@ -414,8 +415,10 @@ class Coordinator:
         names = [c.branch_id.name for share in voted.values() for c in share.committables]
         if len(set(names)) != len(names):
             raise ProtocolError(
-                f"batch {batch.batch_id}: two branches have one name; the sinks must return each "
-                "committable once"
+                f"batch {batch.batch_id}: two branches have one name. Either a sink returned one "
+                f"twice, or more than {ATTEMPT_BOUND:,} tasks ran in this Spark application while "
+                "the batch was written: then give it fewer tasks, with coalesce() or writers=, or "
+                "an application of its own"
             )
         return voted
 
