@@ -49,6 +49,8 @@ class TestHadoopLog(LogContract):
     # These need a JVM in each process, or are of the place and not of Hadoop: test_log_folder.py.
     test_tokens_of_racing_processes_differ = None  # type: ignore[assignment]
     test_racing_processes_never_both_decide = None  # type: ignore[assignment]
+    test_forked_child_and_its_parent = None  # type: ignore[assignment]
+    test_fork_while_another_thread_writes = None  # type: ignore[assignment]
     test_process_is_killed_at_every_round_trip = None  # type: ignore[assignment]
     test_answer_is_lost = None  # type: ignore[assignment]
     test_token_whose_answer_is_lost = None  # type: ignore[assignment]

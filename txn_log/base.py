@@ -65,10 +65,11 @@ class Store(Protocol):
 class TransactionLog(ABC):
     """Durable record of the decisions of any number of pipelines.
 
-    Every method may be called from any thread, and may raise `LogUnavailableError` (nothing was
-    written; try again) and `LogCorruptError` (an operator restores the log). Every method that
-    writes may raise `DecisionUnknownError` (it may have been written: call it again, it is
-    idempotent) and `FencedError` (a newer incarnation holds the token; nothing was written).
+    Every method may be called from any thread, also in a child that was forked. It may raise
+    `LogUnavailableError` (nothing was written; try again) and `LogCorruptError` (an operator
+    restores the log). Every method that writes may raise `DecisionUnknownError` (it may have been
+    written: call it again, it is idempotent) and `FencedError` (a newer incarnation holds the
+    token; nothing was written).
     """
 
     # -- what a backend gives ----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from sparkonce.errors import LogCorruptError, LogError, LogUnavailableError
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import ResultT, Store, no_log
+from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord, seal, unseal
 
@@ -137,6 +138,7 @@ class DocumentLog(OptimisticLog):
     def __init__(self, place: Place, *, create: bool = True) -> None:
         self._place = place
         self._lock = threading.RLock()
+        closed_at_forks(self)
         self._cache: dict[str, _Seen] = {}
         self._met: set[str] = set()  # pipelines whose document was there: none is ever removed
         self._log_id = self._read_or_make_id(create=create)

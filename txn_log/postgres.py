@@ -32,6 +32,7 @@ from sparkonce.errors import (
 from sparkonce.failpoints import reach
 from sparkonce.model import Ask, TransactionId
 from sparkonce.txn_log.base import ResultT, Store, no_log
+from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, TransactionRecord
 
@@ -163,6 +164,7 @@ class PostgresLog(OptimisticLog):
         self._schema = schema
         self._open: _Connection | None = None
         self._lock = threading.RLock()
+        closed_at_forks(self)
         host, port = known.get("host", "localhost"), known.get("port", "5432")
         self._address = f"postgresql://{host}:{port}/{known.get('dbname', '')}?schema={schema}"
         try:
@@ -192,7 +194,7 @@ class PostgresLog(OptimisticLog):
 
     def _prepare_schema(self, *, create: bool) -> str:
         """Bring the schema to the newest version; returns the log's id."""
-        with self._named_errors():
+        with self._lock, self._named_errors():
             connection = self._connect()
             found = self._meta(connection)
             if not found and not create:

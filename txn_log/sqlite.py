@@ -23,6 +23,7 @@ from sparkonce.errors import (
 from sparkonce.failpoints import reach
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog, no_log
+from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.mounts import MOUNTS, network_file_system
 from sparkonce.txn_log.record import Head, TransactionRecord
 
@@ -70,6 +71,7 @@ class SqliteLog(TransactionLog):
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()
         self._open: sqlite3.Connection | None = None
+        closed_at_forks(self)
         if not create and not self._path.is_file():
             raise no_log(self.address)
         if not self._path.parent.is_dir():

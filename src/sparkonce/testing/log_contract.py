@@ -12,7 +12,8 @@
 The methods below that raise `NotImplementedError` are the faults: how a stored record is damaged,
 how the answer to a write is lost, and how the log is out of reach. A backend tells of its round
 trips with `sparkonce.failpoints.reach("log.before" | "log.after", request=…)`; the contract kills
-a process at each of them, and lets a newer driver pass between any two.
+a process at each of them, and lets a newer driver pass between any two. A backend that keeps
+connections or locks gives itself to `sparkonce.txn_log.forks.closed_at_forks`.
 
 The module of your test class must be importable by its name in another process.
 """
@@ -407,6 +408,23 @@ class LogContract:
             assert standing[batch_id].token == token
         tokens = [standing[batch_id].token for batch_id in sorted(standing)]
         assert tokens == sorted(tokens)
+
+    def test_forked_child_and_its_parent(self, address: str) -> None:
+        """Both write, and the child goes on when its parent has ended: others see all of it."""
+        process = self.start(address, "fork", 20)
+        process.communicate()
+        assert process.returncode == 0
+        with closing(self.open_log(address)) as log:
+            seen = {name: len(log.history(name)) for name in ("parent", "child")}
+        assert seen == {"parent": 20, "child": 21}
+
+    def test_fork_while_another_thread_writes(self, address: str) -> None:
+        """The child does not wait for a thread that only its parent has."""
+        process = self.start(address, "fork_amid_a_write")
+        process.communicate()
+        assert process.returncode == 0
+        with closing(self.open_log(address)) as log:
+            assert [record.state for record in log.history("orders")] == [State.COMPLETE]
 
     @pytest.mark.parametrize("verb", list(WRITES))
     def test_newer_driver_passes_between_two_round_trips(

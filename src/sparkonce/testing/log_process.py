@@ -1,4 +1,4 @@
-"""What the other processes of `log_contract` do: begin, deliver, or stand still in a write.
+"""What the other processes of `log_contract` do: begin, deliver, fork, or stand still in a write.
 
 python -m sparkonce.testing.log_process MODULE:CLASS ADDRESS PROGRAM ARGUMENTS…
 """
@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkonce.errors import DecisionUnknownError, FencedError, LogUnavailableError
 from sparkonce.model import Owner
+from sparkonce.testing import log_cases
 from sparkonce.testing.log_cases import QUERY, WRITES, at_round_trip, claim, record
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Incarnation, State
 
 _AGAIN = (DecisionUnknownError, LogUnavailableError)
+_HANGS_S = 30
 
 
 def begin(log: TransactionLog, times: str) -> None:
@@ -60,6 +65,45 @@ def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str
             WRITES[verb][1](log, incarnation)
 
 
+def fork(log: TransactionLog, rounds: str) -> None:
+    """Deliver in a child too, at the same time, and one batch more once the parent has ended."""
+    begun = {name: log.begin(claim(pipeline=name)) for name in ("parent", "child")}
+    parent_ended, held_by_parent = os.pipe()
+    is_child = os.fork() == 0
+    signal.alarm(_HANGS_S)
+    incarnation = begun["child" if is_child else "parent"]
+    for batch_id in range(int(rounds)):
+        log_cases.deliver(log, incarnation, batch_id)
+    if is_child:
+        os.close(held_by_parent)
+        os.read(parent_ended, 1)
+        log_cases.deliver(log, incarnation, int(rounds))
+        os.kill(os.getpid(), signal.SIGKILL)  # what was decided needs no end of its own
+
+
+def fork_amid_a_write(log: TransactionLog) -> None:
+    """Fork while another thread decides; the child completes what it decided."""
+    incarnation = log.begin(claim())
+    standing, forking = threading.Event(), threading.Event()
+    os.register_at_fork(before=forking.set)
+
+    def stand() -> None:
+        standing.set()
+        forking.wait()
+
+    def decide() -> None:
+        with at_round_trip(0, stand):
+            log.decide(record(incarnation, 0))
+
+    threading.Thread(target=decide).start()
+    standing.wait()
+    child = os.fork()
+    signal.alarm(_HANGS_S)
+    if child:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    log_cases.deliver(log, incarnation, 0)
+
+
 def _open(contract: type[LogContract], address: str) -> TransactionLog:
     while True:
         try:
@@ -80,7 +124,9 @@ def _owner(log: TransactionLog) -> Owner:
     return Owner(log.log_id, QUERY)
 
 
-_PROGRAMS: Mapping[str, Callable[..., None]] = {"begin": begin, "deliver": deliver, "write": write}
+_PROGRAMS: Mapping[str, Callable[..., None]] = {
+    program.__name__: program for program in (begin, deliver, write, fork, fork_amid_a_write)
+}
 
 
 def main(name: str, address: str, program: str, *arguments: str) -> None:
