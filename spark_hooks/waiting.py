@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def waiting_for(what: str) -> Iterator[None]:
         yield
     finally:
         with _changes:
-            del _waits[wait]
+            _waits.pop(wait, None)  # a child that was forked meanwhile has forgotten it
 
 
 def say_waits(now: float) -> None:
@@ -53,3 +54,14 @@ def _watch() -> None:
             say_waits(time.monotonic())
 
     threading.Thread(target=watch, name="sparkonce-waits", daemon=True).start()
+
+
+def _begin_anew() -> None:
+    """A child has neither the thread nor the waits of its parent, and maybe a lock held by them."""
+    global _changes  # noqa: PLW0603
+    _changes = threading.Lock()
+    _waits.clear()
+    _watch.cache_clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +15,29 @@ from sparkonce.spark_hooks.waiting import EVERY_S, say_waits, waiting_for
 from sparkonce.testing.sink_world import OWNER, branch
 from sparkonce.txn_log.record import Incarnation
 from tests.world import MemorySink, Process, Store, World, hashed
+
+CHILD_OF_A_PROCESS_THAT_WAITS = """
+import os, signal, threading, time
+from sparkonce.spark_hooks import waiting
+
+begun = threading.Event()
+
+def wait():
+    with waiting.waiting_for("commit a batch of the parent"):
+        begun.set()
+        threading.Event().wait()
+
+threading.Thread(target=wait, daemon=True).start()
+begun.wait()
+waiting._changes.acquire()  # as any thread may, at the moment of the fork
+child = os.fork()
+if child:
+    os._exit(os.WTERMSIG(os.waitpid(child, 0)[1]))
+signal.alarm(20)
+with waiting.waiting_for("commit batch 7"):
+    waiting.say_waits(time.monotonic() + waiting.EVERY_S)
+    print(*(thread.name for thread in threading.enumerate()))
+"""
 
 
 def said(caplog: pytest.LogCaptureFixture, *, after_s: float) -> list[str]:
@@ -77,3 +102,15 @@ def test_wait_that_fails_is_over(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConnectionError), waiting_for("commit batch 7"):
         raise ConnectionError
     assert said(caplog, after_s=90) == []
+
+
+def test_wait_of_a_forked_child() -> None:
+    """It is told in the child, which has no thread of its parent's, and nothing of the parent's."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD_OF_A_PROCESS_THAT_WAITS],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["MainThread", "sparkonce-waits"]
+    assert done.stderr == "no answer yet, after 30 s, to: commit batch 7\n"
