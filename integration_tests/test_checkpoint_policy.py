@@ -163,6 +163,25 @@ def test_pipeline_that_was_made_before_the_session(
     assert pipeline._listener is not None
 
 
+def test_pipeline_of_another_session_than_its_query(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark tells a listener of its own session's starts only."""
+    job = Job(spark.newSession(), tmp_path)
+    job.add(*ids(1))
+    with checkpoint_pipeline(job) as pipeline:
+        job.run(pipeline)
+    (told,) = [r.getMessage() for r in caplog.records if "hears of a start" in r.getMessage()]
+    assert "was made in another SparkSession than its query" in told
+    caplog.clear()
+    (tmp_path / "own").mkdir()
+    job = Job(spark, tmp_path / "own")
+    job.add(*ids(1))
+    with checkpoint_pipeline(job) as pipeline:
+        job.run(pipeline)
+    assert not [r for r in caplog.records if "hears of a start" in r.getMessage()]
+
+
 def test_recovery_that_fails_at_the_start_is_tried_again(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

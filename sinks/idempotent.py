@@ -9,7 +9,9 @@ What it guarantees, and what it does not:
 
 * Exactly once **if `put` is idempotent**: the store remembers the key for as long as a commit may
   be repeated, that is until the batch is complete, however long the driver is down. Also when two
-  processes call it at the same time, and when an older one calls it after a newer one did.
+  processes call it at the same time, and when an older one calls it after a newer one did: one
+  that stood still in its `put`, say with a suspended machine, may go on when the batch is long
+  complete. So let the store keep keys for longer than that may last.
 * A batch that is aborted never reaches the store, since nothing does before the decision.
 * As atomic as `put` is: where it takes several requests, readers may see a part of the branch
   until the commit has been repeated.

@@ -145,6 +145,10 @@ class RunningQuery:
         """The query that ``start()`` returned; it may have ended."""
         return cls(query._jsq.streamingQuery(), RunId(str(query.id), str(query.runId)))  # noqa: SLF001
 
+    def is_of(self, session: SparkSession) -> bool:
+        """Whether it was started in this session."""
+        return bool(self._query.sparkSession().streams() == session._jsparkSession.streams())  # noqa: SLF001
+
     @property
     def location(self) -> str:
         return self.checkpoint

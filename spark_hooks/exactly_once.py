@@ -102,7 +102,8 @@ class ExactlyOnce:
             "checkpoint": once Spark's checkpoint has it too, so that output and state agree also
             for queries that compute other rows in a replay; a batch is visible when the next one
             begins, and a prepared batch has to outlive a driver that is down. Make the pipeline
-            after the SparkSession, so that it hears of a start that finds no new data.
+            after the SparkSession and in that of its query (Spark's listeners hear their own
+            session only), so that it hears of a start that finds no new data.
         removed: sinks that the pipeline had: they get no rows any more, what is decided for them
             is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
@@ -193,14 +194,8 @@ class ExactlyOnce:
                 with _turn(query):  # whoever recovers the query's start comes to an end first
                     self._turn_to(query)
                 self._checkpoint = query.checkpoint
-                if self._commit == "checkpoint" and not self._listen():
-                    logger.warning(
-                        "pipeline %r was made before the SparkSession, and hears of a start only "
-                        "by a batch. A start that finds no new data has none, and leaves what is "
-                        "prepared as it is: make the pipeline after the session, or end its "
-                        "queries with pipeline.awaitTermination(query)",
-                        self.name,
-                    )
+                if self._commit == "checkpoint":
+                    self._warn_of_unheard_starts(query)
             if self._failure is not None:
                 raise self._failure
             batch = SparkBatch(
@@ -392,6 +387,19 @@ class ExactlyOnce:
             return True
         self._listener = StartListener.add(self._on_start)
         return False
+
+    def _warn_of_unheard_starts(self, query: RunningQuery) -> None:
+        was_heard = self._listen()
+        if was_heard and self._listener is not None and self._listener.hears(query):
+            return
+        logger.warning(
+            "pipeline %r was made %s, and hears of a start only by a batch. A start that finds no "
+            "new data has none, and leaves what is prepared as it is: make the pipeline after the "
+            "session and in that of its query, or end its queries with "
+            "pipeline.awaitTermination(query)",
+            self.name,
+            "in another SparkSession than its query" if was_heard else "before the SparkSession",
+        )
 
     def _on_start(self, query: RunningQuery) -> None:
         def recover() -> None:

@@ -47,6 +47,10 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         """Whether the session still runs."""
         return self._session.sparkContext._jsc is not None  # noqa: SLF001
 
+    def hears(self, query: RunningQuery) -> bool:
+        """Whether it hears of the query's starts: Spark tells those of the own session only."""
+        return query.is_of(self._session)
+
     @functools.cached_property
     def _jlistener(self) -> Any:
         """What Spark calls, under the name by which PySpark asks for it."""
