@@ -301,9 +301,13 @@ def test_prepared_batch_is_decided_by_sparks_commit_log(
         kill_at(scenario, "prepared.after", 0)
         found = sparkonce("status", JOB, "--json")
         assert (found.code, found.value["pipelines"][0]["state"]) == (FOUND, "in doubt")
-        abandoned = sparkonce("recover", JOB)
-        assert abandoned.code == FINE
+        branches = len(list(scenario.record(0).committables()))
+        recovered = sparkonce("recover", JOB, "--json")
+        assert recovered.code == FINE
+        told = recovered.value
+        assert (told["finished"], told["abandoned"], told["aborted"]) == ([], [0], branches)
         assert scenario.record(0).state is State.ABANDONED
+        assert "batch 0 abandoned" in sparkonce("status", JOB).out
         assert scenario.leaks() == []
 
         kill_at(scenario, "decide.before", 0)

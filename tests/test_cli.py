@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -329,6 +330,117 @@ def prepared_file(folder: Path, decided: str) -> Path:
     path = hidden / f"{committable.branch_id}parquet"
     path.touch()
     return path
+
+
+def prepare(folder: Path, prepared_file: Path) -> SqliteLog:
+    """Batch 1 is prepared behind batch 0, and Spark's checkpoint has only batch 0."""
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    log.complete(record, 1)
+    (committable,) = record.committables()
+    branch_id = replace(committable.branch_id, batch_id=1)
+    share = replace(record.shares["file"], committables=(Committable(branch_id),))
+    record_id = replace(record.id, batch_id=1)
+    log.prepare(TransactionRecord(record_id, 1, State.PREPARED, ("1",), {"file": share}))
+    prepared_file.rename(prepared_file.with_name(f"{branch_id}parquet"))
+    root = folder / "ckpt"
+    (root / "commits").mkdir(parents=True)
+    (root / "metadata").write_text(json.dumps({"id": QUERY}))
+    (root / "commits" / "0").touch()
+    return log
+
+
+def test_abandoned_batch_is_not_called_finished(
+    folder: Path, prepared_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its branches were aborted, its rows are in no sink, and Spark's replay has to bring them."""
+    prepare(folder, prepared_file).close()
+    recover = ["recover", "jobs:make", "--checkpoint", "ckpt", "--yes"]
+    assert run([*recover, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["finished"], told["abandoned"], told["aborted"]) == ([], [1], 1)
+    assert list(prepared_file.parent.iterdir()) == []
+
+
+def test_abandoned_batch_is_told_in_words(
+    folder: Path, prepared_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `recover`, and from then on by `status` until the replay has made it anew."""
+    log = prepare(folder, prepared_file)
+    recover = ["recover", "jobs:make", "--checkpoint", "ckpt", "--yes"]
+    assert run(recover) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "batches abandoned: 1 (left to Spark's replay)" in said
+    assert "finished" not in said
+    assert "branches aborted: 1" in said
+
+    address = ["--log", "sqlite:///log.db"]
+    assert run(["status", *address, "--json"]) == FOUND
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert (found["state"], found["abandoned"]) == ("abandoned", 1)
+    assert run(["status", *address]) == FOUND
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "batch 1 abandoned: Spark's next start makes it anew" in shown
+
+    incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 1))
+    deliver(log, incarnation, 1)
+    log.close()
+    assert run(["status", *address, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert (found["state"], found["abandoned"]) == ("fine", None)
+
+
+@pytest.fixture
+def left_over(folder: Path, decided: str) -> Path:
+    """The hidden file of a branch that no decision names."""
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    log.close()
+    (committable,) = record.committables()
+    hidden = folder / "out" / "_sparkonce"
+    hidden.mkdir()
+    path = hidden / f"{replace(committable.branch_id, attempt=9)}parquet"
+    path.touch()
+    return path
+
+
+def test_orphan_that_cannot_be_aborted_is_not_counted(
+    left_over: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was found before is one thing, and what went another."""
+
+    def abort(self: FileSink, branch: object) -> None:
+        raise OSError("the mount is read-only")
+
+    aborting = ["orphans", "jobs:make", "--abort", "--yes", "--json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(FileSink, "abort", abort)
+        assert run(aborting) == FOUND
+    told = json.loads(capsys.readouterr().out)
+    assert (len(told["orphans"]), told["aborted"]) == (1, 0)
+    assert run(aborting) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (len(told["orphans"]), told["aborted"]) == (0, 1)
+
+
+@pytest.mark.parametrize("command", [["orphans"], ["orphans", "--abort", "--yes"]])
+def test_sink_that_does_not_answer_is_not_free_of_orphans(
+    left_over: Path,
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows what stands there; its server may be back after the sweep, or go before it."""
+
+    def find_branches(self: FileSink, owner: Owner) -> Iterator[Committable]:
+        raise OSError("the mount is gone")
+
+    monkeypatch.setattr(FileSink, "find_branches", find_branches)
+    assert run([*command, "jobs:make"]) == FOUND
+    said = capsys.readouterr()
+    assert said.out == "no answer from: file\n"
+    assert "the mount is gone" in said.err
+    assert left_over.exists()
 
 
 def settle(branch: str, ruling: str, *options: str) -> int:

@@ -30,7 +30,7 @@ from sparkonce.errors import (
     LogUnavailableError,
     SinkError,
 )
-from sparkonce.model import Committable
+from sparkonce.model import Committable, TransactionId
 from sparkonce.spark_hooks.recovery import (
     claim_again,
     end_branches,
@@ -128,11 +128,14 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
         if abort and (found["orphans"] or found["not_listed"]):
             _may_fence(pipeline.log, pipeline.name, yes=yes)
             take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
-            found = _standing(pipeline) | {"aborted": len(found["orphans"])}
+            left = _standing(pipeline)
+            found = left | {"aborted": _gone(found, left)}
         if as_json:
             screen.json({key: found[key] for key in found if key != "unfinished"})
         elif found["orphans"]:
             show_orphans(screen, found["orphans"])
+        elif found["not_listed"]:
+            screen.say(f"no answer from: {', '.join(found['not_listed'])}")
         else:
             screen.say(f"no orphans{'' if 'aborted' not in found else ' left'}")
     _tell_not_listed(found)
@@ -357,23 +360,49 @@ def _tell_not_listed(found: Facts) -> None:
         click.echo(f"{name}: what stands there cannot be listed: {error}", err=True)
 
 
+def _gone(before: Facts, left: Facts, abandoned: Sequence[TransactionRecord] = ()) -> int:
+    """How many branches were left over, or are of an abandoned batch, and are seen to be gone."""
+    stand = {orphan["full"] for orphan in left["orphans"]}
+    gone = {o["full"]: o["sink"] for o in before["orphans"] if o["full"] not in stand}
+    for branch_id in (c.branch_id for record in abandoned for c in record.committables()):
+        if not {branch_id.name, str(branch_id)} & stand:  # not every sink's names have the batch
+            gone[str(branch_id)] = branch_id.sink
+    return sum(sink not in left["not_listed"] for sink in gone.values())
+
+
+def _in_words(finished: Sequence[int], abandoned: Sequence[int], gone: int) -> str:
+    def listed(batches: Sequence[int]) -> str:
+        return ", ".join(map(str, batches))
+
+    said = {
+        f"batches finished: {listed(finished)}": finished,
+        f"batches abandoned: {listed(abandoned)} (left to Spark's replay)": abandoned,
+        f"branches aborted: {gone}": gone,
+    }
+    return "; ".join(text for text, which in said.items() if which)
+
+
 def _report(
     screen: Screen, pipeline: ExactlyOnce, before: Facts, left: Facts, error: SinkError | None
 ) -> int:
-    def batches(standing: Facts) -> list[int]:
-        return [record["batch"] for record in standing["unfinished"]]
-
-    finished = [batch for batch in batches(before) if batch not in batches(left)]
-    gone = len({o["full"] for o in before["orphans"]} - {o["full"] for o in left["orphans"]})
+    ids = [TransactionId(r["pipeline"], r["query_id"], r["batch"]) for r in before["unfinished"]]
+    now = {found: pipeline.log.find(found) for found in ids}
+    finished = [  # nothing but what is complete is ever dropped from the log
+        found.batch_id for found, r in now.items() if r is None or r.state in facts.FINISHED
+    ]
+    abandoned = [r for r in now.values() if r is not None and r.state is State.ABANDONED]
+    replayed = [record.id.batch_id for record in abandoned]
+    gone = _gone(before, left, abandoned)
+    said = _in_words(finished, replayed, gone)
     if screen.as_json:
         told = None if error is None else {"type": type(error).__name__, "message": str(error)}
-        screen.json({**left, "finished": finished, "aborted": gone, "error": told})
-    elif not any((finished, gone, batches(left), left["orphans"], left["not_listed"])):
+        ended = {"finished": finished, "abandoned": replayed, "aborted": gone}
+        screen.json({**left, **ended, "error": told})
+    elif not any((said, left["unfinished"], left["orphans"], left["not_listed"])):
         screen.say("nothing to recover")
     else:
-        if finished or gone:
-            many = ", ".join(map(str, finished)) or "none"
-            screen.say(f"batches finished: {many}; orphans aborted: {gone}")
+        if said:
+            screen.say(said)
         if left["unfinished"]:
             show_pipeline(screen, facts.pipeline(pipeline.log, pipeline.name))
         if left["orphans"]:

@@ -40,6 +40,8 @@ def pipeline(log: TransactionLog, name: str) -> Facts:
         }
     unfinished = log.unfinished(name)
     states = {record.state for record in unfinished}
+    last = log.newest(name, head.query_id)
+    abandoned = last.id.batch_id if last is not None and last.state is State.ABANDONED else None
     return {
         "name": name,
         "moved_to": head.moved_to,
@@ -49,11 +51,14 @@ def pipeline(log: TransactionLog, name: str) -> Facts:
         if State.PREPARED in states
         else "unfinished"
         if states
+        else "abandoned"
+        if abandoned is not None
         else "fine",
         "query_id": head.query_id,
         "checkpoint": head.checkpoint or None,
         "holder": holder(log, head),
         "last_complete": last_complete(log, head),
+        "abandoned": abandoned,
         "unfinished": [record(found) for found in unfinished],
     }
 

@@ -34,7 +34,8 @@ def status(
 ) -> int:
     """Who holds each pipeline, what is complete, what is not.
 
-    Ends with 3 when something is in doubt (PREPARED) or unfinished (DECIDED).
+    Ends with 3 when something is in doubt (PREPARED) or unfinished (DECIDED), or when the newest
+    batch is abandoned and in no sink yet.
     """
     screen = Screen(as_json=as_json)
     with open_target(job, url, pipeline, checkpoint) as target:
@@ -51,7 +52,7 @@ def status(
     states = {one["state"] for one in found["pipelines"]}
     if "unknown" in states and url is not None:
         raise ConfigurationError(f"{found['log']} does not know the pipeline {pipeline!r}")
-    return FOUND if states & {"in doubt", "unfinished"} else 0
+    return FOUND if states & {"in doubt", "unfinished", "abandoned"} else 0
 
 
 @click.group()

@@ -1,7 +1,7 @@
 """The command line: commands, errors, exit codes.
 
 0  fine                         2  the command line is wrong
-1  an error, said on stderr     3  something is in doubt, unfinished, or was found
+1  an error, said on stderr     3  something is in doubt, unfinished, abandoned, or was found
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERRUPTED = 130
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog="JOB is module:attribute of an ExactlyOnce, or of a function that returns one; the "
     "working directory is on the path. Exit codes: 0 fine, 1 error, 2 usage, 3 something is in "
-    "doubt, unfinished, or was found. The runbook is docs/operations.md.",
+    "doubt, unfinished, abandoned, or was found. The runbook is docs/operations.md.",
 )
 @click.version_option(package_name="sparkonce", message="sparkonce %(version)s")
 def cli() -> None:

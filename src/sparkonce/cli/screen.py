@@ -24,6 +24,7 @@ _STYLES = {
     "prepared": "bold red",
     "unfinished": "bold yellow",
     "decided": "bold yellow",
+    "abandoned": "bold yellow",
     "unknown": "bold red",
     "moved": "yellow",
     "error": "bold red",
@@ -111,6 +112,11 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
             ("last complete", "none" if last is None else _finished_line(last)),
         ]
     )
+    if found["abandoned"] is not None:
+        screen.say()
+        screen.say(
+            f"batch {found['abandoned']} abandoned: Spark's next start makes it anew", indent=2
+        )
     if found["unfinished"]:
         screen.say()
         rows = [row for batch in found["unfinished"] for row in _sink_rows(batch)]
