@@ -2,6 +2,7 @@
 
     make services                          # in one terminal: local servers on fixed ports
     .venv/bin/python examples/orders.py    # in another; stop it, kill it, start it again
+    .venv/bin/sparkonce status examples.orders:pipeline
 
 The orders come from Spark's rate source, ten a second. Everything that lasts (checkpoint and
 transaction log) is in ./orders-state; delete it together with the topic, the table and the bucket.
@@ -61,6 +62,18 @@ def make_targets() -> None:
             raise
 
 
+def pipeline() -> ExactlyOnce:
+    return ExactlyOnce(
+        "orders",
+        sinks=[
+            KafkaSink("orders", bootstrap_servers=KAFKA, key="id", value_format="json"),
+            PostgresSink(POSTGRES, table="orders", key=["id"]),
+            S3Sink("s3://lake/orders", partition_by=["day"], **S3),
+        ],
+        log=f"sqlite:///{STATE}/txn.db",
+    )
+
+
 def main() -> None:
     STATE.mkdir(exist_ok=True)
     make_targets()
@@ -74,17 +87,8 @@ def main() -> None:
             "value AS id", "date(timestamp) AS day", "CAST(value % 90 AS decimal(12,2)) AS amount"
         )
     )
-    pipeline = ExactlyOnce(
-        "orders",
-        sinks=[
-            KafkaSink("orders", bootstrap_servers=KAFKA, key="id", value_format="json"),
-            PostgresSink(POSTGRES, table="orders", key=["id"]),
-            S3Sink("s3://lake/orders", partition_by=["day"], **S3),
-        ],
-        log=f"sqlite:///{STATE}/txn.db",
-    )
     query = (
-        orders.writeStream.foreachBatch(pipeline)
+        orders.writeStream.foreachBatch(pipeline())
         .option("checkpointLocation", str(STATE / "checkpoint"))
         .trigger(processingTime="5 seconds")
         .start()

@@ -34,6 +34,7 @@ from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 
+ROOT = Path(__file__).parent.parent
 QUERY = "11111111-2222-3333-4444-555555555555"
 USAGE = 2
 
@@ -124,6 +125,32 @@ def test_job_is_an_object_or_a_function(
     (found,) = json.loads(captured.out)["pipelines"]
     assert found["name"] == "orders"
     assert "noise" in captured.err
+
+
+def readme_job() -> str:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block
+    return block[1].replace("/var/lib/orders/txn.db", "log.db")
+
+
+@pytest.mark.parametrize("source", ["README.md", "examples/orders.py"])
+def test_published_jobs_are_jobs_of_the_command(
+    folder: Path, source: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What README shows can be looked at with the command that README shows."""
+    monkeypatch.setenv("STATE", str(folder / "state"))
+    monkeypatch.delitem(sys.modules, "jobs.orders", raising=False)
+    (folder / "jobs.py").unlink()
+    (folder / "jobs").mkdir()
+    text = readme_job() if source == "README.md" else (ROOT / source).read_text()
+    (folder / "jobs" / "orders.py").write_text(text)
+    (folder / "state").mkdir()
+    for path in ("log.db", "state/txn.db"):
+        log = SqliteLog(folder / path)
+        log.begin(log_claim())
+        log.close()
+    assert run(["status", "jobs.orders:pipeline"]) == 0
+    assert "orders  fine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("url", ["sqlite:///typo", "checkpoint:typo", "checkpoint:typo/below"])
