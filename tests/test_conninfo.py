@@ -61,3 +61,38 @@ def test_address_of_no_known_log_is_not_repeated(address: str) -> None:
 def test_what_libpq_reads_is_read(conninfo: str, known: dict[str, str]) -> None:
     """Escaped passwords, several servers, sockets, users with an @."""
     assert known.items() <= read_conninfo(conninfo, "it is nothing").items()
+
+
+@pytest.mark.parametrize(
+    "conninfo",
+    [
+        f"postgresql://app:{SECRET}@h/shop?hots=x",
+        f"postgresql://app:{SECRET}@h/shop?sslmode=require&hots=x",
+        f"hots=db user=app password={SECRET}",
+        f"host=db hots={SECRET}",
+    ],
+)
+def test_parameter_that_nobody_knows_is_named(conninfo: str) -> None:
+    """Its key, not its value; the password has nothing to do with it."""
+    with pytest.raises(ConfigurationError, match="no parameter 'hots'") as caught:
+        read_conninfo(conninfo, "it is nothing")
+    assert "percent-encoded" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "conninfo",
+    [
+        f"postgresql://app:pa/s?{SECRET}=rd@h/db",
+        f"postgresql://app:pw@x/s?{SECRET}=rd@h/db",
+        f"postgresql://h/db?password=a&{SECRET}=b",
+        f"postgresql://h/db?password=a&{SECRET.replace('r', '%72')}=b",
+        f"host=db password=my {SECRET}=x",
+        f"host=db pasword=my {SECRET}=x",
+    ],
+)
+def test_key_that_may_be_of_the_password_is_not_named(conninfo: str) -> None:
+    """Behind a password that is not escaped, what looks like a key may be the rest of it."""
+    with pytest.raises(ConfigurationError) as caught:
+        read_conninfo(conninfo, "it is nothing")
+    assert SECRET not in str(caught.value)
