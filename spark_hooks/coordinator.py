@@ -717,8 +717,9 @@ class Coordinator:
                 unfinished = self._log.unfinished(self.incarnation.pipeline)
             named = named_by(unfinished)
             self._all(lambda sink: self._sweep_sink(sink, named), self._all_sinks.values())
-        except Exception:
-            logger.warning("orphans could not be aborted now; tried again later", exc_info=True)
+        except Exception as error:
+            logger.warning("orphans could not be aborted now; tried again later: %s", error)
+            logger.debug("why orphans could not be aborted", exc_info=True)
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
         with waiting_for(f"abort left-over branches in {sink!r}"):
@@ -739,7 +740,8 @@ class Coordinator:
         errors = sink.abortBatch(orphans) if orphans else ()
         for found, error in zip(orphans, errors, strict=True):
             if error is not None:
-                logger.warning("%s could not be aborted now", found.branch_id, exc_info=error)
+                logger.warning("%s could not be aborted now: %s", found.branch_id, error)
+                logger.debug("why %s could not be aborted", found.branch_id, exc_info=error)
         if aborted := sum(error is None for error in errors):
             logger.info("%r: aborted %d left-over branches", sink, aborted)
         if failures:

@@ -17,6 +17,7 @@ from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, UnknownCheck
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.ruled import Ended, end_ruled
+from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, next_batch
 from sparkonce.txn_log.record import Head, TransactionRecord
@@ -111,7 +112,8 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
         orphans = find_orphans(
             sink, owners, token=head.token, named=(), others=others, failures=failed
         )
-        found += [(sink, branch) for branch in orphans]
+        with waiting_for(f"list what stands in {sink!r}"):
+            found += [(sink, branch) for branch in orphans]
         if failed:
             failures[sink.name] = failed[0]
     # After the sinks were asked: what was decided meanwhile is no orphan.

@@ -94,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("jobs", "expected module:attribute"),
         ("nowhere:pipeline", "there is no module 'nowhere' in "),
         ("jobs.orders:pipeline", "jobs.orders cannot be imported|no module 'jobs.orders'"),
-        ("needs:pipeline", "needs 'no_such_library', which is not installed"),
+        ("needs:pipeline", "needs cannot be imported: No module named 'no_such_library'"),
         ("raises:pipeline", "importing raises raised ZeroDivisionError"),
         ("exits:pipeline", "__main__"),
         ("jobs:nothing", "jobs has no attribute 'nothing'"),
@@ -241,6 +241,31 @@ def test_command_that_is_not_installed_with_its_extra(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run(["demo"]) == ERROR
     assert "pip install 'sparkonce[services]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("library", "extra", "arguments"),
+    [
+        ("psycopg", "postgres", ["status", "--log", "postgresql://h/db"]),
+        ("boto3", "s3", ["status", "--log", "s3://bucket/log"]),
+        ("confluent_kafka", "kafka", ["status", "needs:pipeline"]),
+    ],
+)
+def test_library_that_is_not_installed(
+    folder: Path, library: str, extra: str, arguments: list[str]
+) -> None:
+    """Of a log or of a sink: the extra that has it is named, without a traceback."""
+    (folder / "needs.py").write_text("from sparkonce.sinks import KafkaSink")
+    program = (
+        f"import sys; sys.modules[{library!r}] = None;"
+        f"from sparkonce.cli.main import main; main({arguments!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == ERROR
+    assert f"pip install 'sparkonce[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_looking_at_a_log_imports_no_spark(folder: Path) -> None:
@@ -619,6 +644,34 @@ def test_settlement_by_a_user_without_a_name(
     (record,) = log.unfinished("orders")
     log.close()
     assert record.settled[0].who == f"uid {os.getuid()}@{socket.gethostname()}"
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\xff"])
+def test_doctor_on_a_damaged_checkpoint(
+    folder: Path, decided: str, checkpoint: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other findings are told all the same."""
+    log = SqliteLog(folder / "log.db")
+    target = FileSink(folder / "out").target
+    log.begin(
+        Claim(
+            "orders", QUERY, "run", this_driver(), {"file": target}, 0, checkpoint=str(checkpoint)
+        )
+    )
+    log.close()
+    (checkpoint / "sparkonce.json").write_bytes(text.encode("latin-1"))
+    assert run(["doctor", "jobs:make", "--json"]) == FOUND
+    found = json.loads(capsys.readouterr().out)
+    (told,) = [one for one in found if one["level"] == "error"]
+    assert told["about"] == "checkpoint"
+    assert "sparkonce.json" in told["what"]
+    assert {one["about"] for one in found} == {"log", "checkpoint", "spark", "file"}
+
+
+def test_settings_that_are_no_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "spark.conf").write_bytes(b"\x80\x00")
+    assert run(["doctor", "jobs:make", "--conf", "spark.conf"]) == ERROR
+    assert "spark.conf" in capsys.readouterr().err
 
 
 # -- who runs --------------------------------------------------------------------------------------

@@ -864,3 +864,27 @@ def test_decision_whose_answer_is_lost_stands(
     coordinator.run(world.batch(process))
     assert len(calls) == 2
     assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize("verb", ["find_branches", "abort"])
+def test_sweep_that_fails_is_one_line(
+    world: World, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
+    """With the reason; its traceback is for who asks for it."""
+    caplog.set_level("DEBUG", "sparkonce")
+    with at_point("decide.before", (crashed := Process()).crash), contextlib.suppress(Crash):
+        world.start(crashed)
+
+    def refuse(called: str) -> None:
+        if called == verb:
+            raise ConnectionError("no route to host")
+
+    def prepare(sinks: list[MemorySink]) -> None:
+        sinks[0].fail = refuse
+
+    world.prepare_sinks = prepare
+    world.start(Process())
+    told = [record for record in caplog.records if record.exc_info]
+    assert {record.levelname for record in told} == {"DEBUG"}
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("no route to host" in line for line in warned)

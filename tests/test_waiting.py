@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce import ExactlyOnce
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.spark_hooks.recovery import look_for_orphans
 from sparkonce.spark_hooks.waiting import EVERY_S, say_waits, waiting_for
+from sparkonce.testing.log_cases import claim
 from sparkonce.testing.sink_world import OWNER, branch
 from sparkonce.txn_log.record import Incarnation
+from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import MemorySink, Process, Store, World, hashed
 
 CHILD_OF_A_PROCESS_THAT_WAITS = """
@@ -104,13 +108,16 @@ def test_wait_that_fails_is_over(caplog: pytest.LogCaptureFixture) -> None:
     assert said(caplog, after_s=90) == []
 
 
-def test_wait_of_a_forked_child() -> None:
-    """It is told in the child, which has no thread of its parent's, and nothing of the parent's."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD_OF_A_PROCESS_THAT_WAITS],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["MainThread", "sparkonce-waits"]
-    assert done.stderr == "no answer yet, after 30 s, to: commit batch 7\n"
+def test_sink_that_is_asked_for_orphans_and_does_not_return(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator who looks hears which sink keeps the answer back."""
+    heard: list[str] = []
+    sink = MemorySink(Store(), Process(), "left")
+    sink.fail = lambda called: heard.extend(said(caplog, after_s=EVERY_S))
+    job = ExactlyOnce("orders", sinks=[sink], log=SqliteLog(tmp_path / "log.db"))
+    job.log.begin(claim())
+    assert look_for_orphans(job, {}) == []
+    told = "list what stands in <MemorySink 'left' -> memory>"
+    assert heard == [f"no answer yet, after 30 s, to: {told}"]
+    job.log.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +61,12 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return SqliteLog(url.removeprefix(_SQLITE), create=create)
     if url.startswith(_POSTGRES):
-        from sparkonce.txn_log.postgres import PostgresLog  # noqa: PLC0415 - an extra
-
+        with _extra("postgres"):
+            from sparkonce.txn_log.postgres import PostgresLog  # noqa: PLC0415 - an extra
         return PostgresLog(url, create=create)
     if url.startswith(_S3):
-        from sparkonce.txn_log.object_store import ObjectPlace  # noqa: PLC0415 - an extra
-
+        with _extra("s3"):
+            from sparkonce.txn_log.object_store import ObjectPlace  # noqa: PLC0415 - an extra
         place = ObjectPlace(url)
         if create:
             place.check()
@@ -122,6 +124,19 @@ def checkpoint_folder(
     location = location.rstrip("/")
     root = f"{location}/{name}" if name else location
     return jvm.hadoop_folder(root, conf, f"{_CHECKPOINT}{location}")
+
+
+@contextlib.contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Around the import of what comes with an extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("sparkonce"):
+            raise
+        raise ConfigurationError(
+            f"this kind of log= needs {error.name!r}: pip install 'sparkonce[{name}]'"
+        ) from error
 
 
 def _kind(url: str) -> str:

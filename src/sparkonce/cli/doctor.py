@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,15 +13,15 @@ from sparkonce.cli.facts import Facts
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
 from sparkonce.cli.targets import checkpoint_option, open_job
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.finding import Finding, Level
+from sparkonce.spark_hooks.binding import read_binding
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, local_path
+from sparkonce.txn_log import checkpoint_folder
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
-
-_BINDING = "sparkonce.json"
 
 
 @click.command()
@@ -102,7 +101,8 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
     if not head.checkpoint:
         yield Finding(Level.OK, "its location is noted from the query's next start on")
         return
-    if local_path(head.checkpoint) is None:
+    path = local_path(head.checkpoint)
+    if path is None:
         yield Finding(Level.OK, f"{head.checkpoint} is on no local disk")
         return
     try:
@@ -123,12 +123,16 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
         f"committed, {last}",
         "keep it where a driver on another machine finds it (HDFS, S3, …)",
     )
-    bound = json.loads(checkpoint.read(_BINDING) or "{}")
+    try:
+        bound = read_binding(checkpoint_folder(f"file:{path.absolute()}"))
+    except SparkOnceError as error:
+        yield Finding(Level.ERROR, f"{error}")
+        return
     log_id = pipeline.log.id_of(pipeline.name)
-    if bound and bound.get("log_id") != log_id:
+    if bound is not None and bound.log_id != log_id:
         yield Finding(
             Level.ERROR,
-            f"{checkpoint.location} belongs to the log with id {bound.get('log_id')}, and log= has "
+            f"{checkpoint.location} belongs to the log with id {bound.log_id}, and log= has "
             f"{log_id}",
             "point log= to the log that the query was started with",
         )
@@ -137,7 +141,13 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
 def _settings(conf_file: Path | None) -> dict[str, str] | None:
     """Of the file, else of a session that the job's module has made; None when nothing is known."""
     if conf_file is not None:
-        lines = (line.strip() for line in conf_file.read_text().splitlines())
+        try:
+            text = conf_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"--conf {conf_file} is no text: give the spark-defaults.conf of the job"
+            ) from error
+        lines = (line.strip() for line in text.splitlines())
         pairs = (
             line.replace("=", " ", 1).split(None, 1) for line in lines if line and line[0] != "#"
         )

@@ -63,9 +63,7 @@ def _import(module_name: str) -> object:
                 f"there is no module {error.name!r} in {Path.cwd()} nor on the path: run sparkonce "
                 "in the folder of the job, or set PYTHONPATH"
             ) from error
-        raise ConfigurationError(
-            f"{module_name} cannot be imported: it needs {error.name!r}, which is not installed"
-        ) from error
+        raise ConfigurationError(f"{module_name} cannot be imported: {error}") from error
     except SparkOnceError:
         raise
     except SystemExit as error:
