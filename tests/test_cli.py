@@ -108,6 +108,7 @@ def test_job_that_cannot_be_used(
     folder: Path, capsys: pytest.CaptureFixture[str], job: str, told: str
 ) -> None:
     """One sentence that names what is wrong, no traceback."""
+    SqliteLog(folder / "log.db").close()
     assert run(["status", job]) == ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -120,6 +121,9 @@ def test_job_is_an_object_or_a_function(
     folder: Path, capsys: pytest.CaptureFixture[str], job: str
 ) -> None:
     """What its module prints does not end up in the output of a script."""
+    log = SqliteLog(folder / "log.db")
+    log.begin(log_claim())
+    log.close()
     assert run(["status", job, "--json"]) == 0
     captured = capsys.readouterr()
     (found,) = json.loads(captured.out)["pipelines"]
@@ -162,6 +166,31 @@ def test_log_that_is_not_there_is_not_made(
         assert re.search("no transaction log at .*typo", capsys.readouterr().err)
     assert run(["log", "copy", url, "sqlite:///new.db"]) == ERROR
     assert not (folder / "typo").exists()
+
+
+@pytest.mark.parametrize("command", [["status"], ["log", "list"], ["orphans"], ["recover"]])
+def test_job_that_never_ran(
+    folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log is not made by who looks; where another job's log is, it knows no such pipeline."""
+    assert run([*command, "jobs:make"]) == ERROR
+    assert re.search("no transaction log at .*log.db", capsys.readouterr().err)
+    assert not (folder / "log.db").exists()
+    log = SqliteLog(folder / "log.db")
+    log.begin(log_claim(pipeline="clicks"))
+    log.close()
+    assert run([*command, "jobs:make"]) == ERROR
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "does not know the pipeline 'orders'; it has 'clicks'" in said.err
+
+
+def test_doctor_looks_before_the_first_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It asks what a start would ask, the right to make the log among it."""
+    assert run(["doctor", "jobs:make"]) == FOUND
+    assert "the query has not run yet" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
@@ -207,6 +236,8 @@ def test_looking_at_a_log_leaves_it_as_it_is(
         ["status", "jobs:make", "--log", "sqlite:///log.db"],
         ["log", "show", "jobs:make"],
         ["log", "show", "jobs:make", "seven"],
+        ["log", "show", "jobs:make", "²"],
+        ["settle", "jobs:make", "²", "--branch", "x", "--as", "redo"],
         ["settle", "jobs:make", "1", "--branch", "x", "--as", "forgotten"],
         ["nothing"],
     ],
@@ -231,7 +262,11 @@ def test_pipelines_of_a_log(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(["log", "list", *address]) == ERROR
     assert "--pipeline" in capsys.readouterr().err
     assert run(["log", "list", *address, "--pipeline", "orders", "--json"]) == 0
+    capsys.readouterr()
     assert run(["status", *address, "--pipeline", "order"]) == ERROR
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "does not know the pipeline 'order'; it has 'clicks', 'orders'" in said.err
 
 
 def test_command_that_is_not_installed_with_its_extra(
@@ -706,6 +741,8 @@ def test_pipeline_is_moved(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     log.close()
     old, new = "sqlite:///log.db", "sqlite:///new.db"
     assert run(["log", "copy", "sqlite:///typo.db", new]) == ERROR
+    assert run(["log", "copy", old, new, "--pipeline", "ordres"]) == ERROR
+    assert "it has 'orders'" in capsys.readouterr().err
     assert not (folder / "new.db").exists()
     assert run(["log", "copy", old, new]) == 0
     capsys.readouterr()

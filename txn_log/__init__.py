@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ __all__ = [
     "checkpoint_log",
     "copy",
     "open_log",
+    "without_making",
 ]
 
 IN_CHECKPOINT = "checkpoint"
 """What `ExactlyOnce` takes as ``log=`` for the log inside its query's checkpoint."""
+
+_may_create = ContextVar("may_create", default=True)
 
 _CHECKPOINT = "checkpoint:"
 _FOLDER = "sparkonce-log"
@@ -53,6 +57,7 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
     """
     if isinstance(url, TransactionLog):
         return url
+    create = create and _may_create.get()
     if url == IN_CHECKPOINT:
         raise ConfigurationError(
             'log="checkpoint" is opened by the query that has the checkpoint; give its location: '
@@ -78,6 +83,16 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
         "sqlite:////absolute/path.db, postgresql://host/database, s3://bucket/prefix, or "
         "checkpoint:/path/of/the/checkpoint"
     )
+
+
+@contextlib.contextmanager
+def without_making() -> Iterator[None]:
+    """Inside the block `open_log` makes no log: for who looks at a pipeline that opens its own."""
+    before = _may_create.set(False)
+    try:
+        yield
+    finally:
+        _may_create.reset(before)
 
 
 def checkpoint_log(location: str, conf: Any = None, *, create: bool = True) -> TransactionLog:

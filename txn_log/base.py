@@ -420,7 +420,10 @@ class TransactionLog(ABC):
 
 def no_log(address: str) -> ConfigurationError:
     """What to raise where a log has to be there and is not."""
-    return ConfigurationError(f"there is no transaction log at {address}: check the address")
+    return ConfigurationError(
+        f"there is no transaction log at {address}: check the address; a query's first start makes "
+        "its log"
+    )
 
 
 def _require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:

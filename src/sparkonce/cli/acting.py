@@ -175,7 +175,7 @@ def settle(
     doubt, or when the branch is visible after all.
     """
     *before, batch = arguments
-    if len(before) > 1 or not batch.isdigit():
+    if len(before) > 1 or not batch.isdecimal():
         raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
     screen = Screen(as_json=as_json)
     with open_target(before[0] if before else None, url, pipeline, checkpoint) as target:
@@ -404,7 +404,9 @@ def _report(
         if said:
             screen.say(said)
         if left["unfinished"]:
-            show_pipeline(screen, facts.pipeline(pipeline.log, pipeline.name))
+            show_pipeline(
+                screen, facts.pipeline(pipeline.log, head_of(pipeline.log, pipeline.name))
+            )
         if left["orphans"]:
             show_orphans(screen, left["orphans"])
     _tell_not_listed(left)

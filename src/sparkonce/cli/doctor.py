@@ -38,10 +38,10 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
     """Ask every server what would bite, and how to fix it.
 
     Ends with 3 when there is a warning or an error. In a bucket it writes one small object and
-    removes it.
+    removes it. It makes the log of a job that never ran, as its first start would.
     """
     screen = Screen(as_json=as_json)
-    with open_job(job, checkpoint) as pipeline:
+    with open_job(job, checkpoint, create=True) as pipeline:
         with ThreadPoolExecutor(len(pipeline.all_sinks)) as pool:
             asked = list(pool.map(_ask, pipeline.all_sinks))
         found = [

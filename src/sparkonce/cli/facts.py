@@ -22,28 +22,19 @@ def utc(at: float | None) -> str | None:
     return None if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def status(log: TransactionLog, names: Iterable[str]) -> Facts:
+def status(log: TransactionLog, heads: Iterable[Head]) -> Facts:
     """Every pipeline: who holds it, what is complete, what is not."""
-    pipelines = [pipeline(log, name) for name in names]
+    pipelines = [pipeline(log, head) for head in heads]
     return {"log": log.address, "log_id": log.log_id, "pipelines": pipelines}
 
 
-def pipeline(log: TransactionLog, name: str) -> Facts:
-    head = log.head(name)
-    if head is None:
-        return {
-            "name": name,
-            "state": "unknown",
-            "holder": None,
-            "moved_to": None,
-            "unfinished": [],
-        }
-    unfinished = log.unfinished(name)
+def pipeline(log: TransactionLog, head: Head) -> Facts:
+    unfinished = log.unfinished(head.pipeline)
     states = {record.state for record in unfinished}
-    last = log.newest(name, head.query_id)
+    last = log.newest(head.pipeline, head.query_id)
     abandoned = last.id.batch_id if last is not None and last.state is State.ABANDONED else None
     return {
-        "name": name,
+        "name": head.pipeline,
         "moved_to": head.moved_to,
         "state": "moved"
         if head.moved_to is not None

@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
+from sparkonce.txn_log import without_making
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 
-def load_job(text: str) -> ExactlyOnce:
+def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
     """Import the pipeline; the working directory comes first on the path, as for uvicorn.
 
+    Args:
+        text: the JOB.
+        create: whether its log may be made when it is not there.
+
     Raises:
-        ConfigurationError: it cannot be imported, is something else, or starts a query.
+        ConfigurationError: it cannot be imported, is something else, or starts a query; its log is
+            not there.
     """
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
 
@@ -31,7 +37,11 @@ def load_job(text: str) -> ExactlyOnce:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     # What the module prints must not end up in the middle of our output.
-    with contextlib.redirect_stdout(sys.stderr), _no_query_starts(text):
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        _no_query_starts(text),
+        contextlib.nullcontext() if create else without_making(),
+    ):
         found = _import(module_name)
         for name in attribute.split("."):
             if not hasattr(found, name):

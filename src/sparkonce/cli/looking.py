@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ def status(
     """
     screen = Screen(as_json=as_json)
     with open_target(job, url, pipeline, checkpoint) as target:
-        found = facts.status(target.log, target.names)
+        found = facts.status(target.log, [head_of(target.log, name) for name in target.names])
     if as_json:
         screen.json(found)
     else:
@@ -50,8 +51,6 @@ def status(
         if not found["pipelines"]:
             screen.say("no pipeline has written into it yet")
     states = {one["state"] for one in found["pipelines"]}
-    if "unknown" in states and url is not None:
-        raise ConfigurationError(f"{found['log']} does not know the pipeline {pipeline!r}")
     return FOUND if states & {"in doubt", "unfinished", "abandoned"} else 0
 
 
@@ -100,7 +99,7 @@ def show(
 ) -> int:
     """One batch: source offsets, rows, branches, what they are outside, times."""
     *before, batch = arguments
-    if len(before) > 1 or not batch.isdigit():
+    if len(before) > 1 or not batch.isdecimal():
         raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
     screen = Screen(as_json=as_json)
     with open_target(before[0] if before else None, url, pipeline, checkpoint) as target:
@@ -171,13 +170,10 @@ def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
     again.
     """
     screen = Screen(as_json=as_json)
-    old, new = open_log(source, create=False), open_log(target)
-    try:
-        name = Target(old, old.pipelines() if pipeline is None else [pipeline]).one().pipeline
-        records = copy_log(old, new, name)
-    finally:
-        old.close()
-        new.close()
+    with open_target(None, source, pipeline) as old:
+        name = old.one().pipeline
+        with contextlib.closing(open_log(target)) as new:
+            records = copy_log(old.log, new, name)
     if as_json:
         screen.json({"pipeline": name, "to": new.address, "batches": len(records)})
     else:

@@ -25,7 +25,6 @@ _STYLES = {
     "unfinished": "bold yellow",
     "decided": "bold yellow",
     "abandoned": "bold yellow",
-    "unknown": "bold red",
     "moved": "yellow",
     "error": "bold red",
     "warning": "yellow",
@@ -98,9 +97,6 @@ def when(at: str | None) -> str | None:
 
 def show_pipeline(screen: Screen, found: Facts) -> None:
     screen.title(found["name"], found["state"])
-    if found["holder"] is None:
-        screen.say("the log does not know this pipeline", indent=2)
-        return
     last = found["last_complete"]
     screen.pairs(
         [

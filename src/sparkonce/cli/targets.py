@@ -67,14 +67,21 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def open_job(text: str, checkpoint: str | None = None) -> Iterator[ExactlyOnce]:
+def open_job(
+    text: str, checkpoint: str | None = None, *, create: bool = False
+) -> Iterator[ExactlyOnce]:
     """The pipeline, closed at the end.
+
+    Args:
+        text: the JOB.
+        checkpoint: where it is, if the log is in it.
+        create: whether the job's log may be made when it is not there, as by its first start.
 
     Raises:
         ConfigurationError: its log is in a checkpoint of which nobody knows where it is, or that
             has none.
     """
-    job = load_job(text)
+    job = load_job(text, create=create)
     try:
         if job.is_log_in_checkpoint:
             if checkpoint is None:
