@@ -121,3 +121,15 @@ def test_sink_that_is_asked_for_orphans_and_does_not_return(
     told = "list what stands in <MemorySink 'left' -> memory>"
     assert heard == [f"no answer yet, after 30 s, to: {told}"]
     job.log.close()
+
+
+def test_wait_of_a_forked_child() -> None:
+    """It is told in the child, which has no thread of its parent's, and nothing of the parent's."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD_OF_A_PROCESS_THAT_WAITS],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["MainThread", "sparkonce-waits"]
+    assert done.stderr == "no answer yet, after 30 s, to: commit batch 7\n"
