@@ -3,6 +3,7 @@ r"""Kafka to Kafka, exactly once: payments are read, checked and written to anot
     make services                     # in one terminal: local servers on fixed ports
     .venv/bin/spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:$SPARK_VERSION \
         examples/kafka_to_kafka.py    # in another; stop it, kill it, start it again
+    .venv/bin/sparkonce status examples.kafka_to_kafka:pipeline
 
 Spark's checkpoint holds how far the source is read, and the transaction log which batches are
 written: consumers of `payments-checked` with isolation.level=read_committed see each payment once.
@@ -36,6 +37,14 @@ def make_topics() -> None:
             raise error
 
 
+def pipeline() -> ExactlyOnce:
+    return ExactlyOnce(
+        "payments",
+        sinks=[KafkaSink(TARGET, bootstrap_servers=KAFKA)],
+        log=f"sqlite:///{STATE}/txn.db",
+    )
+
+
 def main(*, once: bool, batch: int) -> None:
     STATE.mkdir(exist_ok=True)
     make_topics()
@@ -55,12 +64,7 @@ def main(*, once: bool, batch: int) -> None:
             "to_json(named_struct('payment', string(value), 'is_checked', true)) AS value",
         )
     )
-    pipeline = ExactlyOnce(
-        "payments",
-        sinks=[KafkaSink(TARGET, bootstrap_servers=KAFKA)],
-        log=f"sqlite:///{STATE}/txn.db",
-    )
-    writer = payments.writeStream.foreachBatch(pipeline).option(
+    writer = payments.writeStream.foreachBatch(pipeline()).option(
         "checkpointLocation", str(STATE / "checkpoint")
     )
     writer = writer.trigger(availableNow=True) if once else writer

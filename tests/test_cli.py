@@ -137,9 +137,20 @@ def readme_job() -> str:
     return block[1].replace("/var/lib/orders/txn.db", "log.db")
 
 
-@pytest.mark.parametrize("source", ["README.md", "examples/orders.py"])
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("README.md", "orders"),
+        ("examples/orders.py", "orders"),
+        ("examples/kafka_to_kafka.py", "payments"),
+    ],
+)
 def test_published_jobs_are_jobs_of_the_command(
-    folder: Path, source: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    source: str,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What README shows can be looked at with the command that README shows."""
     monkeypatch.setenv("STATE", str(folder / "state"))
@@ -151,10 +162,10 @@ def test_published_jobs_are_jobs_of_the_command(
     (folder / "state").mkdir()
     for path in ("log.db", "state/txn.db"):
         log = SqliteLog(folder / path)
-        log.begin(log_claim())
+        log.begin(log_claim(pipeline=name))
         log.close()
     assert run(["status", "jobs.orders:pipeline"]) == 0
-    assert "orders  fine" in capsys.readouterr().out
+    assert f"{name}  fine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("url", ["sqlite:///typo", "checkpoint:typo", "checkpoint:typo/below"])
