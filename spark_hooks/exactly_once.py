@@ -464,6 +464,8 @@ class ExactlyOnce:
     def _settle_soon(self, query: RunningQuery, batch_id: int) -> None:
         def settle() -> None:
             with self._lock:
+                if self._query is not query or _serving.get(query.run.query_id) is not self:
+                    return  # whoever has turned to the query since has recovered it
                 if self._failure is not None:
                     self._settle_anew(query, batch_id, self._failure)
             self._settle_last(math.inf)
@@ -476,8 +478,6 @@ class ExactlyOnce:
 
     def _settle_anew(self, query: RunningQuery, batch_id: int, failure: Exception) -> None:
         """After a failure only the log tells how far it came; a new incarnation goes by that."""
-        if self._query is not query or _serving.get(query.run.query_id) is not self:
-            return  # whoever has turned to the query since has recovered it
         # Before Spark has the batch, a new incarnation would abandon it.
         if not query.is_active or query.committed() < batch_id:
             raise failure
