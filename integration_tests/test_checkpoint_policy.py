@@ -107,6 +107,19 @@ def test_last_batch_is_visible_after(job: Job, way: str) -> None:
     assert job.visible() == Counter([1, 2])
 
 
+def fail_once_at(point: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fail when the point is reached for the first time; it stands in the list from then on."""
+    failed: list[str] = []
+
+    def fail_once(reached: str, where: object) -> None:
+        if reached == point and not failed:
+            failed.append(reached)
+            raise failpoints.InjectedError(reached)
+
+    monkeypatch.setattr(failpoints, "handler", fail_once)
+    return failed
+
+
 def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that ends, as a crash ends it, between Spark's commits/N and our decision."""
 
@@ -189,14 +202,7 @@ def test_recovery_that_fails_at_the_start_is_tried_again(
     job.add(*ids(1, 2))
     leave_undecided(job, monkeypatch)
     pipeline = checkpoint_pipeline(job)
-    tried: list[str] = []
-
-    def fail_once(point: str, where: object) -> None:
-        if point == "recover.before_finish" and not tried:
-            tried.append(point)
-            raise failpoints.InjectedError(point)
-
-    monkeypatch.setattr(failpoints, "handler", fail_once)
+    tried = fail_once_at("recover.before_finish", monkeypatch)
     query = job.start(pipeline)
     wait_for(lambda: bool(tried))
     pipeline.awaitTermination(query)
@@ -221,14 +227,8 @@ def test_idle_pipeline_commits_its_last_batch_after_a_failure(
 ) -> None:
     """Nobody else would for a weekend, while servers time out what is prepared."""
     job.add(*ids(1, 2))
-    pipeline, failed = checkpoint_pipeline(job), list[str]()
-
-    def fail_once(point: str, where: object) -> None:
-        if point == "decide.after" and not failed:
-            failed.append(point)
-            raise failpoints.InjectedError(point)
-
-    monkeypatch.setattr(failpoints, "handler", fail_once)
+    pipeline = checkpoint_pipeline(job)
+    failed = fail_once_at("decide.after", monkeypatch)
     with idle(job, pipeline) as query:
         wait_for(lambda: states(pipeline) == [State.COMPLETE])
         assert query.isActive
@@ -277,14 +277,8 @@ def test_idle_start_is_recovered_after_a_failure(job: Job, monkeypatch: pytest.M
     """No batch and no awaitTermination comes to try it again."""
     job.add(*ids(1, 2))
     leave_undecided(job, monkeypatch)
-    pipeline, failed = checkpoint_pipeline(job), list[str]()
-
-    def fail_once(point: str, where: object) -> None:
-        if point == "recover.before_finish" and not failed:
-            failed.append(point)
-            raise failpoints.InjectedError(point)
-
-    monkeypatch.setattr(failpoints, "handler", fail_once)
+    pipeline = checkpoint_pipeline(job)
+    failed = fail_once_at("recover.before_finish", monkeypatch)
     with idle(job, pipeline) as query:
         wait_for(lambda: states(pipeline) == [State.COMPLETE])
         assert query.isActive

@@ -35,7 +35,6 @@ from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from tenacity import (
-    RetryCallState,
     Retrying,
     retry_if_exception_type,
     stop_after_delay,
@@ -65,7 +64,7 @@ from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink, chec
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.spark_hooks.ruled import End, end_ruled
-from sparkonce.spark_hooks.waiting import waiting_for
+from sparkonce.spark_hooks.waiting import still_trying, waiting_for
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
@@ -441,8 +440,8 @@ class Coordinator:
                 )
                 raise PrepareRejectedError(
                     f"{transaction_id}: the sink {committable.branch_id.sink!r} prepared a branch "
-                    f"that its server may drop since {now - committable.safe_until:.0f} s ago, "
-                    f"{why}",
+                    "that its server may drop since "
+                    f"{now - committable.safe_until:.0f} s ago, {why}",
                     committable.branch_id,
                 )
 
@@ -770,15 +769,11 @@ class Coordinator:
         """Repeat `action` with backoff while its error says that repeating can help."""
         left_s = self._commit_timeout_s if deadline is None else deadline - time.monotonic()
 
-        def say(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            logger.warning("still trying to %s, attempt %d: %s", what, state.attempt_number, error)
-
         retrying = Retrying(
             retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
             wait=wait_random_exponential(multiplier=0.05, max=5.0),
             stop=stop_after_delay(max(left_s, 0.0)),
-            before_sleep=say,
+            before_sleep=still_trying(what),
             reraise=True,
         )
         with waiting_for(what):

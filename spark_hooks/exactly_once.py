@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self, get_args
 
-from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_exponential
+from tenacity import Retrying, retry_if_not_exception_type, wait_exponential
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -49,6 +49,7 @@ from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS, SmallBatches
+from sparkonce.spark_hooks.waiting import still_trying
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import TransactionRecord
@@ -479,9 +480,9 @@ class ExactlyOnce:
     def _settle_anew(self, query: RunningQuery, batch_id: int, failure: Exception) -> None:
         """After a failure only the log tells how far it came; a new incarnation goes by that."""
         # Before Spark has the batch, a new incarnation would abandon it.
-        if not query.is_active or query.committed() < batch_id:
+        if not query.is_active or (committed := query.committed()) < batch_id:
             raise failure
-        self._coordinator = self._begin(query, query.committed() + 1)
+        self._coordinator = self._begin(query, committed + 1)
         self._failure = None
 
     def _settle_at_exit(self) -> None:
@@ -528,16 +529,11 @@ class ExactlyOnce:
 
 def _while_active(query: RunningQuery, action: Callable[[], None], what: str) -> None:
     """Repeat it while time may help and the query runs: it may be long until its next batch."""
-
-    def say(state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        logger.warning("still trying to %s, attempt %d: %s", what, state.attempt_number, error)
-
     Retrying(
         retry=retry_if_not_exception_type(_LASTING),
         wait=wait_exponential(max=_LONGEST_WAIT_S),
         stop=lambda _: not query.is_active,
-        before_sleep=say,
+        before_sleep=still_trying(what),
         reraise=True,
     )(action)
 

@@ -8,8 +8,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 logger = logging.getLogger("sparkonce")
 
@@ -35,6 +38,16 @@ def waiting_for(what: str) -> Iterator[None]:
     finally:
         with _changes:
             _waits.pop(wait, None)  # a child that was forked meanwhile has forgotten it
+
+
+def still_trying(what: str) -> Callable[[RetryCallState], None]:
+    """What tenacity calls before it sleeps: it logs `what`, as above, with the last error."""
+
+    def say(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        logger.warning("still trying to %s, attempt %d: %s", what, state.attempt_number, error)
+
+    return say
 
 
 def say_waits(now: float) -> None:

@@ -579,6 +579,12 @@ def test_failing_vote_aborts_the_batch_in_every_sink(world: World) -> None:
     assert not any(store.prepared or store.visible for store in world.stores.values())
 
 
+def put_left(world: World, coordinator: Coordinator, sink: MemorySink) -> None:
+    """In place of the sink `left`, on the driver and on the executors."""
+    coordinator._sinks["left"] = sink
+    world.sinks[0] = sink
+
+
 def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
     """A committable past its safe_until would be lost after the decision, so it is refused."""
 
@@ -589,9 +595,7 @@ def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
 
     process = Process()
     coordinator = world.coordinator(process)
-    slow = Slow(world.stores["left"], process, "left")
-    coordinator._sinks["left"] = slow
-    world.sinks[0] = slow
+    put_left(world, coordinator, Slow(world.stores["left"], process, "left"))
     with pytest.raises(PrepareRejectedError, match="smaller"):
         coordinator.run(world.batch(process))
     assert not any(store.prepared for store in world.stores.values())
@@ -619,9 +623,7 @@ def test_branch_of_an_executor_whose_clock_is_behind(
     process = Process()
     coordinator = world.coordinator(process)
     coordinator._clock = lambda: now[0]
-    behind = Behind(world.stores["left"], process, "left")
-    coordinator._sinks["left"] = behind
-    world.sinks[0] = behind
+    put_left(world, coordinator, Behind(world.stores["left"], process, "left"))
     with pytest.raises(PrepareRejectedError, match=words) as rejected:
         coordinator.run(world.batch(process))
     assert ("smaller" in str(rejected.value)) is ("smaller" in words)
@@ -683,9 +685,7 @@ def test_log_that_is_away_too_long_lets_the_batch_be_aborted(
     process = Process()
     coordinator = world.coordinator(process)
     coordinator._clock = lambda: now[0]
-    perishable = Perishable(world.stores["left"], process, "left")
-    coordinator._sinks["left"] = perishable
-    world.sinks[0] = perishable
+    put_left(world, coordinator, Perishable(world.stores["left"], process, "left"))
 
     def away(self: SqliteLog, record: object) -> None:
         now[0] += 15.0
