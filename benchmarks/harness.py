@@ -1,8 +1,8 @@
 """What the benchmarks share: servers, a session, a source, runs in turn, a table, a JSON line.
 
-Contenders run in turn within one process (A B A B …), so that a machine whose speed drifts treats
-both alike. Each run is a fresh query over the same files. Figures are medians over the runs; the
-last line of output is one JSON object.
+Contenders run in turn within one process (A B, B A, …), so that a machine whose speed drifts
+treats all alike. Each run is a fresh query over the same files. Figures are medians over the runs;
+the last line of output is one JSON object.
 """
 
 from __future__ import annotations
@@ -288,12 +288,18 @@ def in_turn(
     *,
     rounds: int,
 ) -> dict[str, list[Run]]:
-    """Run each contender `rounds` times, A B A B; each run gets a fresh writer."""
+    """Run each contender `rounds` times; each run gets a fresh writer.
+
+    Every round begins with another one (A B C, B C A, …): what a run leaves to a server's disk is
+    then not always written out during the same one's next run.
+    """
     runs: dict[str, list[Run]] = {name: [] for name in contenders}
+    names = list(contenders)
     for number in range(rounds):
-        for name, make in contenders.items():
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
             print(f"round {number + 1} of {rounds}: {name} …", file=sys.stderr, flush=True)
-            runs[name].append(run(make()))
+            runs[name].append(run(contenders[name]()))
     return runs
 
 

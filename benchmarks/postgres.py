@@ -49,6 +49,7 @@ class Tables:
         }
 
     def _fresh(self, columns: str, suffix: str = "") -> str:
+        self._run("CHECKPOINT")  # nobody pays for the pages of whoever ran before
         name = f"b{uuid.uuid4().hex[:10]}"
         self._run(f"CREATE TABLE {name} ({columns}) {suffix}")
         return name

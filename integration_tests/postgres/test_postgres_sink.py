@@ -319,6 +319,75 @@ def test_staging_dropped_as_well_is_a_loss(world: World) -> None:
     assert world.state() == (0, 0, 0, 0)
 
 
+def flush(world: World) -> None:
+    """What was committed and not flushed is, from here on: a crash keeps it."""
+    world.run(f"CREATE TABLE {world.schema}.flushed ()")
+
+
+def test_staging_is_as_lasting_as_the_merge_needs_it(world: World) -> None:
+    """A prepared merge has the rows itself; one that is held open is made again from staging."""
+    world.table()
+    stage(world.ready())
+    query = "SELECT relpersistence FROM pg_class WHERE starts_with(relname, 'sparkonce_{}')"
+    of_staging = world.run(query.format(OWNER.digest))
+    assert of_staging == [("u" if world.prepares else "p",)]
+
+
+def test_server_killed_between_a_task_and_the_merge(world: World) -> None:
+    """Rows that went with the server are missed before the decision; nothing is merged of them."""
+    world.table()
+    sink = world.ready()
+    of_tasks = [stage(sink), stage(sink, branch_id=task(8))]
+    flush(world)
+    world.server.kill()
+    world.server.start()
+    assert len(world.staging()) == 2
+    if world.prepares:
+        with pytest.raises(PrepareRejectedError, match="have lost their rows; has the server cr"):
+            sink.prepareBatch(merge_of(), of_tasks)
+        for branch in sink.find_branches(OWNER):
+            sink.abort(branch)
+        assert world.state() == (0, 0, 0, 0)
+        deliver(sink, batch=1)
+        assert world.state() == (3, 1, 0, 0)
+    else:
+        (merged,) = sink.prepareBatch(merge_of(), of_tasks)
+        sink.commit(merged)
+        assert world.state() == (6, 1, 0, 0)
+
+
+def test_one_staging_table_that_was_emptied_aborts_the_batch(world: World) -> None:
+    world.table()
+    sink = world.ready()
+    of_tasks = [stage(sink), stage(sink, branch_id=task(8))]
+    emptied = of_tasks[1].payload["staging"]
+    world.run(f"TRUNCATE {world.schema}.{emptied}")
+    with pytest.raises(PrepareRejectedError, match=f"the staging tables {emptied} have lost"):
+        sink.prepareBatch(merge_of(), of_tasks)
+    assert world.state() == (0, 0, 2, 0)
+
+
+def test_decided_merge_that_is_lost_with_its_rows_is_a_loss(world: World) -> None:
+    """Rolled back by an operator, and the server has crashed as well, or staging was emptied."""
+    world.table()
+    sink = world.ready()
+    committable = prepare(sink)
+    if world.prepares:
+        world.server.kill()
+        world.server.start()
+        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
+    else:
+        sink.close()
+        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
+        world.run(f"TRUNCATE {world.schema}.{world.staging()[0]}")
+    for _ in range(2):
+        with pytest.raises(PreparedBranchLostError, match="are empty, and .* shows no commit"):
+            sink.commit(committable)
+    assert world.state() == (0, 0, 1, 0)
+    sink.abort(committable)
+    assert world.state() == (0, 0, 0, 0)
+
+
 def test_staging_dropped_after_the_commit_is_no_loss(world: World) -> None:
     world.table()
     sink = world.ready()

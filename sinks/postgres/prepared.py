@@ -111,8 +111,6 @@ class PreparedWriter(StagingWriter):
         server: as `validate` saw it.
     """
 
-    _outlives_transaction = False
-
     def __init__(
         self,
         address: Address,

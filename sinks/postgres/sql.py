@@ -164,7 +164,7 @@ def create_staging(
     types: Mapping[str, str],
     branch_id: BranchId,
     *,
-    logged: bool = True,
+    logged: bool,
 ) -> sql.Composed:
     table = qualified(schema, name)
     columns = sql.SQL(", ").join(

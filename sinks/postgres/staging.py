@@ -47,9 +47,6 @@ SLICE_BYTES = 32 * 1024 * 1024
 class StagingWriter:
     """An open COPY into a table that nobody else sees yet."""
 
-    _outlives_transaction = True
-    """Whether the copied table is still needed once its transaction has ended."""
-
     def __init__(
         self,
         address: Address,
@@ -68,9 +65,7 @@ class StagingWriter:
         self._copying = contextlib.ExitStack()
         self._attach = attach
         self._pool = pool_of(address)
-        # The PREPARE TRANSACTION of the merge flushes all that was written before it, staging too;
-        # a crash of the server before that aborts the batch. A merge that is held open does not.
-        rules = settings(timeouts, self.name, is_flushed=not target.can_prepare)
+        rules = settings(timeouts, self.name, is_flushed=self._survives_a_crash)
         begin = script(READ_COMMITTED, rules, *self._opening())
         with self._errors():
             self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
@@ -86,6 +81,15 @@ class StagingWriter:
             self.discard()
             raise
 
+    @property
+    def _survives_a_crash(self) -> bool:
+        """Whether the server must keep the rows after COMMIT, come what may.
+
+        A merge that is held open is lost with the server, and is then made again from these rows. A
+        prepared one has them itself, so a crash before it aborts the batch, and none hurts later.
+        """
+        return not self._target.can_prepare
+
     def _opening(self) -> Sequence[sql.Composable]:
         """What comes before the COPY, in its transaction."""
         if self._attach is not None:
@@ -93,7 +97,7 @@ class StagingWriter:
         types = {column.name: column.type.ddl for column in self._target.columns}
         return [
             create_staging(
-                self.schema, self.name, types, self.branch_id, logged=self._outlives_transaction
+                self.schema, self.name, types, self.branch_id, logged=self._survives_a_crash
             )
         ]
 
