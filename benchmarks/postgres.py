@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 COLUMNS = "id bigint, name text, amount float8, at timestamptz"
 KEYED = "id bigint PRIMARY KEY, name text, amount float8, at timestamptz"
+SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
+"""As a server for such loads is set up; that of the tests has 64 MB for everything."""
 LOADED = f"{COLUMNS}, load bigint NOT NULL DEFAULT 0"
 
 
@@ -113,7 +115,10 @@ def keyed_columns(rows: int) -> list[str]:
 
 def main(*, rows: int, rounds: int, small_batches: int) -> None:
     sizes = {"rows": rows, "rounds": rounds, "small_batches": small_batches}
-    with scratch() as folder, start_services(["postgres"], quick_start=False) as up:
+    with (
+        scratch() as folder,
+        start_services(["postgres"], quick_start=False, postgres_config=SERVER) as up,
+    ):
         spark, tables = spark_session(up), Tables(up.postgres, folder)
         appended = measure(
             {
