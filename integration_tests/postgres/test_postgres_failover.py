@@ -20,7 +20,6 @@ from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
     PreparedBranchLostError,
-    PrepareRejectedError,
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
@@ -207,26 +206,6 @@ def test_standby_that_is_promoted_during_the_wait_confirms_nothing(
         sink.commit(committable)
     assert standby.state()[:2] == (0, 0)
     sink.commit(committable)
-    assert standby.state() == (3, 1, 0, 0)
-
-
-def test_rows_that_were_not_merged_before_the_failover_are_missed(
-    pair: PostgresPair, worlds: tuple[World, World]
-) -> None:
-    """A standby has the staging tables, and none of their rows: the batch is aborted."""
-    pair.wait_for_standby()
-    primary, standby = worlds
-    sink = primary.ready(dsn=pair.dsn)
-    of_task = stage(sink)
-    primary.run(f"CREATE TABLE {primary.schema}.seen ()")  # its commit waits for the standby
-    pair.primary.kill()
-    pair.promote()
-    with pytest.raises(PrepareRejectedError, match="have lost their rows"):
-        sink.prepareBatch(merge_of(), [of_task])
-    for branch in sink.find_branches(OWNER):
-        sink.abort(branch)
-    assert standby.state() == (0, 0, 0, 0)
-    sink.commit(prepare(sink, batch=1))
     assert standby.state() == (3, 1, 0, 0)
 
 

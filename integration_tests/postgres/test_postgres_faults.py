@@ -367,3 +367,31 @@ def test_disk_is_full_while_the_batch_is_merged(prepared: World) -> None:
     assert prepared.state() == (0, 0, 0, 0)
     sink.commit(prepare(sink, rows, batch=1))
     assert prepared.state() == (40_000, 1, 0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_server_that_dies_when_a_task_was_given_up_starts_again(prepared: World, mode: str) -> None:
+    """With an UNLOGGED table it would not, before somebody starts it twice (Postgres' bug 17731).
+
+    The files of the table are gone, the end of its transaction is not yet in the write-ahead log,
+    and what made it is.
+    """
+    prepared.run("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    prepared.run("SELECT pg_reload_conf()")
+    try:
+        prepared.table(KEYED)
+        sink = prepared.ready(mode=mode, key=["id"])
+        handle = sink.beginTransaction(task())
+        sink.write(handle, ROWS.to_batches()[0])
+        eventually(lambda: prepared.open_merges() == 1, "the server has made the table")
+        prepared.run(f"CREATE TABLE {prepared.schema}.flushed ()")  # and all that came before it
+        sink.discard(handle)
+        eventually(lambda: prepared.open_merges() == 0, "it is rolled back")
+        prepared.server.kill()
+        prepared.server.start()
+        commit_until_known(sink, prepare(sink))
+        assert prepared.ids() == [1, 2, 3]
+    finally:
+        prepared.server.start()
+        prepared.run("ALTER SYSTEM RESET wal_writer_delay")
+        prepared.run("SELECT pg_reload_conf()")

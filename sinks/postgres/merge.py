@@ -28,14 +28,10 @@ from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_k
 from sparkonce.sinks.postgres.sql import SORT_IN_MEMORY, columns_of, qualified, script, staging_name
 from sparkonce.sinks.postgres.writing import Write, Writing
 
-PAYLOAD_VERSION = 4
-"""Whoever reads 4 knows that staging may have been emptied; its fields are those of 3."""
+PAYLOAD_VERSION = 3
 
 REJECTED = "sparkonce.rejected"
 """A setting of the transaction: how many rows the dead letter table takes."""
-
-EMPTIED = "sparkonce.emptied"
-"""A column of a result: the staging tables that have lost their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ class Merge:
     def read(cls, committable: Committable) -> Self:
         """From a committable of this version or an older one."""
         payload: dict[str, Any] = dict(committable.payload)
-        if committable.version not in {1, 2, 3, PAYLOAD_VERSION} or "columns" not in payload:
+        if committable.version not in {1, 2, PAYLOAD_VERSION} or "columns" not in payload:
             raise CommitUnresolvedError(
                 f"PostgresSink: the record of {committable.branch_id} has version "
                 f"{committable.version}, which this version of sparkonce cannot read: upgrade it",
@@ -141,19 +137,6 @@ class Merge:
         if self.key is None:
             return False
         return self.mode != "upsert" or not self.update or self.dead_letter is not None
-
-
-def emptied(merge: Merge) -> sql.Composed:
-    """Which staging tables are empty, where each had rows: a crash leaves an UNLOGGED one so.
-
-    To be asked in the transaction that reads them, which a crash would end.
-    """
-    return sql.SQL(" UNION ALL ").join(
-        sql.SQL("SELECT {} AS {} WHERE NOT EXISTS (SELECT FROM {})").format(
-            sql.Literal(name), sql.Identifier(EMPTIED), qualified(merge.schema, name)
-        )
-        for name in merge.staging
-    )
 
 
 def statements(merge: Merge, branch_id: BranchId) -> Iterator[sql.Composable]:
@@ -299,13 +282,15 @@ BEGIN
         NULL;
     END;
     SET CONSTRAINTS ALL IMMEDIATE;
-    CREATE UNLOGGED TABLE {work} AS
+    CREATE TABLE {work} AS
         SELECT row_number() OVER () AS sparkonce_row, 0 AS sparkonce_round,
             NULL::text AS sparkonce_reason, NULL::text AS sparkonce_state,
             NULL::text AS sparkonce_constraint, staged.*
         FROM ({rows}) AS staged;
     GET DIAGNOSTICS total = ROW_COUNT;
     CREATE INDEX ON {work} (sparkonce_row);
+    -- Where a publication has every table, one without it may not be updated.
+    ALTER TABLE {work} REPLICA IDENTITY FULL;
     waiting := total;
     LOOP
         low := 1;

@@ -6,13 +6,9 @@ What `Merge.commit` may meet, and what each proves:
     2  gid unknown, marker there            committed before
     3  gid unknown, then marker absent      not committed: merge again, from the staging tables
     4  merging again: marker's key taken    somebody else committed it meanwhile
-    5  merging again: staging table gone    lost; nothing can be under way any more, since whoever
-       or empty, then marker absent         merges holds a lock that a DROP waits for
+    5  merging again: staging table gone,   lost; nothing can be under way any more, since whoever
+       then marker absent                   merges holds a lock that a DROP waits for
     6  no answer, or another server         unknown
-
-Where merges are prepared, staging tables are UNLOGGED, so a crash of the server empties those that
-are not merged yet: every merge looks first whether the rows are still there. In 3 they are, unless
-the server has crashed *and* somebody has rolled the prepared transaction back.
 
 The marker row is the first thing that a merge writes. Its primary key lets one merge of a branch
 through, whoever tries (I4), and makes the others wait there before they do any work.
@@ -49,12 +45,10 @@ from sparkonce.sinks.postgres.connections import (
     roll_back,
 )
 from sparkonce.sinks.postgres.merge import (
-    EMPTIED,
     REJECTED,
     Merge,
     duplicate_key,
     duplicate_told,
-    emptied,
     statements,
 )
 from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared
@@ -82,14 +76,6 @@ _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
 """Classes of SQLSTATE that come again with the same rows: data, constraints, rights, triggers."""
 
 _ENDED = "the transaction was ended unseen"
-
-
-class StagingEmptiedError(Exception):
-    """Staging tables have lost their rows; `names` says which."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(f"the staging tables {', '.join(names)} have lost their rows")
-        self.names = names
 
 
 class Merger:
@@ -172,12 +158,6 @@ class Merger:
         except PASSING:
             roll_back(connection)
             raise
-        except StagingEmptiedError as error:
-            raise PrepareRejectedError(
-                f"{self._what}: {error}; has the server crashed? Start the query again: Spark "
-                "replays the batch",
-                self._branch_id,
-            ) from error
         # A failed transaction answers PREPARE TRANSACTION with ROLLBACK, and no error.
         if tag != "PREPARE TRANSACTION":
             raise PrepareRejectedError(
@@ -203,21 +183,14 @@ class Merger:
         yield READ_COMMITTED
         yield settings(self._timeouts, staging_name(branch_id))
         yield insert_marker(merged.schema, branch_id, merged.rows)
-        yield emptied(merged)
         yield from statements(merged, branch_id)
         yield CHECK_CONSTRAINTS_NOW
 
     def _run(self, connection: PgConnection, query: sql.Composed) -> None:
-        """Run the statements of a merge, and tell of rows that are refused.
-
-        Raises:
-            StagingEmptiedError: there are not all rows.
-        """
+        """Run the statements of a merge, and tell of rows that are refused."""
         cursor = connection.execute(query)
         while True:
             column = cursor.description[0].name if cursor.description else None
-            if column == EMPTIED and cursor.rowcount:
-                raise StagingEmptiedError([row[0] for row in cursor])
             row = cursor.fetchone() if column == REJECTED else None
             if row is not None and row[0]:
                 schema, table = self._merge.dead_letter or ("", "")
@@ -314,21 +287,16 @@ class Merger:
             self._unresolved(told)
 
     def _merge_again(self) -> None:
-        query = script(*self._statements())
-        commit = script(require_marker(self._merge.schema, self._branch_id, _ENDED), COMMIT)
+        query = script(*self._statements(), COMMIT)
 
         def attempt(connection: PgConnection) -> None:
             try:
                 self._run(connection, query)
-                connection.execute(commit)
             finally:
                 roll_back(connection)
 
         try:
             retrying()(self._pool.run, attempt)
-        except StagingEmptiedError as error:
-            if not self._is_committed():  # else 4
-                self._lost(f"{', '.join(error.names)} are empty", error)  # 5
         except pg.LockNotAvailable as error:
             self._end_holders()
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
@@ -337,7 +305,7 @@ class Merger:
             if self._is_committed():  # 4
                 return
             if missing:
-                self._lost(f"{', '.join(missing)} are gone", self._address.cause(error))  # 5
+                self._lost(missing, error)  # 5
             if (error.sqlstate or "")[:2] in _REFUSED:
                 raise CommitRejectedError(
                     f"{self._what}: decided, its merge was lost with its session, and merging it "
@@ -367,15 +335,15 @@ class Merger:
         standing = self._pool.run(lambda c: {row[0] for row in c.execute(query)})
         return [name for name in self._merge.staging if name not in standing]
 
-    def _lost(self, staging: str, cause: BaseException | None) -> NoReturn:
-        also = "the prepared transaction is gone, " if self._merge.prepared else ""
+    def _lost(self, missing: Sequence[str], error: psycopg.Error) -> NoReturn:
+        also = "the prepared transaction and " if self._merge.prepared else ""
         raise PreparedBranchLostError(
-            f"{self._what}: decided, and lost from outside: {also}{staging}, and "
-            f"{self._merge.schema}.{MARKER_TABLE} shows no commit. Did somebody drop sparkonce_* "
-            "tables or roll back a prepared transaction? Let Spark replay the batch, or restore "
-            "the tables from a backup",
+            f"{self._what}: decided, and lost from outside: {also}{', '.join(missing)} are gone, "
+            f"and {self._merge.schema}.{MARKER_TABLE} shows no commit. Did somebody drop "
+            "sparkonce_* tables or roll back a prepared transaction? Let Spark replay the batch, "
+            "or restore the tables from a backup",
             self._branch_id,
-        ) from cause
+        ) from self._address.cause(error)
 
     def _unresolved(self, text: str, error: psycopg.Error | None = None) -> NoReturn:
         raise CommitUnresolvedError(f"{self._what}: {text}", self._branch_id) from (

@@ -287,7 +287,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server = self._pool.run(Server.ask)
             server.check(self.where)
             target = self._pool.run(lambda c: self._resolve(c, schema))
-            if not target.can_prepare:  # else staging is UNLOGGED, and in no publication
+            if self._mode == "staged" or self._writing.key is not None:
                 self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
         except psycopg.Error as error:
             raise ConfigurationError(

@@ -159,13 +159,9 @@ _UNLIMITED = sql.SQL(
 
 
 def create_staging(
-    schema: str,
-    name: str,
-    types: Mapping[str, str],
-    branch_id: BranchId,
-    *,
-    logged: bool,
+    schema: str, name: str, types: Mapping[str, str], branch_id: BranchId
 ) -> sql.Composed:
+    """Never UNLOGGED: see ADR 15."""
     table = qualified(schema, name)
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_sql))
@@ -173,9 +169,7 @@ def create_staging(
     )
     return script(
         # Autovacuum would take a lock that the DROP waits for; the table lives for one batch.
-        sql.SQL("CREATE {} {} ({}) WITH (autovacuum_enabled = false)").format(
-            sql.SQL("TABLE" if logged else "UNLOGGED TABLE"), table, columns
-        ),
+        sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = false)").format(table, columns),
         sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(str(branch_id))),
     )
 

@@ -65,7 +65,9 @@ class StagingWriter:
         self._copying = contextlib.ExitStack()
         self._attach = attach
         self._pool = pool_of(address)
-        rules = settings(timeouts, self.name, is_flushed=self._survives_a_crash)
+        # The PREPARE TRANSACTION of the merge flushes all that was written before it, staging too;
+        # a crash of the server before that aborts the batch. A merge that is held open does not.
+        rules = settings(timeouts, self.name, is_flushed=not target.can_prepare)
         begin = script(READ_COMMITTED, rules, *self._opening())
         with self._errors():
             self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
@@ -81,24 +83,13 @@ class StagingWriter:
             self.discard()
             raise
 
-    @property
-    def _survives_a_crash(self) -> bool:
-        """Whether the server must keep the rows after COMMIT, come what may.
-
-        A merge that is held open is lost with the server, and is then made again from these rows. A
-        prepared one has them itself, so a crash before it aborts the batch, and none hurts later.
-        """
-        return not self._target.can_prepare
-
     def _opening(self) -> Sequence[sql.Composable]:
         """What comes before the COPY, in its transaction."""
         if self._attach is not None:
             return [create_attachable(self._target, self._attach, self.name, self.branch_id)]
         types = {column.name: column.type.ddl for column in self._target.columns}
         return [
-            create_staging(
-                self.schema, self.name, types, self.branch_id, logged=self._survives_a_crash
-            )
+            create_staging(self.schema, self.name, types, self.branch_id),
         ]
 
     def _copy_statement(self) -> sql.Composed:
