@@ -319,6 +319,17 @@ def test_staging_dropped_as_well_is_a_loss(world: World) -> None:
     assert world.state() == (0, 0, 0, 0)
 
 
+def test_staging_that_is_gone_before_the_merge(world: World) -> None:
+    """Its COMMIT waits for no disk where the merge does, so a crash may take it back."""
+    world.table()
+    sink = world.ready()
+    of_tasks = [stage(sink), stage(sink, branch_id=task(8))]
+    world.run(f"DROP TABLE {world.schema}.{of_tasks[0].payload['staging']}")
+    with pytest.raises(PrepareRejectedError, match=r"1 of 2 staging tables are gone, as when the"):
+        sink.prepareBatch(merge_of(), of_tasks)
+    assert world.state() == (0, 0, 1, 0)
+
+
 def test_staging_dropped_after_the_commit_is_no_loss(world: World) -> None:
     world.table()
     sink = world.ready()

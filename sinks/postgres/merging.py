@@ -205,6 +205,13 @@ class Merger:
         said = self._address.said(error)
         if isinstance(error, pg.CardinalityViolation) and self._merge.key is not None:
             return self._duplicate() or said
+        if isinstance(error, pg.UndefinedTable):
+            with contextlib.suppress(psycopg.Error):
+                if missing := self._missing_staging():
+                    return (
+                        f"{said}. {len(missing)} of {len(self._merge.staging)} staging tables are "
+                        "gone, as when the server has crashed; start the query again"
+                    )
         return said + next_step(error, self._timeouts)
 
     def _duplicate(self) -> str | None:

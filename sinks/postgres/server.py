@@ -145,7 +145,7 @@ class Server:
 
 
 def warn_of_publications(connection: PgConnection, schema: str, where: str) -> None:
-    """Warn where a publication carries whatever table is made in the schema: staging, too."""
+    """Warn where a publication carries whatever table is made in the schema: the sink's, too."""
     of_schema = "false"
     if connection.execute("SELECT to_regclass('pg_publication_namespace')").fetchone() != (None,):
         of_schema = (  # since Postgres 15
@@ -156,10 +156,10 @@ def warn_of_publications(connection: PgConnection, schema: str, where: str) -> N
     found = connection.execute(sql.SQL(query + " ORDER BY 1").format(sql.Literal(schema)))
     for (publication,) in found.fetchall():
         logger.warning(
-            "%s: the publication %r has every table of the schema %r, and so the sink's staging "
-            "tables, which no subscriber has: it stops at the first batch (logical replication "
-            "target relation does not exist). Publish the tables by their names: CREATE "
-            "PUBLICATION … FOR TABLE …",
+            "%s: the publication %r has every table of the schema %r, and so those that the sink "
+            "makes (staging, sparkonce_commits), which no subscriber has: it stops at the first "
+            "batch (logical replication target relation does not exist). Publish the tables by "
+            "their names: CREATE PUBLICATION … FOR TABLE …",
             *(where, publication, schema),
         )
 

@@ -287,8 +287,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server = self._pool.run(Server.ask)
             server.check(self.where)
             target = self._pool.run(lambda c: self._resolve(c, schema))
-            if self._mode == "staged" or self._writing.key is not None:
-                self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
+            self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
