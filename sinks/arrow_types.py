@@ -1,13 +1,17 @@
 """Arrow types that say the same of the rows in one way, at any depth.
 
-in_zone    an instant is the same in any time zone, and schemas of two zones are not equal
-plain      `spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than to
-           the driver, and each sink would have to know both
+in_zone      an instant is the same in any time zone, and schemas of two zones are not equal
+as_values    Spark knows zones that Python does not (`GMT+8`, `Z`, `PST`)
+plain        `spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than
+             to the driver, and each sink would have to know both
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
@@ -19,6 +23,33 @@ def in_zone(schema: pa.Schema, zone: str | None) -> pa.Schema:
         return pa.timestamp(kind.unit, zone) if pa.types.is_timestamp(kind) and kind.tz else kind
 
     return _changed(schema, change)
+
+
+def zone_of(name: str) -> tzinfo:
+    """The zone of a timestamp type. Arrow's own, of some versions, have no summer from 2038 on.
+
+    Raises:
+        LookupError, ValueError, OSError: Python knows none of this name.
+    """
+    if name.startswith(("+", "-")):
+        return datetime.strptime(name, "%z").tzinfo or UTC
+    return ZoneInfo(name)
+
+
+def as_values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows as Python values; instants in UTC where Python does not know their zone."""
+
+    def change(kind: pa.DataType) -> pa.DataType:
+        if not pa.types.is_timestamp(kind) or kind.tz is None:
+            return kind
+        try:
+            zone_of(kind.tz)
+        except (LookupError, ValueError, OSError):
+            return pa.timestamp(kind.unit, "UTC")
+        return kind
+
+    wanted = _changed(batch.schema, change)
+    return (batch if wanted == batch.schema else batch.cast(wanted)).to_pylist()
 
 
 def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -63,6 +63,7 @@ from sparkonce.model import (
     Owner,
     is_label,
 )
+from sparkonce.sinks.arrow_types import as_values
 from sparkonce.sinks.finding import Finding
 
 if TYPE_CHECKING:
@@ -428,13 +429,16 @@ class RowSink(TwoPhaseCommitSink[HandleT]):
     def write_rows(self, handle: HandleT, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows into the open branch, each a mapping from column to Python value.
 
+        An instant is a `datetime` in the session's time zone, or in UTC where only Spark knows
+        that zone (`GMT+8`).
+
         Raises:
             PrepareRejectedError: the target does not take these rows; the batch is aborted.
         """
 
     def write(self, handle: HandleT, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, self.rows_at_once):
-            self.write_rows(handle, batch.slice(start, self.rows_at_once).to_pylist())
+            self.write_rows(handle, as_values(batch.slice(start, self.rows_at_once)))
 
 
 # -- what a sink hands over ----------------------------------------------------------------------

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,6 +62,25 @@ def test_rows_come_in_order_and_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
         [{"id": 1, "name": "a"}, {"id": 2, "name": None}],
         [{"id": 3, "name": "ü"}],
     ]
+
+
+@pytest.mark.parametrize("zone", ["GMT+8", "UTC+01:00", "Z", "PST", "+08:00", "Europe/Berlin"])
+def test_instants_of_any_zone_that_spark_knows(zone: str) -> None:
+    """At any depth; in a zone that Python knows they are shown in it, else in UTC."""
+    at = datetime(2026, 7, 1, 12, 30, tzinfo=UTC)
+    kind = pa.timestamp("us", zone)
+    rows = pa.record_batch(
+        {
+            "at": pa.array([at, None], kind),
+            "deep": pa.array([[{"at": at}], None], pa.list_(pa.struct([("at", kind)]))),
+        }
+    )
+    sink = ListSink()
+    handle = sink.beginTransaction(BRANCH)
+    sink.write(handle, rows)
+    assert handle == [[{"at": at, "deep": [{"at": at}]}, {"at": None, "deep": None}]]
+    is_known = zone in {"+08:00", "Europe/Berlin"}
+    assert (handle[0][0]["at"].utcoffset() != timedelta(0)) == is_known
 
 
 # -- payloads --------------------------------------------------------------------------------------

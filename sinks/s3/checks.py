@@ -11,6 +11,7 @@ import pyarrow.types as pat
 from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.arrow_types import zone_of
 from sparkonce.sinks.s3.client import (
     S3_ERRORS,
     Connection,
@@ -20,7 +21,7 @@ from sparkonce.sinks.s3.client import (
     status_of,
 )
 from sparkonce.sinks.s3.formats import FileFormat
-from sparkonce.sinks.s3.layout import Place, zone_of
+from sparkonce.sinks.s3.layout import Place
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -15,10 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, tzinfo
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Self
-from zoneinfo import ZoneInfo
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Owner
@@ -115,17 +114,6 @@ def value_text(value: object) -> str:
             return format(value, "f")
         case _:
             return str(value)
-
-
-def zone_of(name: str) -> tzinfo:
-    """The zone of a timestamp type. Arrow's own, of some versions, have no summer from 2038 on.
-
-    Raises:
-        LookupError, ValueError, OSError: Python knows none of this name.
-    """
-    if name.startswith(("+", "-")):
-        return datetime.strptime(name, "%z").tzinfo or UTC
-    return ZoneInfo(name)
 
 
 def _escape(text: str) -> str:

@@ -18,10 +18,11 @@ import pyarrow.fs as pa_fs
 import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.arrow_types import zone_of
 from sparkonce.sinks.base import quoted
 from sparkonce.sinks.s3.committed import find_committed
 from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
-from sparkonce.sinks.s3.layout import NULL_FOLDER, zone_of
+from sparkonce.sinks.s3.layout import NULL_FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -22,9 +22,10 @@ import pyarrow.types as pat
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
+from sparkonce.sinks.arrow_types import zone_of
 from sparkonce.sinks.s3.client import Connection
 from sparkonce.sinks.s3.formats import FileFormat, RowWriter
-from sparkonce.sinks.s3.layout import MAX_KEY_BYTES, Place, file_key, folder_name, zone_of
+from sparkonce.sinks.s3.layout import MAX_KEY_BYTES, Place, file_key, folder_name
 from sparkonce.sinks.s3.manifest import Layout
 from sparkonce.sinks.s3.upload import (
     MAX_PARTS,
