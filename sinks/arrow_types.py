@@ -4,6 +4,8 @@ in_zone      an instant is the same in any time zone, and schemas of two zones a
 as_values    Spark knows zones that Python does not (`GMT+8`, `Z`, `PST`)
 plain        `spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than
              to the driver, and each sink would have to know both
+loosened     a struct that is null has null for each of its fields, also where Spark calls a field
+             of it NOT NULL; Parquet, JSON and Arrow's own cast take the word for it
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def as_values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches with their large strings and binaries as plain ones.
+    """The batches with their large strings and binaries as plain ones, and `loosened`.
 
     Raises:
         pa.ArrowInvalid: a column of one batch is larger than 2 GiB.
@@ -61,8 +63,27 @@ def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     sent = wanted = pa.schema([])
     for batch in batches:
         if batch.schema != sent:
-            sent, wanted = batch.schema, _changed(batch.schema, _plain)
+            sent, wanted = batch.schema, loosened(_changed(batch.schema, _plain))
         yield batch if sent == wanted else batch.cast(wanted)
+
+
+def loosened(schema: pa.Schema) -> pa.Schema:
+    """The schema in which fields of what may be null may be null, too."""
+    fields = [_loosened(field, within_null=False) for field in schema]
+    return pa.schema(fields).with_metadata(schema.metadata)
+
+
+def _loosened(field: pa.Field[pa.DataType], *, within_null: bool) -> pa.Field[pa.DataType]:
+    nullable, kind = field.nullable or within_null, field.type
+    if isinstance(kind, pa.StructType):
+        fields = [kind.field(n) for n in range(kind.num_fields)]
+        kind = pa.struct([_loosened(each, within_null=nullable) for each in fields])
+    elif isinstance(kind, pa.ListType):  # where it is null it has no elements
+        kind = pa.list_(_loosened(kind.value_field, within_null=False))
+    elif isinstance(kind, pa.MapType):
+        parts = (_loosened(each, within_null=False) for each in (kind.key_field, kind.item_field))
+        kind = pa.map_(*parts)  # type: ignore[call-overload] # fields are taken
+    return field.with_nullable(nullable).with_type(kind)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

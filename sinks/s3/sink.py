@@ -27,6 +27,7 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
+from sparkonce.sinks.arrow_types import loosened
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
@@ -308,7 +309,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def _lines(self, schema: pa.Schema, row: str) -> list[str]:
         check_schema(schema, self._format)
         # For the executors, which get the lines alone: the sink is pickled to them after this.
-        self._schema = schema
+        self._schema = loosened(schema)
         return self._format.lines(schema, row)
 
     def _uploads_of(self, owner: Owner) -> dict[BranchId, list[StagedFile]]:
