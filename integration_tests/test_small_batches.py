@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from integration_tests.test_exactly_once import Job, ids
 from integration_tests.test_fingerprint import INCARNATION, TYPES, typed
 from sparkonce import failpoints
+from sparkonce.errors import ConfigurationError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import TwoPhaseCommitSink
@@ -288,6 +289,13 @@ def test_sinks_get_the_same_from_the_driver_of_an_older_spark(
     for kind in ("timestamp", "array<timestamp>", "map<string, timestamp>", "struct<a: timestamp>"):
         df = typed(spark, kind, [*TYPES.get(kind, ()), "NULL"]).coalesce(1)
         assert captured(df, on_driver=True) == captured(df, on_driver=False)
+
+
+@pytest.mark.parametrize("value", ["INTERVAL '1' YEAR", "array(INTERVAL '1' YEAR)"])
+def test_type_that_no_python_worker_gets_is_named(spark: SparkSession, value: str) -> None:
+    """Before any data moves: it is asked for what every sink validates."""
+    with pytest.raises(ConfigurationError, match=r"column 'span' is .*interval year.*cast it"):
+        batch._arrow_schema(spark.sql(f"SELECT 1 AS id, {value} AS span"))
 
 
 def test_wide_rows_are_not_small() -> None:

@@ -39,9 +39,15 @@ def zone_of(name: str) -> tzinfo:
 
 
 def as_values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as Python values; instants in UTC where Python does not know their zone."""
+    """The rows as Python values; instants in UTC where Python does not know their zone.
+
+    Raises:
+        pa.ArrowInvalid: a time of day has nanoseconds, which `datetime.time` would drop.
+    """
 
     def change(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_time64(kind):
+            return pa.time64("us")
         if not pa.types.is_timestamp(kind) or kind.tz is None:
             return kind
         try:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.errors import PySparkTypeError
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
@@ -42,7 +44,6 @@ from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 logger = logging.getLogger("sparkonce")
 
@@ -267,9 +268,25 @@ def _shaped(df: DataFrame, sink: AnySink) -> DataFrame:
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:
-    """The schema with which the rows reach a sink on the executors."""
+    """The schema with which the rows reach a sink on the executors.
+
+    Raises:
+        ConfigurationError: Spark has a type that it gives to no Python worker.
+    """
     timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
     # Older versions of PySpark take no zone and show UTC.
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
-    return in_zone(schema, timezone)
+    zone = {"timezone": timezone} if takes_zone else {}
+
+    def column(field: StructField) -> pa.Field[pa.DataType]:
+        try:
+            alone: pa.Schema = to_arrow_schema(StructType([field]), **zone)
+        except PySparkTypeError as error:
+            raise ConfigurationError(
+                f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark gives "
+                "to no Python worker: cast it in the query or in select=, such as to string "
+                f"({error})"
+            ) from error
+        return alone.field(0)
+
+    return in_zone(pa.schema(map(column, df.schema)), timezone)

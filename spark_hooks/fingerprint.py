@@ -32,7 +32,7 @@ from sparkonce.txn_log.record import Fingerprint
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ALGORITHM: Final = "spark-xxhash64-sum/1"
+ALGORITHM: Final = "spark-xxhash64-sum/2"
 """Changes with anything that changes the hash of any row."""
 
 _BINARY: Final = "UTF8_BINARY"
@@ -59,7 +59,13 @@ def is_plain(schema: StructType) -> bool:
 
 def has_names(schema: StructType) -> bool:
     """Whether SQL can name each field, also where upper and lower case are one."""
-    return len({name.lower() for name in schema.names}) == len(schema.names)
+    return len({_folded(name) for name in schema.names}) == len(schema.names)
+
+
+def _folded(name: str) -> str:
+    """As Java compares names without regard to case: letter by letter, in both cases."""
+    upper = (u if len(u := letter.upper()) == 1 else letter for letter in name)
+    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in upper)
 
 
 def free_name(names: Sequence[str]) -> str:
@@ -110,14 +116,18 @@ def _of_value(value: str, kind: DataType, *, nullable: bool, depth: int) -> list
         hashes = f"transform(map_entries({value}), {item} -> {_hash(of_entry)})"
         parts = [f"array_sort({hashes})", f"size({value})"]
     elif kind.typeName() == "variant":
-        parts = [f"to_json({value})", f"schema_of_variant({value})"]
+        parts = [_as_json(value), f"schema_of_variant({value})"]
     elif kind.typeName() in {"geometry", "geography"}:
         parts = [f"st_asbinary({value})", f"st_srid({value})"]
     return [*parts, *null]
 
 
 def _as_json(value: str) -> str:
-    """Of a struct whose fields SQL cannot name."""
-    options = {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS"}
+    """Of a variant, or a struct whose fields SQL cannot name; the same in any session's zone."""
+    options = {
+        "ignoreNullFields": "false",
+        "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+        "timeZone": "UTC",
+    }
     pairs = ", ".join(f"'{key}', '{setting}'" for key, setting in options.items())
     return f"to_json({value}, map({pairs}))"

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,6 +81,17 @@ def test_instants_of_any_zone_that_spark_knows(zone: str) -> None:
     assert handle == [[{"at": at, "deep": [{"at": at}]}, {"at": None, "deep": None}]]
     is_known = zone in {"+08:00", "Europe/Berlin"}
     assert (handle[0][0]["at"].utcoffset() != timedelta(0)) == is_known
+
+
+def test_time_of_day_keeps_its_nanoseconds_or_is_refused() -> None:
+    """Python's has microseconds; Spark's TIME(9) does not."""
+    sink = ListSink()
+    handle = sink.beginTransaction(BRANCH)
+    kind = pa.time64("ns")
+    sink.write(handle, pa.record_batch({"at": pa.array([1_000], kind)}))
+    assert handle == [[{"at": time(0, 0, 0, 1)}]]
+    with pytest.raises(pa.ArrowInvalid, match="would lose data"):
+        sink.write(handle, pa.record_batch({"at": pa.array([1_001], kind)}))
 
 
 # -- payloads --------------------------------------------------------------------------------------
