@@ -88,9 +88,7 @@ class StagingWriter:
         if self._attach is not None:
             return [create_attachable(self._target, self._attach, self.name, self.branch_id)]
         types = {column.name: column.type.ddl for column in self._target.columns}
-        return [
-            create_staging(self.schema, self.name, types, self.branch_id),
-        ]
+        return [create_staging(self.schema, self.name, types, self.branch_id)]
 
     def _copy_statement(self) -> sql.Composed:
         names, is_binary = self._target.names, self._target.is_binary
