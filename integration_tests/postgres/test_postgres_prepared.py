@@ -104,22 +104,6 @@ def test_upsert_updates_the_rows_whose_key_is_there(prepared: World) -> None:
     assert prepared.rows() == [(1, "a"), (2, "b"), (3, None), (9, "other")]
 
 
-def test_table_that_comes_and_goes_is_not_logged(prepared: World) -> None:
-    """It lives for one transaction: its rows are nothing that a log must bring back."""
-    prepared.table(KEYED)
-    prepared.run(
-        f"CREATE FUNCTION {prepared.schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN NEW.name := (SELECT string_agg(relpersistence::text, '') FROM pg_class "
-        f"WHERE relnamespace = '{prepared.schema}'::regnamespace AND relkind = 'r' "
-        "AND relname NOT IN ('orders', 'sparkonce_commits')); RETURN NEW; END $$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {prepared.schema}.orders FOR EACH ROW "
-        f"EXECUTE FUNCTION {prepared.schema}.f()"
-    )
-    sink = ready(prepared, key=["id"])
-    sink.commit(prepare(sink))
-    assert prepared.rows() == [(1, "u"), (2, "u"), (3, "u")]
-
-
 def test_key_that_comes_twice_in_a_task_is_named(prepared: World) -> None:
     prepared.table(KEYED)
     sink = ready(prepared, key=["id"])
