@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 COLUMNS = "id bigint, name text, amount float8, at timestamptz"
 KEYED = "id bigint PRIMARY KEY, name text, amount float8, at timestamptz"
+LOADED = f"{COLUMNS}, load bigint NOT NULL DEFAULT 0"
 SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
 """As a server for such loads is set up; that of the tests has 64 MB for everything."""
-LOADED = f"{COLUMNS}, load bigint NOT NULL DEFAULT 0"
 
 
 class Tables:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from integration_tests.postgres.world import roll_back_all
+from integration_tests.postgres.world import roll_back_all, wal_kept_back
 from integration_tests.proxy import Proxy, holds
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.testing.log_cases import claim, deliver, record
@@ -112,21 +112,18 @@ class TestPostgresLog(LogContract):
         """synchronous_commit is on for every write, whatever the role has set."""
         name = sql.Identifier(ROLE)
         with psycopg.connect(self.server.dsn, autocommit=True) as connection:
-            connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
-            connection.execute("SELECT pg_reload_conf()")
             connection.execute(sql.SQL("ALTER ROLE {} SET synchronous_commit = off").format(name))
         try:
-            log = self.open_log(address)
-            incarnation = log.begin(claim())
-            done = [deliver(log, incarnation, n) for n in range(20)]
-            self.server.kill()
-            self.server.start()
-            assert list(log.history("orders")) == done[::-1]
-            log.close()
+            with wal_kept_back(self.server):
+                log = self.open_log(address)
+                incarnation = log.begin(claim())
+                done = [deliver(log, incarnation, n) for n in range(20)]
+                self.server.kill()
+                self.server.start()
+                assert list(log.history("orders")) == done[::-1]
+                log.close()
         finally:
             with psycopg.connect(self.server.dsn, autocommit=True) as connection:
-                connection.execute("ALTER SYSTEM RESET wal_writer_delay")
-                connection.execute("SELECT pg_reload_conf()")
                 connection.execute(sql.SQL("ALTER ROLE {} RESET synchronous_commit").format(name))
 
     def test_kept_connection_that_died(self, log: TransactionLog, address: str) -> None:

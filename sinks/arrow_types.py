@@ -1,7 +1,7 @@
 """Arrow types that say the same of the rows in one way, at any depth.
 
 in_zone      an instant is the same in any time zone, and schemas of two zones are not equal
-as_values    Spark knows zones that Python does not (`GMT+8`, `Z`, `PST`)
+for_python   Spark knows zones that Python does not (`GMT+8`, `Z`, `PST`)
 plain        `spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than
              to the driver, and each sink would have to know both
 loosened     a struct that is null has null for each of its fields, also where Spark calls a field
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -38,8 +37,8 @@ def zone_of(name: str) -> tzinfo:
     return ZoneInfo(name)
 
 
-def as_values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows as Python values; instants in UTC where Python does not know their zone.
+def for_python(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows that `to_pylist` takes: instants in UTC where Python does not know their zone.
 
     Raises:
         pa.ArrowInvalid: a time of day has nanoseconds, which `datetime.time` would drop.
@@ -57,7 +56,7 @@ def as_values(batch: pa.RecordBatch) -> list[dict[str, Any]]:
         return kind
 
     wanted = _changed(batch.schema, change)
-    return (batch if wanted == batch.schema else batch.cast(wanted)).to_pylist()
+    return batch if wanted == batch.schema else batch.cast(wanted)
 
 
 def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -75,20 +74,13 @@ def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def loosened(schema: pa.Schema) -> pa.Schema:
     """The schema in which fields of what may be null may be null, too."""
-    fields = [_loosened(field, within_null=False) for field in schema]
-    return pa.schema(fields).with_metadata(schema.metadata)
+    return pa.schema(map(_loosened, schema)).with_metadata(schema.metadata)
 
 
-def _loosened(field: pa.Field[pa.DataType], *, within_null: bool) -> pa.Field[pa.DataType]:
-    nullable, kind = field.nullable or within_null, field.type
-    if isinstance(kind, pa.StructType):
-        fields = [kind.field(n) for n in range(kind.num_fields)]
-        kind = pa.struct([_loosened(each, within_null=nullable) for each in fields])
-    elif isinstance(kind, pa.ListType):  # where it is null it has no elements
-        kind = pa.list_(_loosened(kind.value_field, within_null=False))
-    elif isinstance(kind, pa.MapType):
-        parts = (_loosened(each, within_null=False) for each in (kind.key_field, kind.item_field))
-        kind = pa.map_(*parts)  # type: ignore[call-overload] # fields are taken
+def _loosened(field: pa.Field[pa.DataType], *, within_null: bool = False) -> pa.Field[pa.DataType]:
+    nullable = field.nullable or within_null
+    hides = nullable and pa.types.is_struct(field.type)  # an absent list has no elements
+    kind = _rebuilt(field.type, lambda each: _loosened(each, within_null=hides))
     return field.with_nullable(nullable).with_type(kind)
 
 
@@ -105,15 +97,18 @@ def _changed(schema: pa.Schema, change: Callable[[pa.DataType], pa.DataType]) ->
 def _field(
     field: pa.Field[pa.DataType], change: Callable[[pa.DataType], pa.DataType]
 ) -> pa.Field[pa.DataType]:
-    return field.with_type(_type(field.type, change))
+    return field.with_type(change(_rebuilt(field.type, lambda each: _field(each, change))))
 
 
-def _type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def _rebuilt(
+    kind: pa.DataType, change: Callable[[pa.Field[pa.DataType]], pa.Field[pa.DataType]]
+) -> pa.DataType:
+    """The type with each field right below it changed."""
     if isinstance(kind, pa.StructType):
-        return pa.struct([_field(kind.field(n), change) for n in range(kind.num_fields)])
+        return pa.struct([change(kind.field(n)) for n in range(kind.num_fields)])
     if isinstance(kind, pa.ListType):
-        return pa.list_(_field(kind.value_field, change))
+        return pa.list_(change(kind.value_field))
     if isinstance(kind, pa.MapType):
-        key, item = (_field(field, change) for field in (kind.key_field, kind.item_field))
+        key, item = change(kind.key_field), change(kind.item_field)
         return pa.map_(key, item)  # type: ignore[call-overload, no-any-return] # fields are taken
-    return change(kind)
+    return kind

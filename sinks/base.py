@@ -63,7 +63,7 @@ from sparkonce.model import (
     Owner,
     is_label,
 )
-from sparkonce.sinks.arrow_types import as_values
+from sparkonce.sinks.arrow_types import for_python
 from sparkonce.sinks.finding import Finding
 
 if TYPE_CHECKING:
@@ -437,8 +437,9 @@ class RowSink(TwoPhaseCommitSink[HandleT]):
         """
 
     def write(self, handle: HandleT, batch: pa.RecordBatch) -> None:
-        for start in range(0, batch.num_rows, self.rows_at_once):
-            self.write_rows(handle, as_values(batch.slice(start, self.rows_at_once)))
+        rows = for_python(batch)
+        for start in range(0, rows.num_rows, self.rows_at_once):
+            self.write_rows(handle, rows.slice(start, self.rows_at_once).to_pylist())
 
 
 # -- what a sink hands over ----------------------------------------------------------------------

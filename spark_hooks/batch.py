@@ -268,7 +268,7 @@ def _shaped(df: DataFrame, sink: AnySink) -> DataFrame:
 
 
 def _arrow_schema(df: DataFrame) -> pa.Schema:
-    """The schema with which the rows reach a sink on the executors.
+    """The schema with which the rows reach a sink on the executors, before it is `loosened`.
 
     Raises:
         ConfigurationError: Spark has a type that it gives to no Python worker.
@@ -276,17 +276,20 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
     timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
     # Older versions of PySpark take no zone and show UTC.
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    zone = {"timezone": timezone} if takes_zone else {}
+    try:
+        schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
+    except PySparkTypeError as error:
+        field = next(field for field in df.schema if not _has_arrow_type(field))
+        raise ConfigurationError(
+            f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark gives to "
+            f"no Python worker: cast it in the query or in select=, such as to string ({error})"
+        ) from error
+    return in_zone(schema, timezone)
 
-    def column(field: StructField) -> pa.Field[pa.DataType]:
-        try:
-            alone: pa.Schema = to_arrow_schema(StructType([field]), **zone)
-        except PySparkTypeError as error:
-            raise ConfigurationError(
-                f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark gives "
-                "to no Python worker: cast it in the query or in select=, such as to string "
-                f"({error})"
-            ) from error
-        return alone.field(0)
 
-    return in_zone(pa.schema(map(column, df.schema)), timezone)
+def _has_arrow_type(field: StructField) -> bool:
+    try:
+        to_arrow_schema(StructType([field]))
+    except PySparkTypeError:
+        return False
+    return True

@@ -70,7 +70,7 @@ def _folded(name: str) -> str:
 
 def free_name(names: Sequence[str]) -> str:
     """A column name that is not among `names`."""
-    taken, name = {known.lower() for known in names}, "sparkonce_hash"
+    taken, name = {_folded(known) for known in names}, "sparkonce_hash"
     while name in taken:
         name += "_"
     return name

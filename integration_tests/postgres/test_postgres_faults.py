@@ -24,6 +24,7 @@ from integration_tests.postgres.world import (
     merge_of,
     stage,
     task,
+    wal_kept_back,
     world_on,
 )
 from sparkonce.errors import (
@@ -376,9 +377,7 @@ def test_server_that_dies_when_a_task_was_given_up_starts_again(prepared: World,
     The files of the table are gone, the end of its transaction is not yet in the write-ahead log,
     and what made it is.
     """
-    prepared.run("ALTER SYSTEM SET wal_writer_delay = '10s'")
-    prepared.run("SELECT pg_reload_conf()")
-    try:
+    with wal_kept_back(prepared.server):
         prepared.table(KEYED)
         sink = prepared.ready(mode=mode, key=["id"])
         handle = sink.beginTransaction(task())
@@ -391,7 +390,3 @@ def test_server_that_dies_when_a_task_was_given_up_starts_again(prepared: World,
         prepared.server.start()
         commit_until_known(sink, prepare(sink))
         assert prepared.ids() == [1, 2, 3]
-    finally:
-        prepared.server.start()
-        prepared.run("ALTER SYSTEM RESET wal_writer_delay")
-        prepared.run("SELECT pg_reload_conf()")

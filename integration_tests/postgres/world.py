@@ -271,6 +271,23 @@ def commit_until_known(sink: PostgresSink, committable: Committable) -> None:
     eventually(is_committed, "a known outcome")
 
 
+@contextlib.contextmanager
+def wal_kept_back(server: PostgresServer) -> Iterator[None]:
+    """What no commit waits for stays in the server's memory, and is lost when that is killed."""
+
+    def run(*queries: str) -> None:
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            for query in (*queries, "SELECT pg_reload_conf()"):
+                connection.execute(query.encode())
+
+    run("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    try:
+        yield
+    finally:
+        server.start()
+        run("ALTER SYSTEM RESET wal_writer_delay")
+
+
 def roll_back_all(dsn: str) -> None:
     """What killed pipelines have left prepared. Where one is left, VACUUM removes nothing."""
     with psycopg.connect(dsn, autocommit=True) as connection:

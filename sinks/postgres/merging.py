@@ -205,13 +205,12 @@ class Merger:
         said = self._address.said(error)
         if isinstance(error, pg.CardinalityViolation) and self._merge.key is not None:
             return self._duplicate() or said
-        if isinstance(error, pg.UndefinedTable):
-            with contextlib.suppress(psycopg.Error):
-                if missing := self._missing_staging():
-                    return (
-                        f"{said}. {len(missing)} of {len(self._merge.staging)} staging tables are "
-                        "gone, as when the server has crashed; start the query again"
-                    )
+        with contextlib.suppress(psycopg.Error):
+            if missing := self._missing_staging(error):
+                return (
+                    f"{said}. {len(missing)} of {len(self._merge.staging)} staging tables are "
+                    "gone, as when the server has crashed; start the query again"
+                )
         return said + next_step(error, self._timeouts)
 
     def _duplicate(self) -> str | None:
@@ -308,7 +307,7 @@ class Merger:
             self._end_holders()
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
         except psycopg.Error as error:
-            missing = self._missing_staging() if isinstance(error, pg.UndefinedTable) else []
+            missing = self._missing_staging(error)
             if self._is_committed():  # 4
                 return
             if missing:
@@ -332,7 +331,10 @@ class Merger:
         with contextlib.suppress(psycopg.Error):
             self._pool.run(lambda c: ask_as_login(c, end_holders(staging_name(self._branch_id))))
 
-    def _missing_staging(self) -> list[str]:
+    def _missing_staging(self, error: psycopg.Error) -> list[str]:
+        """The staging tables that this error of a merge may be about."""
+        if not isinstance(error, pg.UndefinedTable):
+            return []
         names = sql.SQL(", ").join(map(sql.Literal, self._merge.staging))
         query = sql.SQL(
             "SELECT c.relname FROM pg_catalog.pg_class c "
