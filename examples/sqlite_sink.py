@@ -131,17 +131,25 @@ class SqliteSink(RowSink[Staging]):
     def abort(self, branch: BranchId | Committable) -> None:
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
         with self._transaction() as db:
-            db.execute(
-                f'DELETE FROM "{self._staging}" WHERE sparkonce_branch = ?', [str(branch_id)]
-            )
+            if self._is_staged(db):
+                db.execute(
+                    f'DELETE FROM "{self._staging}" WHERE sparkonce_branch = ?', [str(branch_id)]
+                )
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         with self._transaction() as db:
+            if not self._is_staged(db):
+                return []
             names = db.execute(
                 f'SELECT DISTINCT sparkonce_branch FROM "{self._staging}"'
             ).fetchall()
         found = (BranchId.from_name(name) for (name,) in names)
         return [Committable(branch) for branch in found if branch and branch.owner == owner]
+
+    def _is_staged(self, db: sqlite3.Connection) -> bool:
+        """Whether `validate` has ever run: a recovery comes before it."""
+        table = "SELECT 1 FROM sqlite_master WHERE name = ?"
+        return db.execute(table, [self._staging]).fetchone() is not None
 
 
 def _stored(value: object) -> object:

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 from examples.http_sink import Api, HttpSink, serve
 from examples.sqlite_sink import SqliteSink, Staging
+from tests.test_guide import write_the_guides_files
+from tests.test_sink_contracts import outcome
 
 from sparkonce import ExactlyOnce
 from sparkonce.testing import Kill, assert_exactly_once, crash_points
@@ -155,3 +157,11 @@ def test_reader_of_a_sink_that_is_not_there_is_named(shop: Shop, tmp_path: Path)
             kills=1,
             folder=tmp_path / "run",
         )
+
+
+def test_query_of_the_guide(tmp_path: Path) -> None:
+    """docs/writing_a_sink.md kills a query into its own sink, as the page shows it."""
+    write_the_guides_files(tmp_path)
+    failed, said = outcome(tmp_path, "exactly_once")
+    assert not failed, said[-3000:]
+    assert said.splitlines()[-1].startswith("1 passed")

@@ -23,6 +23,7 @@ from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.testing.quick_spark import submit_args
+from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ def wait_for(reached: Callable[[], bool]) -> None:
 
 def checkpoint_pipeline(job: Job, **settings: Any) -> ExactlyOnce:
     return job.pipeline(commit="checkpoint", **settings)
+
+
+def slow_pipeline(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ExactlyOnce:
+    """One whose last batch is still pending when the next thing happens."""
+    pipeline = checkpoint_pipeline(job, **settings)
+    monkeypatch.setattr(pipeline, "_settle_soon", lambda *_: None)
+    return pipeline
 
 
 def states(pipeline: ExactlyOnce) -> list[State]:
@@ -105,6 +113,25 @@ def test_last_batch_is_visible_after(job: Job, way: str) -> None:
         with pipeline:
             job.run(pipeline)
     assert job.visible() == Counter([1, 2])
+
+
+def test_last_batch_whose_commit_is_interrupted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in `close`: Spark does not replay the batch, so the next `close` commits it."""
+    job.add(*ids(1, 2))
+    pipeline = slow_pipeline(job, monkeypatch)
+    job.run(pipeline)
+
+    def interrupt(point: str, where: object) -> None:
+        if point == "commit.before":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.close()
+    assert (states(pipeline), job.visible()) == ([State.DECIDED], Counter())
+    pipeline.close()
+    assert (states(pipeline), job.visible()) == ([State.COMPLETE], Counter([1, 2]))
 
 
 def fail_once_at(point: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -523,6 +550,81 @@ def test_pipelines_of_one_name_in_two_checkpoints(job: Job, other_job: Job) -> N
     query, looks = run_and_look(job, pipeline, look)
     pipeline.awaitTermination(query)
     assert (looks, states(pipeline)) == (3, [State.COMPLETE] * 3)
+    assert job.visible() == Counter([1, 2, 3])
+
+
+def states_in(job: Job) -> list[State]:
+    log = open_log(f"checkpoint:{job.folder / job.checkpoint}")
+    return [record.state for record in log.history("orders")]
+
+
+@pytest.mark.parametrize("way", ["next batch", "awaitTermination"])
+def test_object_that_turns_to_another_query(
+    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """What the first one has left is settled before: no start of the second one looks there."""
+    job.add(*ids(1, 2))
+    other_job.add(*ids(3))
+    other_job.run(checkpoint_pipeline(other_job, log="checkpoint"))
+    monkeypatch.setattr(exactly_once, "_listening", [])  # that was in another process
+    pipeline = slow_pipeline(job, monkeypatch, log="checkpoint")
+    job.run(pipeline)
+    assert states_in(job) == [State.PREPARED]
+    if way == "next batch":
+        other_job.add(*ids(4))
+        other_job.run(pipeline)
+    else:
+        pipeline.awaitTermination(other_job.start(pipeline))
+    assert states_in(job) == [State.COMPLETE]
+    assert job.visible()[1] == 1
+    pipeline.close()
+    assert set(states_in(other_job)) == {State.COMPLETE}
+
+
+def test_object_that_cannot_settle_what_it_leaves(
+    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It turns to no other query before that one has run again; the error says so."""
+    job.add(*ids(1, 2))
+    other_job.add(*ids(3))
+    pipeline = slow_pipeline(job, monkeypatch, log="checkpoint")
+    job.run(pipeline)
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", fail_at("commit.before"))
+        with pytest.raises(failpoints.InjectedError):
+            pipeline.close()
+    for _ in range(2):
+        with pytest.raises(Exception, match=rf"{job.checkpoint}, is not committed: start"):
+            other_job.run(pipeline)
+    assert states_in(job) == [State.DECIDED]
+    pipeline.awaitTermination(job.start(pipeline))
+    other_job.run(pipeline)
+    pipeline.close()
+    assert (states_in(job), states_in(other_job)) == ([State.COMPLETE], [State.COMPLETE])
+    assert job.visible() == Counter([1, 2, 3])
+
+
+@pytest.mark.parametrize("who", ["an object that failed", "a driver that was fenced"])
+def test_query_that_was_left_to_another_driver(
+    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """Who has taken over settles what was left: nothing keeps the object from another query."""
+    job.add(*ids(1, 2))
+    other_job.add(*ids(3))
+    pipeline = slow_pipeline(job, monkeypatch, log="checkpoint")
+    first = job.run(pipeline)
+    if who == "an object that failed":
+        with monkeypatch.context() as patch:
+            patch.setattr(failpoints, "handler", fail_at("decide.before"))
+            with pytest.raises(failpoints.InjectedError):
+                pipeline.close()
+    newer = checkpoint_pipeline(job, log="checkpoint")
+    newer.awaitTermination(job.start(newer))
+    if who == "a driver that was fenced":
+        exactly_once._serving[str(first.id)] = pipeline  # the other one is in another process
+    other_job.run(pipeline)
+    pipeline.close()
+    assert (states_in(job), states_in(other_job)) == ([State.COMPLETE], [State.COMPLETE])
     assert job.visible() == Counter([1, 2, 3])
 
 

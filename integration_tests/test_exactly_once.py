@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import FileSink
+from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -120,6 +122,42 @@ def fail_at(point: str) -> Callable[[str, object], None]:
     return fail
 
 
+class DealingSink(FileSink):
+    """Deals rows by a column."""
+
+    dealt_by = ("id",)
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_rows_that_are_dealt_out_are_computed_once(
+    job: Job,
+    set_conf: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    is_checked: bool,
+) -> None:
+    """What a lost executor had of a shuffle is made anew, and dealt otherwise if by chance.
+
+    A snapshot keeps it from that, which Spark needs only where it does not check by itself.
+    """
+    if not is_checked:
+        for setting in SHUFFLE_CHECKS:
+            set_conf(setting, "false")
+    elif not job.spark.conf.isModifiable(SHUFFLE_CHECKS[0]):
+        pytest.skip("this version of Spark has no checksums of shuffles")
+    kind = type(job.spark.range(1))
+    snapshot, taken = kind.localCheckpoint, []
+
+    def watched(df: DataFrame, **options: Any) -> DataFrame:
+        taken.append(df)
+        return snapshot(df, **options)
+
+    monkeypatch.setattr(kind, "localCheckpoint", watched)
+    job.add(*ids(*range(20)))
+    job.run(job.pipeline(sinks=[DealingSink(job.out, writers=6)]))
+    assert len(taken) == (not is_checked)
+    assert job.visible() == Counter(range(20))
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_one_writer_makes_one_branch_of_a_batch(job: Job, is_alone: bool) -> None:
     """The partitions of a batch come together in one task, also beside a sink with more tasks."""
@@ -134,6 +172,21 @@ def test_one_writer_makes_one_branch_of_a_batch(job: Job, is_alone: bool) -> Non
     for record in pipeline.log.history("orders"):
         branches = {name: len(share.committables) for name, share in record.shares.items()}
         assert branches == ({"one": 1} if is_alone else {"other": 3, "one": 1})
+
+
+def test_torn_file_of_the_checkpoint_is_named(job: Job) -> None:
+    """Spark names it when it reads it; nothing of ours fails before."""
+    job.add(*ids(1))
+    job.run(job.pipeline())
+    job.forget_commit()
+    offsets = job.folder / job.checkpoint / "offsets"
+    (offsets / ".0.crc").unlink(missing_ok=True)
+    (offsets / "0").write_text("")
+    pipeline = job.pipeline()
+    query = job.start(pipeline)
+    with pytest.raises(StreamingQueryException, match="offsets/0"):
+        pipeline.awaitTermination(query)
+    assert job.visible() == Counter([1])
 
 
 def test_rows_of_every_batch_arrive_once_in_every_sink(job: Job) -> None:
@@ -455,6 +508,30 @@ def refused(
         job.run(pipeline, shape)
     assert ConfigurationError.__name__ in str(caught.value)
     return str(caught.value)
+
+
+def test_sink_of_two_pipelines_at_a_time_is_refused(job: Job, tmp_path: Path) -> None:
+    """It keeps what `validate` found out, and tasks of the one would go by the other's columns."""
+    (tmp_path / "other").mkdir()
+    other_job = Job(job.spark, tmp_path / "other")
+    job.add(*ids(1))
+    other_job.add(*ids(2))
+    sink = FileSink(job.out)
+    pipeline, other = job.pipeline(sinks=[sink]), other_job.pipeline(sinks=[sink])
+    told: list[str] = []
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        pipeline(df, batch_id)
+        try:
+            other_job.run(other)
+        except Exception as error:  # noqa: BLE001 - looked at below
+            told.append(str(error))
+
+    job.run(deliver)  # type: ignore[arg-type]
+    assert "is in use by the pipeline 'orders'" in told[0]
+    assert job.visible() == Counter([1])
+    other_job.run(other)
+    assert job.visible() == Counter([1, 2])
 
 
 def test_fresh_checkpoint_under_an_old_name_is_refused(job: Job) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -409,6 +410,38 @@ def test_broker_killed_while_a_batch_is_committed(
     world.is_settled(owner, *written)
 
 
+# -- brokers that are set differently --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def restarted(world: ClusterWorld, node: int, setting: str) -> Iterator[None]:
+    """The broker with a setting of its own, as in the middle of a rolling change."""
+    broker = world.cluster.brokers[node]
+    command_line = psutil.Process(broker.runtime.pid).cmdline()  # type: ignore[attr-defined]
+    properties = Path(command_line[-1])
+    before = properties.read_text()
+    properties.write_text(f"{before}{setting}\n")
+    broker.kill()
+    broker.start()
+    yield
+    properties.write_text(before)
+    broker.kill()
+    broker.start()
+
+
+def test_brokers_in_the_middle_of_a_change(sink: KafkaSink, world: ClusterWorld) -> None:
+    """Whatever a broker may coordinate, the shortest of each time holds."""
+    with (
+        restarted(world, 1, "offsets.retention.minutes=60"),
+        restarted(world, 2, "transaction.max.timeout.ms=600000"),
+    ):
+        eventually(lambda: len(sink._finisher.nodes()) == 3, "all are back")
+        sink.validate(rows("1").schema)
+        assert sink._seen is not None
+        assert sink._seen.timeout_ms == 600_000
+        assert sink._seen.proof_kept_s == 3600.0
+
+
 # -- what a client remembers -----------------------------------------------------------------------
 
 
@@ -537,7 +570,7 @@ def test_proof_deleted_with_its_topic(
     eventually(lambda: one_broker.fenced(sink._finisher, branch), "initialised again")
     sink.commit(prepared)
     delete(world)
-    eventually(lambda: sink._finisher.marker(branch.name, world.topic) is None, "no proof")
+    eventually(lambda: not sink._finisher.markers(branch.name, [world.topic]), "no proof")
     with pytest.raises(CommitUnresolvedError, match=f"topic {world.topic!r} was deleted"):
         sink.commit(prepared)
 

@@ -28,7 +28,13 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 from kafka import errors
 from kafka.admin import KafkaAdminClient
 from kafka.partitioner.default import murmur2
@@ -42,7 +48,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import open_partitions, outcome, together
+from sparkonce.sinks.kafka import open_partitions, outcome, producer, together
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.producer import OpenTransaction
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 60.0
 ROWS = pa.RecordBatch.from_pydict({"key": ["a", "b", "c"], "value": ["1", "2", "3"]})
 VALUE = pa.schema([("value", pa.string())])
+INSTANT = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
@@ -225,10 +232,10 @@ def test_committable_tells_the_truth(sink: KafkaSink, branch: BranchId, world: W
         described.producer_id,
         described.producer_epoch,
     )
-    assert (payload["transactional_id"], payload["cluster_id"], payload["marker_topic"]) == (
+    assert (payload["transactional_id"], payload["cluster_id"], payload["marker_topics"]) == (
         branch.name,
         cluster_id,
-        world.topic,
+        [world.topic],
     )
     assert described.transaction_timeout_ms == 900_000
     assert committable.safe_until is not None
@@ -241,10 +248,10 @@ def test_proof_while_nothing_is_decided(sink: KafkaSink, branch: BranchId, world
     """The marker of an open transaction reads as undecided, never as absent; later it names it."""
     committable = prepare(sink, branch)
     with pytest.raises(errors.UnstableOffsetCommitError):
-        sink._finisher.marker(branch.name, world.topic)
+        sink._finisher.markers(branch.name, [world.topic])
     sink.commit(committable)
     world.becomes(branch, "CompleteCommit")
-    assert sink._finisher.marker(branch.name, world.topic) == (7, str(branch))
+    assert sink._finisher.markers(branch.name, [world.topic]) == [(7, str(branch))]
 
 
 def test_abort_at_each_stage(sink: KafkaSink, owner: Owner, world: World) -> None:
@@ -569,7 +576,7 @@ def test_markers_of_an_abort_written_by_hand(
 
     def is_read() -> bool:
         try:
-            return sink._finisher.marker(branch.name, world.topic) is None
+            return not sink._finisher.markers(branch.name, [world.topic])
         except errors.UnstableOffsetCommitError:
             return False
 
@@ -631,7 +638,7 @@ def test_where_kafka_keeps_the_proof(sink: KafkaSink, owner: Owner, world: World
 
 def marked(sink: KafkaSink, branch: BranchId, topic: str) -> bool:
     try:
-        return sink._finisher.marker(branch.name, topic) == (branch.batch_id, str(branch))
+        return sink._finisher.markers(branch.name, [topic]) == [(branch.batch_id, str(branch))]
     except errors.UnstableOffsetCommitError:
         return False
 
@@ -677,7 +684,7 @@ def test_committed_by_somebody_else_meanwhile(
     finisher.end(branch.name, payload["producer_id"], payload["producer_epoch"], commit=True)
     world.becomes(branch, "CompleteCommit")
     if reinitialised:
-        finisher.fence(branch.name, 60_000)
+        finisher.fence(branch.name)
         world.becomes(branch, "Empty")
     finisher.close()
     sink.commit(committable)
@@ -720,8 +727,42 @@ def test_transaction_ended_from_outside(
 def fenced(finisher: Finisher, branch: BranchId) -> bool:
     """Whether the transactional id could be initialised; the abort that it causes takes time."""
     try:
-        finisher.fence(branch.name, 60_000)
+        finisher.fence(branch.name)
     except errors.ConcurrentTransactionsError:
+        return False
+    return True
+
+
+def test_one_of_its_topics_is_made_anew_after_the_commit(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    fresh_topic: Callable[..., str],
+) -> None:
+    """The proof in its other topic stands, with the rows there: they are not written again."""
+    first, second = sorted([world.topic, fresh_topic(1)])
+    rows = pa.RecordBatch.from_pydict({"value": ["1", "2"], "topic": [first, second]})
+    sink = make_sink(None)
+    sink.validate(rows.schema)
+    committable = prepare(sink, branch, rows)
+    sink.commit(committable)
+    eventually(lambda: world.values(second) == [b"2"], "visible")
+    admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
+    admin.delete_topics([first])[first].result(30)
+    eventually(lambda: bool(sink._finisher.topic(first).error), "deleted")
+    sink.commit(committable)
+    eventually(lambda: made(admin, first), "made anew")
+    for _ in range(2):  # what the coordinator knew of the commit is gone as well
+        eventually(lambda: fenced(sink._finisher, branch), "initialised again")
+    sink.commit(committable)
+    assert (world.values(first), world.values(second)) == ([], [b"2"])
+
+
+def made(admin: AdminClient, topic: str) -> bool:
+    """Whether it could be made; while an old one goes that is refused."""
+    try:
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    except KafkaException:
         return False
     return True
 
@@ -768,6 +809,52 @@ def test_zombie_that_writes_on_after_the_commit(
     assert list(sink.find_branches(branch.owner)) == []
 
 
+@pytest.fixture
+def unverified(kafka: KafkaServer) -> Iterator[None]:
+    """Brokers that take rows without asking whether their transaction is open, as before 3.6."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    setting = "transaction.partition.verification.enable"
+
+    def alter(how: AlterConfigOpType) -> None:
+        entry = ConfigEntry(setting, "false", incremental_operation=how)
+        broker = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+        admin.incremental_alter_configs([broker])[broker].result(30)
+
+    def verifies() -> str:
+        broker = ConfigResource(ConfigResource.Type.BROKER, "1")
+        return str(admin.describe_configs([broker])[broker].result(30)[setting].value)
+
+    alter(AlterConfigOpType.SET)
+    eventually(lambda: verifies() == "false", "the broker has the setting")
+    yield
+    alter(AlterConfigOpType.DELETE)
+    eventually(lambda: verifies() == "true", "the broker has its default")
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize("end_version", [4, 5])
+def test_loser_that_writes_on_after_its_abort(
+    sink: KafkaSink, branch: BranchId, world: World, end_version: int
+) -> None:
+    """Its rows are refused; else they would block all readers, in a transaction nobody can end."""
+    sink.close()
+    sink._finisher = Finisher(sink._settings, end_version)
+    handle = sink.beginTransaction(branch)
+    sink.write(handle, ROWS)
+    loser = handle._producer
+    assert loser is not None
+    loser.flush(30)
+    (found,) = sink.find_branches(branch.owner)
+    assert sink.abortBatch([found]) == [None]
+    world.becomes(branch, "CompleteAbort")
+    loser.produce(world.topic, b"loser")
+    with pytest.raises((KafkaException, SystemError)):  # noqa: PT012 - whichever notices first
+        loser.flush(30)
+        loser.commit_transaction(30)
+    sink.commit(prepare(sink, replace(branch, attempt=1)))
+    world.sees("1", "2", "3")
+
+
 # -- delivery errors -------------------------------------------------------------------------------
 
 
@@ -811,6 +898,45 @@ def test_record_too_large(
     sink.discard(handle)
     eventually(lambda: nothing_open_after_a_sweep(sink, branch.owner), "nothing is left open")
     assert world.values(topic) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "column", "advice"),
+    [
+        ({"max.message.bytes": "2000"}, {}, r"config=\{'batch.size'"),
+        ({"cleanup.policy": "compact"}, {}, "cleanup.policy=compact takes no row without a key"),
+        *(
+            (
+                {"message.timestamp.before.max.ms": "60000"},
+                {"timestamp": pa.array([None] * (200 - n) + [10**15] * n, INSTANT)},
+                "message.timestamp.before.max.ms",
+            )
+            for n in (1, 2, 200)
+        ),
+    ],
+    ids=["small batches only", "compacted", "one is too old", "two are", "all are"],
+)
+def test_topic_out_of_the_rows_that_does_not_take_them(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    config: dict[str, str],
+    column: dict[str, pa.Array],
+    advice: str,
+) -> None:
+    """The error says what to change; `validate` cannot know such a topic."""
+    topic = f"{world.topic}-picky"
+    admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(timeout=30)
+    sink = make_sink(None, config={"compression.type": "none"})
+    values = {"value": ["x" * 500] * 200, "topic": [topic] * 200}
+    rows = pa.RecordBatch.from_pydict({**values, **column})
+    sink.validate(rows.schema)
+    handle = sink.beginTransaction(branch)
+    with pytest.raises(PrepareRejectedError, match=f"(?s){topic}.*{advice}"):
+        write_and_prepare(sink, handle, rows)
+    sink.discard(handle)
+    eventually(lambda: nothing_open_after_a_sweep(sink, branch.owner), "nothing is left open")
 
 
 def test_small_batches_for_a_topic_with_a_small_limit(
@@ -975,19 +1101,23 @@ def test_every_kind_of_row(
     assert before_ms - 60_000 < by_partition[1].timestamp()[1] < before_ms + 60_000
 
 
+@pytest.mark.parametrize("at_most", [producer.MARKERS, 1])
 def test_topics_come_from_the_rows_alone(
     make_sink: Callable[..., KafkaSink],
     branch: BranchId,
     world: World,
     fresh_topic: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    at_most: int,
 ) -> None:
-    """Without a topic of its own the sink leaves its marker in the first topic written."""
+    """Without a topic of its own the sink leaves its marker in each topic written, or in many."""
+    monkeypatch.setattr(producer, "MARKERS", at_most)
     topics = [fresh_topic(2), fresh_topic(1)]
     rows = pa.RecordBatch.from_pydict({"value": ["1", "2"], "topic": topics})
     sink = make_sink(None)
     sink.validate(rows.schema)
     committable = prepare(sink, branch, rows)
-    assert committable.payload["marker_topic"] == topics[0]
+    assert committable.payload["marker_topics"] == sorted(topics)[:at_most]
     sink.commit(committable)
     for topic, value in zip(topics, [b"1", b"2"], strict=True):
         eventually(lambda t=topic, v=value: world.values(t) == [v], f"{topic} visible")

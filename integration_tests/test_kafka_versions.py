@@ -15,7 +15,7 @@ from sparkonce.testing.services import KafkaServer, ServiceError, start_services
 from sparkonce.testing.services.java import java
 
 NOT_FINISHED = "4.3 without its new features"
-FIXTURES = ("topic", "world", "make_sink", "sink", "owner", "branch")
+FIXTURES = ("topic", "world", "make_sink", "sink", "owner", "branch", "unverified")
 TESTS = (
     contract.test_each_verb_and_what_a_reader_sees,
     contract.test_committable_tells_the_truth,
@@ -34,6 +34,7 @@ TESTS = (
     contract.test_transaction_that_timed_out,
     contract.test_transaction_ended_from_outside,
     contract.test_zombie_that_writes_on_after_the_commit,
+    contract.test_loser_that_writes_on_after_its_abort,
     contract.test_orphans_of_one_owner,
     contract.test_timeout_longer_than_the_broker_allows,
 )

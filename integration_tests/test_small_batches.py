@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -241,20 +241,6 @@ def captured(df: DataFrame, *, on_driver: bool) -> tuple[Any, Fingerprint]:
     return committable.payload["rows"], part.content
 
 
-@pytest.fixture
-def set_conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
-    """Sets Spark's settings for one test."""
-    before: dict[str, str | None] = {}
-
-    def put(key: str, value: str) -> None:
-        before.setdefault(key, spark.conf.get(key))
-        spark.conf.set(key, value)
-
-    yield put
-    for key, value in before.items():
-        spark.conf.set(key, str(value))
-
-
 ZONE = "spark.sql.session.timeZone"
 LARGE = "spark.sql.execution.arrow.useLargeVarTypes"
 
@@ -291,10 +277,19 @@ def test_sinks_get_the_same_from_the_driver_of_an_older_spark(
         assert captured(df, on_driver=True) == captured(df, on_driver=False)
 
 
-@pytest.mark.parametrize("value", ["INTERVAL '1' YEAR", "array(INTERVAL '1' YEAR)"])
-def test_type_that_no_python_worker_gets_is_named(spark: SparkSession, value: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("INTERVAL '1' YEAR", "interval year"),
+        ("array(INTERVAL '1' YEAR)", "interval year"),
+        ("array()", "array<void>"),
+    ],
+)
+def test_type_that_no_python_worker_gets_is_named(
+    spark: SparkSession, value: str, named: str
+) -> None:
     """Before any data moves: it is asked for what every sink validates."""
-    with pytest.raises(ConfigurationError, match=r"column 'span' is .*interval year.*cast it"):
+    with pytest.raises(ConfigurationError, match=rf"column 'span' is .*{named}.*cast it"):
         batch._arrow_schema(spark.sql(f"SELECT 1 AS id, {value} AS span"))
 
 

@@ -20,15 +20,16 @@
 The verbs of one task share a handle, which never leaves that process and never has to pickle.
 `commit` and `abort` take lasting values only, so that normal running and recovery share one path:
 they may run in another process, days later, twice, or at the same time for different branches (so
-they must be safe to call from several threads).
+they must be safe to call from several threads). They, `find_branches` and `publishBatch` may be
+called in a sink that was never validated.
 
 What a sink promises:
 
 * after `preCommit` returned, `commit` must be able to succeed whatever happens to the process;
 * nothing is visible to readers before `commit`;
 * `commit` and `abort` are idempotent, and `abort` never undoes a commit;
-* every name in the external system is made from the branch id, so that it is unique for ever and
-  `find_branches` sees it again.
+* every name in the external system is made from the branch id, so that `find_branches` sees it
+  again; what outlives the commit, such as its proof, from all of it, so that it is unique for ever.
 
 Five abstract methods make a sink; all others have safe defaults, and only without `find_branches`
 does something stay behind: what dead processes left, until somebody removes it by hand.
@@ -220,6 +221,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     def commit(self, committable: Committable) -> None:
         """Make the branch visible. Idempotent: a second call changes nothing.
 
+        What is decided is committed by the next start before it calls `validate`.
+
         Raises:
             CommitUnresolvedError: the outcome is unknown; the coordinator calls `commit` again.
             CommitRejectedError: the target refuses the decided branch; an operator settles it.
@@ -307,6 +310,9 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
     def validate(self, schema: pa.Schema) -> None:
         """Check settings, rights, server and schema; called before any data moves.
+
+        What it stores in the sink travels to the tasks. A recovery runs without it: what `commit`
+        needs belongs into the committable.
 
         Args:
             schema: of the rows that `write` will get.

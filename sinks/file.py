@@ -4,15 +4,18 @@
         │  rename
         ▼
     FOLDER/BRANCH.parquet              the branch, visible
+    FOLDER/_sparkonce_folder.ID        empty; made once, and kept in every committable
 
 BRANCH is the full branch id, so it is unique for ever: the target's existence is the proof that the
-branch was committed. The folder must be on one file system that driver and executors share, with
-an atomic rename (a local disk, NFS).
+branch was committed. Its absence proves a loss only in the folder with the same ID: another one may
+be the empty folder below a mount that is away. The folder must be on one file system that driver
+and executors share, with an atomic rename (a local disk, NFS).
 """
 
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +24,17 @@ from typing import IO, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+    settle_command,
+)
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 
 _HIDDEN = "_sparkonce"
+_ID = "_sparkonce_folder."
 _SUFFIX = "parquet"  # the full branch id ends with its own dot
 
 
@@ -64,6 +73,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._folder = Path(folder).expanduser().absolute()
         self._hidden = self._folder / _HIDDEN
+        self._id: str | None = None
 
     @property
     def target(self) -> str:
@@ -80,6 +90,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
             raise ConfigurationError(f"FileSink: the folder {self._folder} does not exist: make it")
         try:
             self._hidden.mkdir(exist_ok=True)
+            self._id = self._id_of_folder()
         except OSError as error:
             raise ConfigurationError(
                 f"FileSink: cannot write into {self._folder} ({error}): check its permissions"
@@ -98,7 +109,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._hidden)
-        return Committable(handle.branch_id)
+        return Committable(handle.branch_id, {"folder": self._id})
 
     def discard(self, handle: FileHandle) -> None:
         if handle.writer is not None:
@@ -112,12 +123,17 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         try:
             hidden.rename(visible)
         except FileNotFoundError:
-            # Committed before, or lost: the hidden file is gone for good, so the target tells.
-            if not self._folder.is_dir():
-                raise CommitUnresolvedError(
-                    f"the folder {self._folder} is not there: mount it again", branch_id
-                ) from None
+            # Committed before, or lost: the target tells, where it is the folder that was written
+            # to. It is asked for first: it may be mounted at any moment, and is not unmounted.
+            is_here = self._is_here(committable)
             if not visible.exists():
+                if not is_here or hidden.exists():
+                    raise CommitUnresolvedError(
+                        f"{self._folder} is not known to be the folder into which FileSink wrote "
+                        f"batch {branch_id.batch_id}: mount that one again, or, if it is gone for "
+                        f"good, {settle_command(branch_id)}",
+                        branch_id,
+                    ) from None
                 raise PreparedBranchLostError(
                     f"FileSink: {hidden} was prepared for batch {branch_id.batch_id} and is gone, "
                     f"and {visible} was never written: somebody deleted it. Restore it from a copy",
@@ -131,6 +147,19 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return branches_in(self._hidden, owner, _SUFFIX)
+
+    def _id_of_folder(self) -> str:
+        """Any of its ids: two starts at the same time may make two, and both stay."""
+        for path in self._folder.glob(f"{_ID}*"):
+            return path.name.removeprefix(_ID)
+        made = uuid.uuid4().hex
+        (self._folder / f"{_ID}{made}").touch()
+        fsync_folder(self._folder)
+        return made
+
+    def _is_here(self, committable: Committable) -> bool:
+        folder = committable.payload.get("folder")  # older versions wrote none
+        return folder is not None and (self._folder / f"{_ID}{folder}").exists()
 
     def _hidden_path(self, branch_id: BranchId) -> Path:
         return self._hidden / f"{branch_id}{_SUFFIX}"

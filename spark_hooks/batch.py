@@ -53,6 +53,13 @@ _ROW_NUMBER: Final = f"monotonically_increasing_id() & {(1 << 33) - 1}"
 """SQL: the number of a row in its partition, from 0."""
 
 
+SHUFFLE_CHECKS: Final = (
+    "spark.sql.shuffle.orderIndependentChecksum.enabled",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch",
+)
+"""With both, newer versions of Spark do not mix two computations of a shuffle that differ."""
+
+
 class SparkBatch:
     """A micro-batch as the coordinator sees it; see `sparkonce.spark_hooks.coordinator.Batch`."""
 
@@ -113,7 +120,7 @@ class SparkBatch:
             alone = sink.transform or sink.dealt_by
             passes.setdefault(sink.name if alone else sink.writers, []).append(sink)
         rows = self._df
-        if len(passes) > 1 or any(sink.transform for sink in sinks):
+        if len(passes) > 1 or any(sink.transform for sink in sinks) or self._may_mix(sinks):
             # Several passes must see the same rows, and a transform that Spark can prune must not
             # starve a stateful query: a snapshot, not `persist`, which a lost executor recomputes.
             rows = rows.localCheckpoint(eager=True)
@@ -125,6 +132,17 @@ class SparkBatch:
         if rewrite is None:
             self._small.note(shares.values())
         return shares
+
+    def _may_mix(self, sinks: Sequence[AnySink]) -> bool:
+        """Whether rows that are dealt out by chance could go to two tasks, or to none.
+
+        A lost executor's part of the shuffle is computed again while others have read the first.
+        """
+        if not any(sink.dealt_by for sink in sinks):
+            return False
+        conf = self._df.sparkSession.conf
+        # Older versions do not know them. (A default here would hide Spark's own.)
+        return not all(conf.isModifiable(s) and conf.get(s) == "true" for s in SHUFFLE_CHECKS)
 
     def drain(self) -> None:
         # Not the format "noop", which takes no column of the type INTERVAL.
@@ -278,7 +296,7 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
     try:
         schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
-    except PySparkTypeError as error:
+    except (PySparkTypeError, ValueError) as error:
         field = next(field for field in df.schema if not _has_arrow_type(field))
         raise ConfigurationError(
             f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark gives to "
@@ -290,6 +308,6 @@ def _arrow_schema(df: DataFrame) -> pa.Schema:
 def _has_arrow_type(field: StructField) -> bool:
     try:
         to_arrow_schema(StructType([field]))
-    except PySparkTypeError:
+    except (PySparkTypeError, ValueError):  # the latter is of an `array()` without a type
         return False
     return True

@@ -142,7 +142,7 @@ class Coordinator:
 
     Attributes:
         incarnation: the token that this driver holds.
-        pending: the batch that is prepared and waits for Spark's checkpoint.
+        pending: the batch that is prepared and waits for Spark's checkpoint, until it is finished.
         two_phases: why a batch takes two phases; None where one transaction holds it all.
     """
 
@@ -293,8 +293,10 @@ class Coordinator:
             FencedError: a newer incarnation settles it.
         """
         if self.pending is not None and self._is_checkpointed(self.pending):
-            record, self.pending = self._decide(self.pending), None
-            self._finish(record)
+            record = self._decide(self.pending)
+            if record.state is State.DECIDED:
+                self._finish(record)
+            self.pending = None  # not before: who is interrupted (Ctrl-C) goes on in the next call
         return self.pending is None
 
     def _deliver(self, batch: Batch) -> None:

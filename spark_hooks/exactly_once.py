@@ -80,6 +80,9 @@ _listening: list[weakref.ref[ExactlyOnce]] = []
 _serving: weakref.WeakValueDictionary[str, ExactlyOnce] = weakref.WeakValueDictionary()
 """By query id: the object that has turned to the query last."""
 
+_claiming = threading.Lock()
+"""Held while an object finds its sinks free and turns to a query, which claims them."""
+
 _turns: dict[str, threading.RLock] = {}
 """By query id: held by the object that turns to the query."""
 
@@ -94,7 +97,7 @@ class ExactlyOnce:
     Args:
         name: the pipeline's lasting name: 1 to 32 of A-Z a-z 0-9 _ and -. It is bound to the
             query's checkpoint at the first batch.
-        sinks: where the rows go; their names differ.
+        sinks: where the rows go; their names differ. No other query that runs has them.
         log: address of the transaction log (see `sparkonce.txn_log.open_log`), or an open log;
             default: "checkpoint", inside the query's own checkpoint. Such a log is deleted with
             the checkpoint, and so cannot notice that rows are delivered again from a fresh one.
@@ -192,6 +195,7 @@ class ExactlyOnce:
             query = self._query
             if query is None or not query.is_calling(batch_df):
                 query = RunningQuery.calling(batch_df)
+                self._leave_for(query)
                 with _turn(query):  # whoever recovers the query's start comes to an end first
                     self._turn_to(query)
                 self._checkpoint = query.checkpoint
@@ -324,14 +328,56 @@ class ExactlyOnce:
 
     # -- a new incarnation -------------------------------------------------------------------------
 
+    def _leave_for(self, query: RunningQuery) -> None:
+        """Settle what another query has left: no start of `query` looks into that one's log.
+
+        Raises:
+            ProtocolError: it cannot be settled now.
+        """
+        left = self._query
+        if left is None or left.run.query_id == query.run.query_id:
+            return
+        if _serving.get(left.run.query_id) is not self:
+            return  # whoever has turned to it since has recovered it
+        try:
+            self._settle_last(self._commit_timeout_s)
+        except FencedError:
+            pass  # so has another driver
+        except Exception as error:
+            raise ProtocolError(
+                f"pipeline {self.name!r} cannot turn to the query {query.run.query_id}, since the "
+                f"last batch of {left.run.query_id}, with the checkpoint {left.checkpoint}, is not "
+                "committed: start it again, which goes on with the batch, and give each query an "
+                f"ExactlyOnce of its own ({error})"
+            ) from error
+
     def _turn_to(self, query: RunningQuery) -> None:
-        if self._is_log_in_checkpoint:
-            self._log = query.open_log()  # again: the folder may be a new one of the same name
-        self._query, self._coordinator = query, None
+        # Opened again: the folder may be a new one of the same name.
+        log = query.open_log() if self._is_log_in_checkpoint else self._log
+        with _claiming:
+            self._check_sinks_are_free(query)
+            _serving[query.run.query_id] = self
+            self._query, self._coordinator, self._log = query, None, log
         self._small = SmallBatches(self._small.most_rows)
         self._record_batches = RecordBatches()
         self._failure, self._is_validated = None, False
-        _serving[query.run.query_id] = self
+
+    def _check_sinks_are_free(self, query: RunningQuery) -> None:
+        """Refuse a sink of another query that runs: what `validate` found out there is kept in it.
+
+        Raises:
+            ConfigurationError: naming the sink and its pipeline.
+        """
+        for query_id, other in list(_serving.items()):
+            shared = [sink for sink in self.sinks if any(sink is its for its in other.sinks)]
+            if other is self or query_id == query.run.query_id or not shared:
+                continue
+            served = _served(query_id)
+            if served is not None and served.is_active:
+                raise ConfigurationError(
+                    f"{shared[0]!r} is in use by the pipeline {other.name!r}, whose query "
+                    f"{query_id} runs: make a sink for each pipeline"
+                )
 
     def _validate(self, batch: SparkBatch) -> None:
         if not self._is_validated:
@@ -435,13 +481,14 @@ class ExactlyOnce:
         Nothing is done for a run that an object has turned to, or that was followed by another.
         """
         with self._lock, _turn(query):
-            served = _served(query)
+            served = _served(query.run.query_id)
             if served is not None and (
                 served.run == query.run or (served.is_active and not query.is_active)
             ):
                 return
             if not self._is_bound(query):
                 return
+            self._leave_for(query)
             try:
                 self._turn_to(query)
                 self._coordinator = self._begin(query, query.committed() + 1)
@@ -542,12 +589,12 @@ def _turn(query: RunningQuery) -> threading.RLock:
     return _turns.setdefault(query.run.query_id, threading.RLock())
 
 
-def _served(query: RunningQuery) -> RunningQuery | None:
-    """The run of this query, or of an earlier or later start of it, that an object serves."""
-    server = _serving.get(query.run.query_id)
+def _served(query_id: str) -> RunningQuery | None:
+    """The run of the query that an object serves."""
+    server = _serving.get(query_id)
     served = None if server is None else server._query  # noqa: SLF001 - of this module
     # It may have turned to another query since, or failed to.
-    return served if served is not None and served.run.query_id == query.run.query_id else None
+    return served if served is not None and served.run.query_id == query_id else None
 
 
 def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:

@@ -14,6 +14,7 @@ orphan, and the driver sweeps those.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import logging
@@ -156,17 +157,22 @@ class PartitionWriter:
             return PartitionSummary(partition, {}, ())
         failures: list[BaseException] = []
         widths = [0.0]
+        lanes: list[_Lane] = []
         with ThreadPoolExecutor(len(sinks), thread_name_prefix="sparkonce") as pool:
 
-            def open_lanes() -> list[_Lane]:
-                branches = [_Branch(sink, self._branch_id(sink, attempt)) for sink in sinks]
-                return [_Lane(pool, branch, partition, failures) for branch in branches]
+            def open_lanes() -> None:
+                for sink in sinks:
+                    branch = _Branch(sink, self._branch_id(sink, attempt))
+                    lanes.append(_Lane(pool, branch, partition, failures))
 
-            lanes = self._feed(_measured(plain(batches), widths), open_lanes, failures)
+            self._feed(_measured(plain(batches), widths), lanes, open_lanes, failures)
             wait(lane.done for lane in lanes)
             if failures:
-                wait(pool.submit(lane.branch.give_up) for lane in lanes)
-                raise failures[0]
+                for lane in lanes:
+                    with contextlib.suppress(RuntimeError):  # no thread more: one of those takes it
+                        pool.submit(lane.branch.give_up)
+        if failures:
+            raise failures[0]
         prepared = [(lane.branch, c) for lane in lanes if (c := lane.branch.committable)]
         return PartitionSummary(
             partition,
@@ -178,18 +184,21 @@ class PartitionWriter:
     def _feed(
         self,
         batches: Iterator[pa.RecordBatch],
-        open_lanes: Callable[[], list[_Lane]],
+        lanes: Sequence[_Lane],
+        open_lanes: Callable[[], None],
         failures: list[BaseException],
-    ) -> list[_Lane]:
-        """Hand every row to its lanes, which are opened at the first one, and end them."""
-        lanes = open_lanes() if self._is_eager else []
+    ) -> None:
+        """Hand every row to its `lanes`, which are opened at the first one, and end them."""
         try:
+            if self._is_eager:
+                open_lanes()
             for batch in batches:
                 if failures:
                     break
                 if batch.num_rows == 0:
                     continue
-                lanes = lanes or open_lanes()
+                if not lanes:
+                    open_lanes()
                 rows = self._split(batch)
                 for lane in lanes:
                     lane.put(rows[lane.branch.sink.name])
@@ -197,7 +206,6 @@ class PartitionWriter:
             failures.append(error)
         for lane in lanes:
             lane.end()
-        return lanes
 
     def _split(self, batch: pa.RecordBatch) -> dict[str, _Rows]:
         """Each sink's rows, by its name."""
@@ -343,6 +351,8 @@ class _Lane:
 
     def _run(self) -> None:
         try:
+            if self._failures:
+                return  # another lane's thread has taken it: there was none for it
             self.branch.begin()
             reach("write.first", **self._where)
             while (rows := self._next()) is not None and not self._failures:
@@ -353,13 +363,16 @@ class _Lane:
                 self.branch.end()
         except BaseException as error:  # noqa: BLE001 - the task raises it
             self._failures.append(error)
-        self._room.release()  # nobody waits for a lane that has ended
+        finally:
+            self._room.release()  # nobody waits for a lane that has ended
 
     def _next(self) -> _Rows | None:
         while True:
             try:
                 return self._rows.get(timeout=IDLE_S)
             except Empty:
+                if self._failures:
+                    return None  # its thread's start was interrupted, so nobody ends it
                 self.branch.idle()
 
 

@@ -334,7 +334,8 @@ def decided(folder: Path) -> str:
     target = FileSink(folder / "out").target
     incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": target}, 0))
     branch_id = BranchId(incarnation.owner, 0, 1, "file", 0, 3)
-    share = Share(target, (), (Committable(branch_id),))
+    (folder / "out" / "_sparkonce_folder.1").touch()
+    share = Share(target, (), (Committable(branch_id, {"folder": "1"}),))
     record_id = incarnation.transaction_id(0)
     log.decide(TransactionRecord(record_id, 1, State.DECIDED, ("0",), {"file": share}))
     log.close()

@@ -451,6 +451,37 @@ def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
 
 
+@pytest.mark.parametrize(
+    "point",
+    [
+        "decide.before",
+        "decide.after",
+        "commit.before",
+        "commit.after",
+        "complete.before",
+        "complete.after",
+    ],
+)
+def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
+    """By Ctrl-C in `close`, say: Spark replays the batch no more, so who settles next ends it."""
+    world.commit = "checkpoint"
+    coordinator = world.coordinator(process := Process())
+    coordinator.run(world.batch(process))
+    world.spark.committed = 0
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with at_point(point, interrupt) as fault, pytest.raises(KeyboardInterrupt):
+        coordinator.settle()
+    assert fault.fired
+    assert coordinator.settle()
+    assert [len(store.visible) for store in world.stores.values()] == [2, 2]
+    if point == "complete.after":
+        assert [sink.calls.count("commit") for sink in world.sinks] == [2, 2]
+    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
+
+
 def test_next_batch_is_refused_while_one_is_undecided(world: World) -> None:
     """Batch N+1 begins only when N's commit log entry is there (I5)."""
     world.commit = "checkpoint"
@@ -797,6 +828,22 @@ def test_batch_that_is_known_with_other_offsets_is_refused(world: World) -> None
     with pytest.raises(ConfigurationError, match="rolled back"):
         world.coordinator(Process(), offsets={2: ('{"upTo":99}',)})
     assert SqliteLog(world.path).head("orders").token == 1  # type: ignore[union-attr]
+
+
+def test_abandoned_batch_may_come_with_other_offsets(world: World) -> None:
+    """Its files were deleted from the checkpoint, and Spark has made it anew: all of it arrives."""
+    world.commit = "checkpoint"
+    with at_point("return.before", raise_injected), pytest.raises(InjectedError):
+        world.start(Process())
+    process = Process()
+    world.coordinator(process).recover()  # abandons it
+    made_anew = ('{"upTo":99}',)
+    coordinator = world.coordinator(process, offsets={0: made_anew})
+    coordinator.recover()
+    batch = world.batch(process)
+    batch.offsets = made_anew
+    coordinator.run(batch)
+    assert coordinator.pending is not None
 
 
 def test_second_replayed_batch_with_other_offsets_is_refused(world: World) -> None:

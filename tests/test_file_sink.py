@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkonce.errors import ConfigurationError, PreparedBranchLostError
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
 
@@ -74,6 +75,59 @@ def test_prepared_file_that_somebody_deleted_is_lost(sink: FileSink, tmp_path: P
         path.unlink()
     with pytest.raises(PreparedBranchLostError, match="batch 7"):
         sink.commit(committable)
+
+
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_empty_folder_below_a_mount_proves_nothing(tmp_path: Path, *, was_committed: bool) -> None:
+    """While the file system is away no branch is lost, also where a start has written below it."""
+    folder, away = tmp_path / "mount", tmp_path / "away"
+    folder.mkdir()
+    sink = FileSink(folder)
+    sink.validate(ROWS.schema)
+    committable = prepare(sink)
+    if was_committed:
+        sink.commit(committable)
+    folder.rename(away)
+    for below in (lambda: None, folder.mkdir, lambda: FileSink(folder).validate(ROWS.schema)):
+        below()
+        with pytest.raises(CommitUnresolvedError, match="mount"):
+            FileSink(folder).commit(committable)
+    shutil.rmtree(folder)
+    away.rename(folder)
+    FileSink(folder).commit(committable)
+    assert (hidden(folder), visible(folder)) == (0, 2)
+
+
+def test_folder_that_is_mounted_during_the_commit(tmp_path: Path) -> None:
+    """A branch that was not there a moment ago, and is now, is not lost."""
+    folder, away = tmp_path / "mount", tmp_path / "away"
+    folder.mkdir()
+    sink = FileSink(folder)
+    sink.validate(ROWS.schema)
+    committable = prepare(sink)
+    folder.rename(away)
+
+    class MountedNow(FileSink):
+        def _is_here(self, committable: Committable) -> bool:
+            away.rename(folder)
+            return super()._is_here(committable)
+
+    with pytest.raises(CommitUnresolvedError):
+        MountedNow(folder).commit(committable)
+    FileSink(folder).commit(committable)
+    assert visible(folder) == 2
+
+
+def test_branch_of_a_version_that_did_not_mark_its_folder(sink: FileSink, tmp_path: Path) -> None:
+    """It is committed as ever; where it is gone nothing tells its folder from another one."""
+    older = Committable(prepare(sink).branch_id)
+    FileSink(tmp_path).commit(older)
+    FileSink(tmp_path).commit(older)
+    assert visible(tmp_path) == 2
+    for path in tmp_path.glob("*.parquet"):
+        path.unlink()
+    with pytest.raises(CommitUnresolvedError, match="mount"):
+        FileSink(tmp_path).commit(older)
 
 
 def test_branches_are_found_by_owner(sink: FileSink) -> None:

@@ -47,6 +47,16 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         claim(2, offsets=offsets(1, 2)),
         known(newest=replace(record(INCARNATION, 2), state=State.ABANDONED)),
     ),
+    "abandoned batch that Spark has made anew": (
+        claim(2, offsets={1: ("[1]",), 2: ("[77]",)}),
+        known(
+            newest=replace(record(INCARNATION, 2), state=State.ABANDONED),
+            records={
+                1: record(INCARNATION, 1),
+                2: replace(record(INCARNATION, 2), state=State.ABANDONED),
+            },
+        ),
+    ),
     "replay of the newest batch": (claim(2, offsets=offsets(1, 2)), known(1, 2)),
     "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
     "sink added": (claim(3, sinks={"kafka": "topic", "s3": "bucket"}), known(2)),
@@ -101,7 +111,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "fresh checkpoint while only the old one can say what commits": (
         claim(0, query_id="new", replaces=QUERY),
         known(unfinished=[replace(record(INCARNATION, 2), state=State.PREPARED)]),
-        "start once with that checkpoint",
+        "start once with that checkpoint.* sparkonce recover orders",
     ),
     "Spark has passed a batch that was abandoned": (
         claim(3),
@@ -121,6 +131,11 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         claim(2, offsets={2: ("[77]",)}),
         known(1, 2),
         "rolled back.* would be written again",
+    ),
+    "prepared batch that Spark has made anew": (
+        claim(2, offsets={2: ("[77]",)}),
+        known(1, records={2: replace(record(INCARNATION, 2), state=State.PREPARED)}),
+        "abort what is prepared of it: sparkonce recover orders",
     ),
     "copied checkpoint, its last batch differs": (
         claim(3, offsets={2: ("[77]",), 3: ("[3]",)}),

@@ -27,6 +27,7 @@ from sparkonce.spark_hooks.ruled import End, end_ruled
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
 OURS = (7, str(BRANCH))
+RETENTION = "offsets.retention.minutes"
 REFUSALS = [
     errors.InvalidTxnStateError,
     errors.ProducerFencedError,
@@ -41,10 +42,12 @@ class PaperFinisher:
 
     ends: list[object] = field(default_factory=lambda: [True])
     state: TransactionState | type[errors.KafkaError] | None = None
-    markers: list[object] = field(default_factory=lambda: [None])
+    marks: list[object] = field(default_factory=lambda: [None])
+    others: list[object] = field(default_factory=list)
     cluster: str = "cluster"
     fences: bool = True
-    config: dict[str, str] = field(default_factory=dict)
+    fenced: TransactionState | None = None
+    config: dict[str, list[int]] | type[errors.KafkaError] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
     open: list[object] = field(default_factory=lambda: [False])
     asked: list[str] = field(default_factory=list)
@@ -80,10 +83,10 @@ class PaperFinisher:
         found = self._next([self.state])
         return {} if found is None else {names[0]: found}  # type: ignore[dict-item]
 
-    def marker(self, group: str, topic: str) -> object:
-        assert (group, topic) == (BRANCH.name, "orders")
+    def markers(self, group: str, topics: list[str]) -> list[object]:
+        assert (group, topics[:1]) == (BRANCH.name, ["orders"])
         self.asked.append("marker")
-        return self._next(self.markers)
+        return [each for each in [self._next(self.marks), *self.others] if each is not None]
 
     def open_partitions(self, partitions: object, producer_id: int) -> dict[str, list[int]]:
         assert (partitions, producer_id) == ({"orders": [0, 2]}, self.holder)
@@ -113,12 +116,16 @@ class PaperFinisher:
     def cluster_id(self) -> str:
         return self.cluster
 
-    def broker_config(self, names: list[str]) -> dict[str, str]:
-        return {name: self.config[name] for name in names if name in self.config}
+    def broker_config(self, names: list[str]) -> dict[str, list[int]]:
+        config = self._next([self.config])
+        return {name: config[name] for name in names if name in config}  # type: ignore[index,operator]
 
-    def fence(self, name: str, timeout_ms: int) -> None:
-        assert (name, timeout_ms) == (BRANCH.name, 900_000)
-        self.asked.append("fence")
+    def fence(self, name: str, *identity: int) -> None:
+        assert name == BRANCH.name
+        self.asked.append(" ".join(["fence", *("/".join(map(str, identity)),) * bool(identity)]))
+        if self.fenced:
+            self.state = self.fenced
+            raise errors.ConcurrentTransactionsError
 
     def close(self) -> None:
         self.asked.append("close")
@@ -126,7 +133,7 @@ class PaperFinisher:
 
 def committable(age_s: float = 10.0, **changes: object) -> Committable:
     prepared = KafkaBranch(
-        BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", "orders", time.time() - age_s, 900_000
+        BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", ["orders"], time.time() - age_s, 900_000
     )
     return replace(prepared, **changes).committable(BRANCH)  # type: ignore[arg-type]
 
@@ -144,7 +151,7 @@ def state(name: str, producer_id: int = 5, epoch: int = 1) -> TransactionState:
 
 def test_plain_commit() -> None:
     """The coordinator says yes, and every partition has its marker."""
-    finisher = PaperFinisher(markers=[OURS])
+    finisher = PaperFinisher(marks=[OURS])
     outcome(finisher).commit(committable())
     assert finisher.asked == ["end 5/0 commit", "marker"]
 
@@ -152,7 +159,7 @@ def test_plain_commit() -> None:
 def test_markers_on_their_way() -> None:
     """`commit` returns when the last partition has its marker; none is written by us."""
     finisher = PaperFinisher(
-        markers=[errors.UnstableOffsetCommitError, OURS],
+        marks=[errors.UnstableOffsetCommitError, OURS],
         open=[True, True, False],
         state=state("PrepareCommit"),
     )
@@ -165,19 +172,19 @@ def test_markers_on_their_way() -> None:
     ("finisher", "missing"),
     [
         (
-            PaperFinisher(markers=[OURS], open=[True, True, False], state=state("CompleteCommit")),
+            PaperFinisher(marks=[OURS], open=[True, True, False], state=state("CompleteCommit")),
             {"orders": [2]},
         ),
         (
             PaperFinisher(
-                markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
+                marks=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
                 state=state("CompleteCommit"),
             ),
             {"offsets": [1]},
         ),
         (
             PaperFinisher(
-                markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
+                marks=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
                 open=[True, True, False],
                 state=state("CompleteCommit"),
             ),
@@ -197,7 +204,7 @@ def test_markers_that_the_broker_left_out(
 def test_markers_that_a_broker_without_fencing_left_out() -> None:
     """There the coordinator forgets the commit when the id is fenced; that is proven before."""
     finisher = PaperFinisher(
-        ends=[False], fences=False, markers=[OURS], open=[True, True, False], state=state("Empty")
+        ends=[False], fences=False, marks=[OURS], open=[True, True, False], state=state("Empty")
     )
     outcome(finisher, 5).commit(committable())
     changes = [asked for asked in finisher.asked if asked not in {"describe", "marker"}]
@@ -219,7 +226,7 @@ def test_markers_that_a_broker_without_fencing_left_out() -> None:
 )
 def test_missing_markers_that_are_not_ours_to_write(found: TransactionState | None) -> None:
     """Without the coordinator's word that this very branch is complete: unresolved, untouched."""
-    finisher = PaperFinisher(markers=[OURS], open=[True], state=found)
+    finisher = PaperFinisher(marks=[OURS], open=[True], state=found)
     with pytest.raises(CommitUnresolvedError, match="not yet visible"):
         outcome(finisher).commit(committable())
     assert not [question for question in finisher.asked if "write" in question]
@@ -228,7 +235,7 @@ def test_missing_markers_that_are_not_ours_to_write(found: TransactionState | No
 def test_missing_marker_that_we_have_no_right_to_write() -> None:
     """Where the broker keeps the proof is hidden: unresolved, naming the rights."""
     unstable = errors.UnstableOffsetCommitError
-    finisher = PaperFinisher(markers=[unstable], offsets=[], state=state("CompleteCommit"))
+    finisher = PaperFinisher(marks=[unstable], offsets=[], state=state("CompleteCommit"))
     with pytest.raises(CommitUnresolvedError, match=r"Describe on .*offsets.*ClusterAction"):
         outcome(finisher).commit(committable())
     assert not [question for question in finisher.asked if "write" in question]
@@ -246,7 +253,7 @@ def test_missing_marker_that_a_partition_refuses() -> None:
 def test_missing_marker_that_comes_while_we_write_it() -> None:
     """The partition refuses ours, since it has the coordinator's own: committed."""
     finisher = PaperFinisher(
-        markers=[OURS],
+        marks=[OURS],
         open=[True, True, False],
         refused={"orders": [2]},
         state=state("CompleteCommit"),
@@ -256,8 +263,8 @@ def test_missing_marker_that_comes_while_we_write_it() -> None:
 
 def test_proof_on_its_way_to_where_we_may_not_look() -> None:
     """Without the rights of the repair, a commit whose markers come late succeeds all the same."""
-    markers: list[object] = [errors.UnstableOffsetCommitError, OURS]
-    finisher = PaperFinisher(markers=markers, offsets=[], state=state("PrepareCommit"))
+    marks: list[object] = [errors.UnstableOffsetCommitError, OURS]
+    finisher = PaperFinisher(marks=marks, offsets=[], state=state("PrepareCommit"))
     outcome(finisher, 5).commit(committable())
 
 
@@ -283,7 +290,7 @@ def test_commit_while_the_coordinator_moves(transient: type[errors.KafkaError]) 
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> None:
     """An earlier commit landed and its answer was lost: `commit` returns."""
-    finisher = PaperFinisher(ends=[refusal], markers=[OURS], state=state("CompleteCommit"))
+    finisher = PaperFinisher(ends=[refusal], marks=[OURS], state=state("CompleteCommit"))
     outcome(finisher).commit(committable())
 
 
@@ -322,10 +329,13 @@ def test_forgotten_before_its_time(refusal: type[errors.KafkaError], age_s: floa
 
 
 def test_forgotten_in_its_time() -> None:
-    """Where ids are kept for a shorter time than proofs, an absent proof still counts: lost."""
+    """Where ids are kept for a shorter time than proofs, an absent proof still counts: lost.
+
+    Not so before the broker that keeps them longest would forget it.
+    """
     finisher = PaperFinisher(
         ends=[errors.InvalidProducerIdMappingError],
-        config={"transactional.id.expiration.ms": "60000"},
+        config={"transactional.id.expiration.ms": [1, 60000]},
     )
     with pytest.raises(PreparedBranchLostError, match="do not know"):
         outcome(finisher).commit(committable(age_s=61))
@@ -340,6 +350,22 @@ def test_fenced_as_after_a_commit_and_no_proof() -> None:
         outcome(finisher).commit(committable())
 
 
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize(
+    "found", [state("Empty", epoch=3), state("Empty", epoch=2), state("CompleteAbort", epoch=2)]
+)
+def test_answer_from_before_the_branch(
+    refusal: type[errors.KafkaError], found: TransactionState
+) -> None:
+    """Of a broker that was the coordinator, stood still, and does not know yet that it moved."""
+    prepared = committable(producer_epoch=3)
+    with pytest.raises(CommitUnresolvedError, match="has not seen it.* settle") as unresolved:
+        outcome(PaperFinisher(ends=[refusal], state=found)).commit(prepared)
+    assert "another producer" not in str(unresolved.value)
+    with pytest.raises(SinkError, match="has not seen it"):
+        outcome(PaperFinisher(ends=[refusal], state=found)).abort_decided(prepared)
+
+
 def test_timed_out() -> None:
     """The error says that it was the timeout, and how long that is."""
     finisher = PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"))
@@ -351,11 +377,36 @@ def test_older_marker_under_the_same_name() -> None:
     """A marker of an earlier batch proves nothing for this one: lost."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError],
-        markers=[(3, "another branch")],
+        marks=[(3, "another branch")],
         state=state("CompleteAbort"),
     )
     with pytest.raises(PreparedBranchLostError):
         outcome(finisher).commit(committable())
+
+
+@pytest.mark.parametrize("gone", [frozenset(), frozenset({"orders"})], ids=["made anew", "deleted"])
+def test_proof_in_another_topic(gone: frozenset[str]) -> None:
+    """One marker that names the branch proves it, whatever became of the other topic."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidProducerIdMappingError], others=[(3, "earlier"), OURS], gone=gone
+    )
+    outcome(finisher).commit(committable(marker_topics=["orders", "refunds", "stock"]))
+
+
+def test_proof_in_no_topic_that_is_left() -> None:
+    """One topic stands, and its marker would too: lost. That of a later batch proves nothing."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"), gone=frozenset({"orders"})
+    )
+    branch = committable(marker_topics=["orders", "refunds"])
+    with pytest.raises(PreparedBranchLostError):
+        outcome(finisher).commit(branch)
+    finisher.others = [(8, "a later branch")]
+    with pytest.raises(CommitUnresolvedError, match="batch 8 has used"):
+        outcome(finisher).commit(branch)
+    finisher.others, finisher.gone = [], frozenset({"orders", "refunds"})
+    with pytest.raises(CommitUnresolvedError, match="'orders', 'refunds' was deleted"):
+        outcome(finisher).commit(branch)
 
 
 def test_marker_not_stable_yet() -> None:
@@ -363,7 +414,7 @@ def test_marker_not_stable_yet() -> None:
     finisher = PaperFinisher(
         ends=[errors.ProducerFencedError],
         state=state("PrepareCommit"),
-        markers=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
+        marks=[errors.UnstableOffsetCommitError, errors.UnstableOffsetCommitError, OURS],
     )
     outcome(finisher, 5).commit(committable())
 
@@ -378,7 +429,7 @@ def test_marker_not_stable_yet() -> None:
         ),
         (
             PaperFinisher(
-                ends=[errors.ProducerFencedError], markers=[errors.UnstableOffsetCommitError]
+                ends=[errors.ProducerFencedError], marks=[errors.UnstableOffsetCommitError]
             ),
             "UNSTABLE_OFFSET_COMMIT",
         ),
@@ -387,7 +438,7 @@ def test_marker_not_stable_yet() -> None:
             "another.*prepared on cluster",
         ),
         (
-            PaperFinisher(ends=[errors.ProducerFencedError], markers=[(8, "a later branch")]),
+            PaperFinisher(ends=[errors.ProducerFencedError], marks=[(8, "a later branch")]),
             "batch 8 has used its transactional id",
         ),
         (
@@ -400,7 +451,7 @@ def test_marker_not_stable_yet() -> None:
         ),
         (
             PaperFinisher(
-                ends=[errors.InvalidTxnStateError], config={"offsets.retention.minutes": "0"}
+                ends=[errors.InvalidTxnStateError], config={"offsets.retention.minutes": [0]}
             ),
             "keeps the proof for 0 h",
         ),
@@ -424,6 +475,35 @@ def test_proof_is_older_than_kafka_keeps_it() -> None:
         outcome(finisher).commit(committable(age_s=6.9 * 86400))
 
 
+@pytest.mark.parametrize(
+    ("config", "recorded_s"),
+    [({RETENTION: [10080, 60, 10080]}, None), ({RETENTION: [10080]}, 3600.0), ({}, 3600.0)],
+    ids=["another broker", "raised since", "not told now"],
+)
+def test_proof_is_older_than_one_broker_keeps_it(
+    config: dict[str, list[int]], recorded_s: float | None
+) -> None:
+    """Whoever kept it may have been the broker with the shortest retention, now or then."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"), config=config
+    )
+    with pytest.raises(CommitUnresolvedError, match="keeps the proof for 1 h"):
+        outcome(finisher).commit(committable(age_s=3300, proof_kept_s=recorded_s))
+    with pytest.raises(PreparedBranchLostError):
+        outcome(finisher).commit(committable(age_s=3200, proof_kept_s=recorded_s))
+
+
+def test_retention_that_one_broker_does_not_tell() -> None:
+    """It may be the shortest one: unresolved."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidTxnStateError],
+        state=state("CompleteAbort"),
+        config=errors.KafkaConnectionError,
+    )
+    with pytest.raises(CommitUnresolvedError, match="KafkaConnectionError"):
+        outcome(finisher).commit(committable())
+
+
 def test_topic_deleted_under_a_commit(caplog: pytest.LogCaptureFixture) -> None:
     """EndTxn's yes stands; that the rows went with their topic is said."""
     outcome(PaperFinisher(gone=frozenset({"orders"}))).commit(committable())
@@ -433,7 +513,7 @@ def test_topic_deleted_under_a_commit(caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_was_written() -> None:
     """A branch without rows and without a topic of its own has nothing to commit or abort."""
     finisher = PaperFinisher()
-    empty = committable(marker_topic=None, producer_id=-1, producer_epoch=-1)
+    empty = committable(marker_topics=[], producer_id=-1, producer_epoch=-1)
     outcome(finisher).commit(empty)
     outcome(finisher).abort(empty)
     assert finisher.asked == []
@@ -453,15 +533,78 @@ def test_commit_of_what_was_only_found() -> None:
 def test_old_broker_first_commit() -> None:
     """EndTxn does not fence there, so the id is initialised again after it."""
     finisher = PaperFinisher(
-        ends=[False], fences=False, markers=[errors.UnstableOffsetCommitError, OURS]
+        ends=[False], fences=False, marks=[errors.UnstableOffsetCommitError, OURS]
     )
     outcome(finisher).commit(committable())
     assert finisher.asked == ["marker", "end 5/0 commit", "fence", "marker"]
 
 
+@pytest.mark.parametrize("aborting", ["PrepareAbort", "CompleteAbort"])
+@pytest.mark.parametrize("branch", [committable(), BRANCH])
+def test_old_broker_abort(branch: BranchId | Committable, aborting: str) -> None:
+    """EndTxn would let a loser write on; the next epoch in the markers does not."""
+    finisher = PaperFinisher(fences=False, state=state("Ongoing", epoch=0), fenced=state(aborting))
+    outcome(finisher, 5).abort(branch)
+    assert [asked for asked in finisher.asked if asked != "describe"] == ["fence 5/0", "marker"]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_old_broker_abort_whose_markers_the_broker_left_out(epoch: int) -> None:
+    """A second abort looks after them too; where its producer is not fenced none is written."""
+    finisher = PaperFinisher(
+        fences=False, open=[True, True, False], state=state("CompleteAbort", epoch=epoch)
+    )
+    outcome(finisher, 5).abort(committable())
+    written = [question for question in finisher.asked if "write" in question]
+    assert written == ["write abort markers 5/1 {'orders': [2]}"] * epoch
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        state("Empty"),
+        state("Ongoing"),  # a younger epoch, which the brokers would not tell apart
+        state("Ongoing", producer_id=9, epoch=0),
+        state("PrepareCommit", epoch=0),
+        state("CompleteCommit", epoch=0),
+        state("CompleteAbort", epoch=2),
+    ],
+)
+def test_old_broker_abort_of_what_is_not_open(found: TransactionState | None) -> None:
+    """Committed, or somebody else's: left alone."""
+    finisher = PaperFinisher(fences=False, state=found)
+    outcome(finisher).abort(committable())
+    assert finisher.asked == ["describe"]
+
+
+def test_old_broker_abort_of_what_ends_meanwhile() -> None:
+    """Nothing was open any more when it was asked for: whose end it was is not ours to say."""
+    finisher = PaperFinisher(fences=False, state=state("Ongoing", epoch=0))
+    outcome(finisher).abort(committable())
+    assert finisher.asked == ["describe", "fence 5/0"]
+
+
+def test_old_broker_abort_of_what_the_brokers_forgot() -> None:
+    """They have lost what came behind the id's first record: fenced, it can be written anew."""
+    finisher = PaperFinisher(fences=False, state=state("Empty", epoch=0))
+    outcome(finisher).abort(committable())
+    assert finisher.asked == ["describe", "fence 5/0"]
+
+
+def test_old_broker_abort_without_time_to_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """The first answer to an abort that works is "ask again": told, and no failure."""
+    finisher = PaperFinisher(
+        fences=False, state=state("Ongoing", epoch=0), fenced=state("PrepareAbort")
+    )
+    outcome(finisher, 0).abort(committable())
+    assert finisher.asked == ["describe", "fence 5/0"]
+    assert "is being aborted" in caplog.text
+
+
 def test_old_broker_second_commit() -> None:
     """EndTxn could commit a zombie's transaction: it is not sent when the marker is ours."""
-    finisher = PaperFinisher(fences=False, markers=[OURS])
+    finisher = PaperFinisher(fences=False, marks=[OURS])
     outcome(finisher).commit(committable())
     assert finisher.asked == ["marker", "fence", "marker"]
 
@@ -624,7 +767,7 @@ def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
                     errors.InvalidProducerIdMappingError,
                     errors.KafkaConnectionError,
                 ],
-                markers=[OURS],
+                marks=[OURS],
             ),
             "is committed.*do not know",
         ),
@@ -651,7 +794,7 @@ def test_word_does_not_write_again_what_may_be_committed(
         (
             PaperFinisher(
                 ends=[errors.InvalidTxnStateError],
-                markers=[(8, "a later branch")],
+                marks=[(8, "a later branch")],
                 state=state("CompleteCommit", epoch=3),
             ),
             10.0,

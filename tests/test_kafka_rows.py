@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError
 
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.kafka import producer
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.rows import RowError, check_schema, messages_by_topic
 from sparkonce.sinks.kafka.settings import KafkaSettings
@@ -280,7 +284,9 @@ def test_pickled_sink_keeps_settings_and_shows_no_secret() -> None:
 
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
-PREPARED = KafkaBranch(BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", "orders", 1000.0, 100_000)
+PREPARED = KafkaBranch(
+    BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", ["orders"], 1000.0, 100_000
+)
 
 
 def test_committable_holds_all_that_a_commit_needs() -> None:
@@ -288,13 +294,30 @@ def test_committable_holds_all_that_a_commit_needs() -> None:
     committable = Committable.from_json(PREPARED.committable(BRANCH).to_json())
     assert KafkaBranch.of(committable) == PREPARED
     assert committable.safe_until == 1000.0 + 100 - 10
-    long = KafkaBranch(BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", "orders", 1000.0, 900_000)
+    long = KafkaBranch(
+        BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", ["orders"], 1000.0, 900_000
+    )
     assert long.committable(BRANCH).safe_until == 1000.0 + 900 - 60
+
+
+def test_committable_of_an_older_version() -> None:
+    """Before version 2 there was one marker, and nobody wrote down how long it is kept."""
+    payload: dict[str, Any] = {**PREPARED.committable(BRANCH).payload}
+    del payload["proof_kept_s"], payload["marker_topics"]
+    for topic, topics in (("orders", ["orders"]), (None, [])):
+        old = Committable(BRANCH, {**payload, "marker_topic": topic}, version=1)
+        assert KafkaBranch.of(old) == replace(PREPARED, marker_topics=topics)
 
 
 def test_committable_of_somebody_else() -> None:
     """A newer version asks for the newer library; a foreign payload is a mistake in the code."""
     with pytest.raises(ConfigurationError, match="newer"):
-        KafkaBranch.of(Committable(BRANCH, {}, version=2))
+        KafkaBranch.of(Committable(BRANCH, {}, version=3))
     with pytest.raises(ProtocolError, match="not a committable"):
         KafkaBranch.of(Committable(BRANCH, {"path": "x"}))
+
+
+def test_brokers_without_room_for_the_marker() -> None:
+    """The error names their setting, 4096 by default."""
+    error = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
+    assert "offset.metadata.max.bytes" in producer._advice(error)

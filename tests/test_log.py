@@ -54,6 +54,30 @@ class FailingCommit:
         self._real.close()
 
 
+class InterruptedWrite:
+    """A connection in which Ctrl-C is pressed at a statement: Python raises it before or behind."""
+
+    def __init__(self, real: sqlite3.Connection, statement: str, *, is_done: bool) -> None:
+        self._real = real
+        self._statement = statement
+        self._is_done = is_done
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if not statement.startswith(self._statement):
+            return self._real.execute(statement, *values)
+        self._statement = "no other one"
+        if self._is_done:
+            self._real.execute(statement, *values)
+        raise KeyboardInterrupt
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._real.in_transaction
+
+    def close(self) -> None:
+        self._real.close()
+
+
 class TestSqliteLog(LogContract):
     @pytest.fixture
     def address(self, tmp_path: Path) -> str:
@@ -91,6 +115,22 @@ class TestSqliteLog(LogContract):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
         return Path(path_of(address)).stat().st_size
+
+    @pytest.mark.parametrize("is_done", [False, True])
+    @pytest.mark.parametrize("statement", ["BEGIN", "INSERT", "COMMIT"])
+    def test_interrupted_write_holds_no_lock(
+        self, address: str, statement: str, is_done: bool
+    ) -> None:
+        """Else no other process could write until this one writes again, or ends."""
+        log = SqliteLog(path_of(address), busy_timeout_s=0.1)
+        interrupted = InterruptedWrite(log._connect(), statement, is_done=is_done)
+        log._open = interrupted  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            log.begin(claim())
+        other = SqliteLog(path_of(address), busy_timeout_s=0.1)
+        token = other.begin(claim()).token
+        assert token == (2 if statement == "COMMIT" and is_done else 1)
+        assert log.begin(claim()).token == token + 1
 
     def test_write_is_synced_to_the_disk(self, tmp_path: Path) -> None:
         """synchronous=FULL and a write-ahead log: a decision survives a power loss."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
+import itertools
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.stub import Stubber
+from urllib3 import HTTPResponse
 
-from sparkonce.errors import LogUnavailableError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.testing.log_cases import QUERY, claim, deliver, record
+from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.object_store import ObjectPlace
 from tests.renewed_credentials import SECRET, Sidecar, server_that_takes
 
@@ -19,6 +29,8 @@ _MANY = 1000
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectPlace]:
     monkeypatch.setattr(time, "sleep", lambda _s: None)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
     place = ObjectPlace("s3://logs/a?endpoint_url=http://127.0.0.1:9&region=us-east-1")
     yield place
     place.close()
@@ -60,6 +72,175 @@ def test_answer_that_does_not_say_that_the_document_is_absent(
             place.load("orders/head", None)
 
 
+class Server:
+    """A store of objects that keeps the conditions of a PUT, and says no as it is told to.
+
+    Attributes:
+        objects: by key.
+        refuse: gives the status and the code of a refusal, or None.
+        headers: of the answers with an error, by its code.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.refuse: Callable[[AWSPreparedRequest], tuple[int, str] | None] = lambda _: None
+        self.headers: dict[str, dict[str, str]] = {}
+        self._lock = threading.Lock()
+
+    def send(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        with self._lock:
+            status, code, body = self._answer(request)
+        headers = {"ETag": tag_of(body), "Server": "nginx"}
+        if code in self.headers:
+            headers.update(self.headers[code])
+        if code:
+            body = f"<Error><Code>{code}</Code></Error>".encode()
+        answered = io.BytesIO(b"" if request.method == "PUT" and not code else body)
+        raw = HTTPResponse(answered, headers, status, preload_content=False)
+        return AWSResponse(request.url, status, headers, raw)
+
+    def _answer(self, request: AWSPreparedRequest) -> tuple[int, str, bytes]:
+        refusal = self.refuse(request)
+        if refusal is not None:
+            return *refusal, b""
+        parts = urlsplit(request.url)
+        key = parts.path.removeprefix("/logs/")
+        there = self.objects.get(key)
+        if request.method == "DELETE":
+            self.objects.pop(key, None)
+            return 204, "", b""
+        if request.method == "GET" and "list-type" in parts.query:
+            prefix = parse_qs(parts.query).get("prefix", [""])[0]
+            found = (f"<Key>{name}</Key>" for name in self.objects if name.startswith(prefix))
+            entries = "".join(f"<Contents>{entry}</Contents>" for entry in found)
+            return 200, "", f"<ListBucketResult>{entries}</ListBucketResult>".encode()
+        if request.method == "GET":
+            return (404, "NoSuchKey", b"") if there is None else (200, "", there)
+        wanted = request.headers.get("If-Match")
+        is_other = wanted is not None and wanted.decode() != tag_of(there or b"")
+        if is_other or ("If-None-Match" in request.headers and there is not None):
+            return 412, "PreconditionFailed", b""
+        self.objects[key] = request.body.read()
+        return 200, "", self.objects[key]
+
+
+def tag_of(body: bytes) -> str:
+    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+
+
+@pytest.fixture
+def server(place: ObjectPlace) -> Server:
+    server = Server()
+    place.client.meta.events.register("before-send.s3", server.send)
+    return server
+
+
+def test_server_that_limits_the_writes_of_an_object(
+    place: ObjectPlace, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cloudflare R2 takes one a second: a racer that is refused for that has not won."""
+    now = [0]
+    latest: dict[str, int] = {}
+
+    def rate(request: AWSPreparedRequest) -> tuple[int, str] | None:
+        if request.method != "PUT":
+            return None
+        if latest.get(request.url, -1) == now[0]:
+            return 429, "TooManyRequests"
+        latest[request.url] = now[0]
+        return None
+
+    def sleep(_: float) -> None:
+        now[0] += 1
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    server.refuse = rate
+    place.check()
+    assert now[0] > 0
+    assert server.objects == {}
+
+
+def test_server_that_only_ever_refuses(place: ObjectPlace, server: Server) -> None:
+    """Whether it keeps conditions is not known then: the log is away."""
+    server.refuse = lambda request: (503, "SlowDown") if request.method == "PUT" else None
+    with pytest.raises(LogUnavailableError, match="SlowDown"):
+        place.check()
+
+
+def test_server_that_limits_writes_and_ignores_conditions(
+    place: ObjectPlace, server: Server
+) -> None:
+    """It is asked until it answers."""
+    answers = itertools.cycle([None, (429, "SlowDown")])
+
+    def unconditional(request: AWSPreparedRequest) -> tuple[int, str] | None:
+        for name in ("If-Match", "If-None-Match"):
+            request.headers.pop(name, None)
+        return next(answers) if request.method == "PUT" else None
+
+    server.refuse = unconditional
+    with pytest.raises(ConfigurationError, match="nginx.*ignores the condition"):
+        place.check()
+
+
+def test_server_without_conditional_writes(place: ObjectPlace, server: Server) -> None:
+    """Backblaze B2 says so, and wrote nothing: it is refused by its name."""
+    server.refuse = lambda request: (
+        (501, "NotImplemented") if "If-None-Match" in request.headers else None
+    )
+    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:9, nginx.*NotImplemented"):
+        place.check()
+
+
+def test_write_that_the_server_does_not_know(place: ObjectPlace, server: Server) -> None:
+    """Nothing was written, so nothing is in doubt."""
+    server.refuse = lambda _: (501, "NotImplemented")
+    with pytest.raises(LogUnavailableError, match="NotImplemented"):
+        place.swap("orders/head", None, "{}")
+
+
+def test_bucket_that_locks_its_objects(place: ObjectPlace, server: Server) -> None:
+    """With a default retention S3 wants to know that what it keeps for years has arrived whole."""
+
+    def lock(request: AWSPreparedRequest) -> tuple[int, str] | None:
+        if request.method != "PUT":
+            return None
+        md5 = hashlib.md5(request.body.read(), usedforsecurity=False).digest()
+        request.body.seek(0)
+        is_told = request.headers.get("Content-MD5") == base64.b64encode(md5)
+        return None if is_told else (400, "InvalidRequest")
+
+    server.refuse = lock
+    place.check()
+
+
+@pytest.mark.parametrize("name", ["", f"{QUERY}/", f"{QUERY}/0-1", "notes.txt", "a-b-c.json"])
+def test_foreign_object_below_the_log(place: ObjectPlace, server: Server, name: str) -> None:
+    """Consoles and tools make objects for folders: they are no archive, and stay."""
+    log = DocumentLog(place)
+    incarnation = log.begin(claim())
+    for batch_id in range(70):
+        done = deliver(log, incarnation, batch_id)
+    foreign = f"a/orders/archive/{name}"
+    server.objects[foreign] = b""
+    assert len(log.history("orders", 100)) == 70
+    assert log.find(record(incarnation, 3).id) is not None
+    log.forget(done, incarnation.token, retain=10)
+    assert [found.id.batch_id for found in log.history("orders", 100)] == list(range(69, 59, -1))
+    assert foreign in server.objects
+
+
+def test_head_that_was_deleted_in_a_versioned_bucket(place: ObjectPlace, server: Server) -> None:
+    """It is no pipeline that never was: the bucket has its versions."""
+    log = DocumentLog(place)
+    deliver(log, log.begin(claim()), 0)
+    del server.objects["a/orders/head"]
+    server.headers["NoSuchKey"] = {"x-amz-delete-marker": "true"}
+    with pytest.raises(LogUnavailableError, match=r"delete marker stands at a/orders/head"):
+        DocumentLog(place).head("orders")
+    assert place.read("orders/archive/forgotten") is None  # we delete those ourselves
+
+
 @pytest.mark.parametrize("verb", ["read", "swap", "delete"])
 def test_credentials_that_are_renewed_while_the_process_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
@@ -92,3 +273,38 @@ def test_credentials_that_are_renewed_while_the_process_runs(
         sidecar.write("new")
         act()
         place.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said_by_boto3", "host"),
+    [
+        ("", "", "https://oss.example/logs/"),
+        ("", "virtual", "https://logs.oss.example/"),
+        ("&path_style=false", "", "https://logs.oss.example/"),
+        ("&path_style=true", "virtual", "https://oss.example/logs/"),
+    ],
+)
+def test_where_the_bucket_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, said_by_boto3: str, host: str
+) -> None:
+    """Some servers refuse it in the path, others know it only there."""
+    Sidecar(tmp_path, monkeypatch).write("token")
+    line = f"  addressing_style = {said_by_boto3}\n"
+    (tmp_path / "config").write_text(f"[default]\ns3 =\n{line}" if said_by_boto3 else "")
+    place = ObjectPlace(f"s3://logs/a?endpoint_url=https://oss.example&region=us-east-1{setting}")
+    told = place.client.generate_presigned_url("get_object", {"Bucket": "logs", "Key": "k"})
+    assert told.startswith(host)
+    place.close()
+
+
+@pytest.mark.parametrize(
+    "bucket",
+    [
+        "arn:aws:s3::123456789012:accesspoint:mfzwi23gnjvgw.mrap",
+        "arn:aws:s3:eu-west-1:123456789012:accesspoint:logs",
+    ],
+)
+def test_log_of_several_sites_is_refused(bucket: str) -> None:
+    """A multi-region access point writes now here, now there: conditions do not hold over both."""
+    with pytest.raises(ConfigurationError, match="access point"):
+        ObjectPlace(f"s3://{bucket}/p")

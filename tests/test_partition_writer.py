@@ -90,6 +90,67 @@ def test_eager_writer_gives_up_what_gets_no_rows(sinks: list[MemorySink]) -> Non
     assert [sink.calls for sink in sinks] == [["beginTransaction", "discard"]] * 2
 
 
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("started", [0, 1, 2])
+def test_container_that_starts_no_more_threads(
+    monkeypatch: pytest.MonkeyPatch, started: int, is_eager: bool
+) -> None:
+    """The pids limit is met at any lane: the task fails, and nothing waits or stays behind."""
+    sinks = [MemorySink(Store(), Process(), name) for name in ("left", "middle", "right")]
+    start, left = threading.Thread.start, iter(range(started))
+
+    def start_up_to_the_limit(thread: threading.Thread) -> None:
+        if thread.name.startswith("sparkonce_") and next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_up_to_the_limit)
+    assert str(failure(sinks, is_eager=is_eager)) == "can't start new thread"
+    for sink in sinks:
+        assert sink.calls in ([], ["beginTransaction", "discard"])
+
+
+def test_interrupt_while_a_thread_starts(
+    sinks: list[MemorySink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread runs, and nobody knows of its lane: it ends all the same, and prepares nothing."""
+    start, begun, threads = threading.Thread.start, threading.Event(), list[threading.Thread]()
+    sinks[1].fail = lambda verb: verb == "beginTransaction" and begun.set()  # type: ignore[assignment,func-returns-value]
+
+    def start_and_be_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        threads.append(thread)
+        if thread.name == "sparkonce_1":
+            assert begun.wait(5)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_be_interrupted)
+    monkeypatch.setattr(partition_writer, "IDLE_S", 0.01)
+    assert isinstance(failure(sinks), KeyboardInterrupt)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert [sink.store.prepared for sink in sinks] == [{}, {}]
+
+
+def failure(sinks: list[MemorySink], *, is_eager: bool = False) -> BaseException:
+    """How a task fails, in a thread of its own: so that a test need not wait where it hangs."""
+    writer = PartitionWriter(sinks, INCARNATION, 7, is_eager=is_eager)
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            writer.write(batches(2, 3), 5, 11)
+        except BaseException as error:  # noqa: BLE001 - returned
+            failed.append(error)
+
+    task = threading.Thread(target=write, daemon=True)
+    task.start()
+    task.join(20)
+    assert failed, "the task hangs"
+    return failed[0]
+
+
 @pytest.mark.parametrize("verb", ["beginTransaction", "write", "preCommit"])
 def test_failing_sink_is_named_and_nothing_stays_behind(sinks: list[MemorySink], verb: str) -> None:
     """Whatever fails: open handles are discarded, and what a neighbour prepared is aborted."""

@@ -8,6 +8,7 @@ import re
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3.checks import check_schema
+from sparkonce.sinks.s3.client import Purpose
 from sparkonce.sinks.s3.formats import BUFFER_BYTES, MAX_PART_BYTES, MIN_PART_BYTES, FileFormat
 from sparkonce.sinks.s3.layout import (
     Place,
@@ -428,6 +430,10 @@ def test_year_that_csv_holds(kind: pa.DataType, year: str) -> None:
 
 
 TEXT = pa.field("text", pa.string())
+GEOMETRY = pa.struct(
+    [("srid", pa.int32()), pa.field("wkb", pa.binary(), metadata={"geometry": "true"})]
+)
+"""As Spark gives one to Python."""
 
 
 @pytest.mark.parametrize(
@@ -443,6 +449,10 @@ TEXT = pa.field("text", pa.string())
         ("parquet", [pa.field("l", pa.list_(pa.null()))], "'l'.*no type.*cast it"),
         ("json", [pa.field("m", pa.map_(pa.int32(), pa.string()))], "'m'.*keys of JSON's"),
         ("json", [pa.field("l", pa.list_(pa.duration("us")))], "'l'.*JSON has no intervals"),
+        ("parquet", [pa.field("s", pa.struct([TEXT, TEXT]))], "'s'.*a name twice"),
+        ("json", [pa.field("l", pa.list_(pa.struct([TEXT, TEXT])))], "'l'.*a name twice"),
+        ("parquet", [pa.field("g", GEOMETRY)], "'g'.*st_asbinary and st_srid"),
+        ("json", [pa.field("l", pa.list_(GEOMETRY))], "'l'.*st_asbinary and st_srid"),
     ],
 )
 def test_column_that_the_format_cannot_give_back(
@@ -469,6 +479,42 @@ def test_json_is_made_by_spark() -> None:
 def test_schema_that_works() -> None:
     """Folders from a date; nested columns in the files."""
     check_schema(pa.schema(FIELDS), FileFormat("parquet", ("day",), "zstd", 8 << 20, 32))
+
+
+OSS = "https://oss-cn-hangzhou.aliyuncs.com"
+PATH, VIRTUAL = f"{OSS}/lake/k?", "https://lake.oss-cn-hangzhou.aliyuncs.com/k?"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said_by_boto3", "url"),
+    [
+        ({"endpoint_url": OSS}, "", PATH),
+        ({"endpoint_url": OSS}, "virtual", VIRTUAL),
+        ({"endpoint_url": OSS, "path_style": False}, "", VIRTUAL),
+        ({"endpoint_url": OSS, "path_style": False}, "path", VIRTUAL),
+        ({"endpoint_url": OSS, "path_style": True}, "virtual", PATH),
+        ({}, "", "https://lake.s3.amazonaws.com/k?"),
+        ({"path_style": False}, "", "https://lake.s3.eu-west-1.amazonaws.com/k?"),
+        ({"path_style": True}, "", "https://s3.eu-west-1.amazonaws.com/lake/k?"),
+    ],
+)
+def test_where_the_bucket_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    said_by_boto3: str,
+    url: str,
+) -> None:
+    """Some servers refuse it in the path (Alibaba's), others know it only there."""
+    config = tmp_path / "config"
+    line = f"  addressing_style = {said_by_boto3}\n" if said_by_boto3 else ""
+    config.write_text(f"[default]\ns3 =\n{line}" if line else "")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    with closing(S3Sink("s3://lake/x", **KEYS, **settings)) as sink:
+        for purpose in Purpose:
+            client = sink._connection.client(purpose)
+            told = client.generate_presigned_url("get_object", {"Bucket": "lake", "Key": "k"})
+            assert told.startswith(url)
 
 
 def test_sink_travels_and_keeps_its_secrets() -> None:

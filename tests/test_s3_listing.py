@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
@@ -26,14 +27,18 @@ class Amazon:
     """The open uploads of a bucket.
 
     Attributes:
-        uploads: (key, upload id), sorted.
+        uploads: (key, upload id), in the order in which they are listed.
         markers: with which pages were asked for.
+        marks: what the next page is asked for with, of a page's last key; None gives no marker.
+        encodes_marks: whether they come as the keys do.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.uploads: list[tuple[str, str]] = []
         self.markers: list[str] = []
+        self.marks: Callable[[str], str] | None = str
+        self.encodes_marks = True
 
     def page(self, query: dict[str, str]) -> str:
         """ListMultipartUploads, as Amazon's API reference and its answers have it."""
@@ -43,11 +48,10 @@ class Amazon:
         def said(text: str) -> str:
             return quote_plus(text, safe="/") if is_encoded else escape(text)
 
-        rest = [
-            (key, upload_id)
-            for key, upload_id in self.uploads
-            if key.startswith(query.get("prefix", "")) and key > self.markers[-1]
-        ]
+        rest = [upload for upload in self.uploads if upload[0].startswith(query.get("prefix", ""))]
+        mark = self.marks or str
+        known = [number for number, (key, _) in enumerate(rest) if mark(key) == self.markers[-1]]
+        rest = rest[known[0] + 1 :] if known else rest
         page = rest[: int(query["max-uploads"])]
         entries = "".join(
             f"<Upload><Key>{said(key)}</Key><UploadId>{upload_id}</UploadId></Upload>"
@@ -55,7 +59,11 @@ class Amazon:
         )
         encoding = "<EncodingType>url</EncodingType>" if is_encoded else ""
         more = len(rest) > len(page)
-        following = f"<NextKeyMarker>{said(page[-1][0])}</NextKeyMarker>" if more else ""
+        following = ""
+        if more and self.marks is not None:
+            marker = self.marks(page[-1][0])
+            marker = said(marker) if self.encodes_marks else escape(marker)
+            following = f"<NextKeyMarker>{marker}</NextKeyMarker>"
         return (
             '<?xml version="1.0" encoding="UTF-8"?><ListMultipartUploadsResult '
             f'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Bucket>{BUCKET}</Bucket>'
@@ -118,6 +126,22 @@ def amazon() -> Iterator[Amazon]:
         thread.join()
 
 
+def obfuscated(key: str) -> str:
+    """As the markers of S3 Express, which are no keys."""
+    return "+/" + base64.b64encode(key[::-1].encode()).decode()
+
+
+def sink_of(amazon: Amazon, prefix: str = "orders/") -> S3Sink:
+    return S3Sink(
+        f"s3://{BUCKET}/{prefix}",
+        partition_by=["x"],
+        endpoint_url=amazon.url,
+        access_key="a",
+        secret_key="b",
+        region="us-east-1",
+    )
+
+
 @pytest.mark.parametrize("prefix", ["orders/", "new orders/"])
 def test_orphans_below_folders_with_spaces(
     amazon: Amazon, monkeypatch: pytest.MonkeyPatch, prefix: str
@@ -133,14 +157,7 @@ def test_orphans_below_folders_with_spaces(
     foreign = (f"{prefix}somebody's + 1", "upload-x")
     amazon.uploads = sorted([*ours.values(), foreign])
     fourth, _ = amazon.uploads[3]
-    sink = S3Sink(
-        f"s3://{BUCKET}/{prefix}",
-        partition_by=["x"],
-        endpoint_url=amazon.url,
-        access_key="a",
-        secret_key="b",
-        region="us-east-1",
-    )
+    sink = sink_of(amazon, prefix)
     found = list(sink.find_branches(OWNER))
     files: dict[BranchId, Any] = {c.branch_id: c.payload["files"] for c in found}
     assert {
@@ -151,4 +168,42 @@ def test_orphans_below_folders_with_spaces(
     for committable in found:
         sink.abort(committable)
     assert amazon.uploads == [foreign]
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("marks", "encodes_marks"), [(obfuscated, True), (str, True), (str, False), (None, True)]
+)
+@pytest.mark.parametrize("order", [[2, 0, 3, 1], [3, 2, 1, 0], [0, 1, 2, 3]])
+def test_pages_in_any_order(
+    amazon: Amazon,
+    monkeypatch: pytest.MonkeyPatch,
+    marks: Callable[[str], str] | None,
+    encodes_marks: bool,
+    order: list[int],
+) -> None:
+    """S3 Express sorts nothing, and its markers are no keys; others give none, or encode none."""
+    monkeypatch.setattr(listing, "PAGE_UPLOADS", 1)
+    place = Place(BUCKET, "orders/")
+    branches = [BranchId(OWNER, number, 1, "s3", 0, 0) for number in range(4)]
+    amazon.uploads = [
+        (file_key(place, folder_name(["x"], ["a:b c"]), branches[number], 0), f"upload-{number}")
+        for number in order
+    ]
+    amazon.marks, amazon.encodes_marks = marks, encodes_marks
+    sink = sink_of(amazon)
+    assert {found.branch_id for found in sink.find_branches(OWNER)} == set(branches)
+    sink.close()
+
+
+def test_pages_that_repeat(amazon: Amazon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that passes over the marker gives the first page again, and ends all the same."""
+    monkeypatch.setattr(listing, "PAGE_UPLOADS", 1)
+    place = Place(BUCKET, "orders/")
+    branches = [BranchId(OWNER, number, 1, "s3", 0, 0) for number in range(2)]
+    amazon.uploads = [(file_key(place, "", branch_id, 0), "upload") for branch_id in branches]
+    first_page = amazon.page({"max-uploads": "1"})
+    monkeypatch.setattr(amazon, "page", lambda _: first_page)
+    sink = sink_of(amazon)
+    assert [found.branch_id for found in sink.find_branches(OWNER)] == branches[:1]
     sink.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +19,8 @@ from botocore.stub import ANY, Stubber
 from urllib3 import HTTPResponse
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
-from sparkonce.model import BranchId, Owner
+from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3 import outcome
 from sparkonce.sinks.s3.client import Connection, Purpose, describe
 from sparkonce.sinks.s3.layout import Place
@@ -55,16 +56,22 @@ def commit() -> Iterator[Callable[..., None]]:
 
     def run(
         *heads: dict[str, Any] | int,
-        refusal: str = "",
+        refusal: str | Sequence[str] = "",
         parts: str = "",
         file: StagedFile = FILE,
     ) -> None:
         ask, once = (Stubber(connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
         with ask, once:
-            if refusal:
-                once.add_client_error("complete_multipart_upload", refusal)
-            else:
-                once.add_response("complete_multipart_upload", {})
+            for number, code in enumerate([refusal] if isinstance(refusal, str) else refusal):
+                call = {"Bucket": "lake", "Key": file.key, "UploadId": "upload"}
+                condition = {"IfNoneMatch": "*"} if number else {}
+                expected = {**call, **file.completion(), **condition}
+                if code:
+                    once.add_client_error(
+                        "complete_multipart_upload", code, expected_params=expected
+                    )
+                else:
+                    once.add_response("complete_multipart_upload", {}, expected)
             for index, head in enumerate(heads):
                 if index == 1:
                     ask.add_client_error("list_parts", parts)
@@ -79,8 +86,11 @@ def commit() -> Iterator[Callable[..., None]]:
                     )
                 else:
                     ask.add_response("head_object", head)
-            FileOutcome(connection, "lake", BRANCH).commit(file)
-            ask.assert_no_pending_responses()
+            try:
+                FileOutcome(connection, "lake", BRANCH).commit(file)
+                ask.assert_no_pending_responses()
+            finally:
+                once.assert_no_pending_responses()
 
     yield run
     connection.close()
@@ -359,10 +369,67 @@ def test_proven_lost(commit: Callable[..., None]) -> None:
         commit(404, 404, refusal="NoSuchUpload", parts="NoSuchUpload")
 
 
+@pytest.mark.parametrize(
+    ("prepared", "now", "is_proven"),
+    [
+        ("us-east-1", "eu-west-1", True),
+        ("us-east-1", "cn-north-1", False),
+        ("us-gov-west-1", "us-east-1", False),
+        ("eusc-de-east-1", "eu-central-1", False),
+        (None, "cn-north-1", True),
+    ],
+)
+def test_lost_in_another_partition_of_amazons(
+    prepared: str | None, now: str, is_proven: bool
+) -> None:
+    """Names of buckets are unique in each alone. Records of older versions do not tell theirs."""
+    keys: Any = {"access_key": "a", "secret_key": "b"}
+    with closing(S3Sink("s3://lake/orders", region=prepared or now, **keys)) as sink:
+        committable = sink._committable(BRANCH, [FILE])
+    if prepared is None:
+        payload: Any = {n: value for n, value in committable.payload.items() if n != "partition"}
+        committable = Committable(BRANCH, payload)
+    with closing(S3Sink("s3://lake/orders", region=now, **keys)) as sink:
+        ask, once = (Stubber(sink._connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
+        with ask, once:
+            once.add_client_error("complete_multipart_upload", "NoSuchUpload")
+            ask.add_client_error("head_object", "404", http_status_code=404)
+            ask.add_client_error("list_parts", "NoSuchUpload")
+            ask.add_client_error("head_object", "404", http_status_code=404)
+            error: type[Exception] = CommitUnresolvedError
+            told = "prepared at another endpoint than Amazon's"
+            if is_proven:
+                error, told = PreparedBranchLostError, "is lost"
+            with pytest.raises(error, match=told):
+                sink.commit(committable)
+
+
 def test_completion_that_fails_otherwise_is_not_lost(commit: Callable[..., None]) -> None:
     """A refusal that says nothing about the upload is asked again."""
-    with pytest.raises(CommitUnresolvedError, match="AccessDenied"):
-        commit(404, refusal="AccessDenied")
+    for code in ("EntityTooSmall", "ExpiredToken"):
+        with pytest.raises(CommitUnresolvedError, match=code):
+            commit(404, refusal=code)
+
+
+STANDING = {"Metadata": OURS, "ETag": f'"{FILE.etag}"', "ContentLength": 10}
+
+
+@pytest.mark.parametrize(
+    "second", ["", "PreconditionFailed", "ConditionalRequestConflict", "AccessDenied"]
+)
+def test_policy_that_demands_a_condition(commit: Callable[..., None], second: str) -> None:
+    """AWS' own example refuses completions without If-None-Match; what stands is what counts."""
+    commit(STANDING, refusal=["AccessDenied", second])
+    with pytest.raises(CommitUnresolvedError, match=second or "answered 200"):
+        commit(404, refusal=["AccessDenied", second])
+
+
+def test_lost_under_a_policy_that_demands_a_condition(commit: Callable[..., None]) -> None:
+    """It takes the same proof."""
+    with pytest.raises(PreparedBranchLostError):
+        commit(404, 404, refusal=["AccessDenied", "NoSuchUpload"], parts="NoSuchUpload")
+    with pytest.raises(CommitUnresolvedError):
+        commit(404, 403, refusal=["AccessDenied", "NoSuchUpload"], parts="NoSuchUpload")
 
 
 KMS = ObjectSettings(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.request import urlopen
 from xml.etree import ElementTree as ET
 
@@ -22,62 +22,66 @@ from examples.sqlite_sink import SqliteSink
 
 from sparkonce.model import Committable
 from sparkonce.sinks import FileSink
+from sparkonce.sinks.base import AnySink
 from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.commit_lines import chosen
 
 ROOT = Path(__file__).parent.parent
 
 
+def file_world(folder: Path, sink: Callable[[Path], AnySink] = FileSink) -> SinkWorld:
+    hidden = folder / "_sparkonce"
+
+    def visible() -> list[dict[str, Any]]:
+        files = folder.glob("*.parquet")
+        return [row for path in files for row in pq.read_table(path).to_pylist()]
+
+    def lose(committable: Committable) -> None:
+        (hidden / f"{committable.branch_id}parquet").unlink()
+
+    return SinkWorld(
+        sink=lambda: sink(folder),
+        visible=visible,
+        standing=lambda: [path.name for path in hidden.iterdir()],
+        lose=lose,
+    )
+
+
 class TestFileSink(SinkContract):
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
-        hidden = tmp_path / "_sparkonce"
+        return lambda schema: file_world(tmp_path)
 
-        def visible() -> list[dict[str, Any]]:
-            files = tmp_path.glob("*.parquet")
-            return [row for path in files for row in pq.read_table(path).to_pylist()]
 
-        def lose(committable: Committable) -> None:
-            (hidden / f"{committable.branch_id}parquet").unlink()
+def sqlite_world(
+    path: Path, schema: pa.Schema, sink: Callable[[Path, str], AnySink] = SqliteSink
+) -> SinkWorld:
+    columns = ", ".join(f'"{field.name}"' for field in schema)
 
-        return lambda schema: SinkWorld(
-            sink=lambda: FileSink(tmp_path),
-            visible=visible,
-            standing=lambda: [path.name for path in hidden.iterdir()],
-            lose=lose,
-        )
+    def asked(query: str) -> list[Any]:
+        with contextlib.closing(sqlite3.connect(path, timeout=60)) as db, db:
+            return db.execute(query).fetchall()
+
+    def lose(_: Committable) -> None:
+        asked("DELETE FROM sparkonce_orders")
+
+    asked(f"CREATE TABLE orders ({columns})")
+    return SinkWorld(
+        sink=lambda: sink(path, "orders"),
+        visible=lambda: [
+            dict(zip(schema.names, row, strict=True))
+            for row in asked(f"SELECT {columns} FROM orders")
+        ],
+        standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_orders"),
+        expected=as_sqlite,
+        lose=lose,
+    )
 
 
 class TestSqliteSink(SinkContract):
-    types: ClassVar = {"int64": "INTEGER", "string": "TEXT"}
-
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
-        path = tmp_path / "shop.db"
-
-        def asked(query: str) -> list[Any]:
-            with contextlib.closing(sqlite3.connect(path, timeout=60)) as db:
-                return db.execute(query).fetchall()
-
-        def make(schema: pa.Schema) -> SinkWorld:
-            columns = ", ".join(f'"{field.name}"' for field in schema)
-            asked(f"CREATE TABLE orders ({columns})")
-            return SinkWorld(
-                sink=lambda: SqliteSink(path, "orders"),
-                visible=lambda: [
-                    dict(zip(schema.names, row, strict=True))
-                    for row in asked(f"SELECT {columns} FROM orders")
-                ],
-                standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_orders"),
-                expected=as_sqlite,
-                lose=lose,
-            )
-
-        def lose(committable: Committable) -> None:
-            with contextlib.closing(sqlite3.connect(path, timeout=60)) as db, db:
-                db.execute("DELETE FROM sparkonce_orders")
-
-        return make
+        return lambda schema: sqlite_world(tmp_path / "shop.db", schema)
 
 
 def test_commit_of_sqlite_outlives_a_power_loss(tmp_path: Path) -> None:
@@ -288,6 +292,23 @@ def test_every_last_line_of_a_commit_is_killed(tmp_path: Path) -> None:
     """Also of a sink that runs more lines in a process that has just begun."""
     said = killed_between_the_lines(tmp_path, lazy_sink(settings=40))
     assert "too much: {'id': 0" in said
+
+
+def test_later_commits_are_killed_too(tmp_path: Path) -> None:
+    """A target's first commit may run more lines than the others: those are the ones to count."""
+    is_first = 'not (self._folder / "rows.jsonl").exists()'
+    source = lazy_sink(settings=40).replace("self._client is None", is_first)
+    assert "too much: {'id': 0" in killed_between_the_lines(tmp_path, source)
+
+
+def test_commit_that_outlives_its_kills(tmp_path: Path) -> None:
+    """Where each commit runs fewer lines than the last one, none is killed: nothing is proven."""
+    shorter = """self._connect()
+        for _ in range(400 - 40 * len(list(self._folder.glob(".*done")))):
+            pass
+"""
+    source = lazy_sink().replace("self._connect()\n", shorter)
+    assert "outlived" in killed_between_the_lines(tmp_path, source)
 
 
 @pytest.mark.parametrize(

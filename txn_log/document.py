@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ logger = logging.getLogger("sparkonce")
 
 _MOST_IN_HEAD = 32
 _LARGE_HEAD_BYTES = 1 << 19
+_ARCHIVE = re.compile(
+    r".*/(?P<query_id>[^/]+)/(?P<first>[0-9]+)-(?P<last>[0-9]+)-[0-9a-f]{8}\.json", re.DOTALL
+)
 
 Version = str | int
 
@@ -253,7 +257,7 @@ class DocumentLog(OptimisticLog):
 
     def _archives(self, pipeline: str, query_id: str | None = None) -> list[_Archive]:
         folder = f"{pipeline}/archive" + ("" if query_id is None else f"/{query_id}")
-        found = [_Archive.of(name) for name in self._place.names(folder)]
+        found = filter(None, map(_Archive.of, self._place.names(folder)))
         return sorted(found, key=lambda archive: archive.last, reverse=True)
 
     def _read_archive(self, archive: _Archive, pipeline: str) -> Iterator[TransactionRecord]:
@@ -277,10 +281,12 @@ class _Archive(NamedTuple):
     last: int
 
     @classmethod
-    def of(cls, name: str) -> _Archive:
-        query_id, _, file = name.rpartition("/")
-        first, last, _ = file.split("-")
-        return cls(name, query_id.rpartition("/")[2], int(first), int(last))
+    def of(cls, name: str) -> _Archive | None:
+        """None for what is not ours, such as the objects that some tools make for folders."""
+        match = _ARCHIVE.fullmatch(name)
+        if match is None:
+            return None
+        return cls(name, match["query_id"], int(match["first"]), int(match["last"]))
 
 
 class _DocumentView:

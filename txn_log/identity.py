@@ -19,8 +19,8 @@ from sparkonce.txn_log.settlement import Ruling
 
 _IF_LOST = (
     "If that one is lost, a new checkpoint has to begin behind what is delivered: `sparkonce log "
-    "list JOB` names the last batch, and `sparkonce log show JOB BATCH` its source offsets. From "
-    "the source's start on, all that is delivered would be written again."
+    "list JOB` names the last complete batch, and `sparkonce log show JOB BATCH` its source "
+    "offsets. From the source's start on, all that is delivered would be written again."
 )
 
 
@@ -119,16 +119,23 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
 def check_offsets(record: TransactionRecord, shown: Sequence[str], checkpoint: str) -> None:
     """Refuse a batch whose number is known with other source offsets.
 
+    Of one that was abandoned nothing is delivered: Spark may make it anew, with other rows.
+
     Raises:
         ConfigurationError: the checkpoint was rolled back or copied.
     """
-    if tuple(shown) == record.offsets:
+    if record.state is State.ABANDONED or tuple(shown) == record.offsets:
         return
+    made_anew = (
+        " If Spark made that batch anew here, since its files were deleted, abort what is prepared "
+        f"of it: sparkonce recover {record.id.pipeline} --checkpoint …"
+    )
     raise ConfigurationError(
         f"{record.id} was made with source offsets {list(record.offsets)}, but the checkpoint "
         f"{checkpoint} now shows {list(shown)} for it: the checkpoint was rolled back, or copied "
         "from another run. Rows would be lost or written twice. Start with the checkpoint that "
         f"wrote batch {record.id.batch_id}. {_IF_LOST}"
+        f"{made_anew if record.state is State.PREPARED else ''}"
     )
 
 
@@ -176,7 +183,8 @@ def _check_new_query(claim: Claim, known: Known) -> None:
         if record.state is State.PREPARED:
             raise ConfigurationError(
                 f"{record.id} is prepared, and only its own checkpoint can say whether it commits: "
-                "start once with that checkpoint, then with the new one."
+                "start once with that checkpoint, then with the new one, or settle it without "
+                f"Spark: sparkonce recover {claim.pipeline} --checkpoint …"
             )
     if claim.batch_id > 0 and not claim.adopt:
         raise ConfigurationError(

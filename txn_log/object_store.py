@@ -8,6 +8,8 @@ a race at the start finds out.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import secrets
 import threading
 import time
@@ -33,6 +35,7 @@ from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
     LogCorruptError,
+    LogError,
     LogUnavailableError,
 )
 from sparkonce.failpoints import reach
@@ -47,14 +50,16 @@ _SETTINGS: Final = ("endpoint_url", "region", "path_style")
 _ERRORS = (BotoCoreError, ClientError, ResponseParserError)
 _NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError, NoCredentialsError)
 _NOT_MET = frozenset({404, 409, 412})
-_THROTTLED: Final = 503
 _SERVER_ERROR: Final = 500
+_NOT_IMPLEMENTED: Final = 501
+_THROTTLED: Final = frozenset({429, 503})
+_REFUSED: Final = _THROTTLED | {_NOT_IMPLEMENTED}
 _NOT_MODIFIED: Final = 304
-_CONFLICT: Final = 409
 _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 20
 _MOST_CREATES = 6
 _FIRST_PAUSE_S = 0.05
+_THROTTLED_PAUSES_S = (1.0, 2.0, 4.0)
 _RACERS = 12
 _RACES = 12
 _RACING_BYTES = 1 << 16
@@ -81,6 +86,11 @@ class ObjectPlace:
                 f"log=s3://…: expected s3://bucket/prefix with the settings {', '.join(_SETTINGS)}"
                 + (f", not {', '.join(unknown)}" if unknown else "")
                 + "; credentials come from the environment, ~/.aws or the machine's role"
+            )
+        if ":" in parts.netloc:
+            raise ConfigurationError(
+                "log=s3://…: expected the name of a bucket, not the ARN of an access point: behind "
+                "one of several regions two drivers could meet the same condition, each in its own"
             )
         self._bucket = parts.netloc
         self._prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
@@ -109,6 +119,9 @@ class ObjectPlace:
             client.close()
 
     def _connect(self) -> S3Client:
+        style: Any = {}
+        if (path_style := self._settings.get("path_style")) is not None:  # else boto3's files say
+            style = {"addressing_style": "path" if path_style.lower() == "true" else "virtual"}
         client: S3Client = boto3.session.Session().client(
             "s3",
             endpoint_url=self._settings.get("endpoint_url"),
@@ -120,11 +133,7 @@ class ObjectPlace:
                 retries={"mode": "standard", "total_max_attempts": 1},
                 max_pool_connections=_RACERS,
                 tcp_keepalive=True,
-                s3={
-                    "addressing_style": "path"
-                    if self._settings.get("path_style", "false").lower() == "true"
-                    else "auto"
-                },
+                s3=style,
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
@@ -149,10 +158,13 @@ class ObjectPlace:
         )
 
     def read(self, name: str) -> str | None:
-        found = self.load(name, None)
+        found = self._get(name, None, may_be_deleted=True)
         return None if found is None else found.text
 
     def load(self, name: str, known: Version | None) -> Found | None:
+        return self._get(name, known, may_be_deleted=False)
+
+    def _get(self, name: str, known: Version | None, *, may_be_deleted: bool) -> Found | None:
         condition = {} if known is None else {"IfNoneMatch": str(known)}
 
         def get() -> tuple[str, bytes]:
@@ -172,7 +184,14 @@ class ObjectPlace:
                 return Found(known, None)
             # A 404 without the server's own word is that of a proxy, say, in its place.
             if _code(error) == "NoSuchKey":
-                return None
+                if may_be_deleted or not _has_delete_marker(error):
+                    return None
+                raise LogUnavailableError(
+                    f"{self.address}: a delete marker stands at {self._prefix}{name}: somebody has "
+                    "deleted it, and the bucket keeps its versions; nothing was written. Remove "
+                    "the marker, or batches that were decided are aborted. For a new log choose "
+                    "another prefix"
+                ) from None
             raise self._unavailable(error) from None
         try:
             return Found(tag, body.decode())
@@ -212,27 +231,41 @@ class ObjectPlace:
             DecisionUnknownError: it may have been written.
             LogUnavailableError: it was not.
         """
+        try:
+            return self._send(name, text, condition)
+        except _ERRORS as error:
+            raise self._failed_write(error) from None
+
+    def _send(self, name: str, text: str, condition: Mapping[str, str]) -> str | None:
+        """As `_put`, with the errors of boto3."""
         reach("log.before", request="put")
+        body = text.encode()
+        md5 = hashlib.md5(body, usedforsecurity=False)
         try:
             answer = self.client.put_object(
                 Bucket=self._bucket,
                 Key=self._prefix + name,
-                Body=text.encode(),
+                Body=body,
+                # Buckets that lock their objects demand it.
+                ContentMD5=base64.b64encode(md5.digest()).decode(),
                 ContentType="application/json",
                 **condition,  # type: ignore[arg-type]
             )
         except _ERRORS as error:
-            status = _status(error)
-            if status in _NOT_MET and _code(error) != "NoSuchBucket":
+            if _status(error) in _NOT_MET and _code(error) != "NoSuchBucket":
                 return None
-            refused = status is not None and (status < _SERVER_ERROR or status == _THROTTLED)
-            if refused or isinstance(error, _NEVER_SENT):
-                raise self._unavailable(error) from None
-            raise DecisionUnknownError(
-                f"{self.address} did not answer to a write ({_said(error)}); read the log again"
-            ) from None
+            raise
         reach("log.after", request="put")
         return answer["ETag"]
+
+    def _failed_write(self, error: Exception) -> LogError:
+        status = _status(error)
+        refused = status is not None and (status < _SERVER_ERROR or status in _REFUSED)
+        if refused or isinstance(error, _NEVER_SENT):
+            return self._unavailable(error)
+        return DecisionUnknownError(
+            f"{self.address} did not answer to a write ({_said(error)}); read the log again"
+        )
 
     def _ask(self, request: str, action: Callable[[], ResultT]) -> ResultT:
         reach("log.before", request=request)
@@ -263,11 +296,27 @@ class ObjectPlace:
             self.delete([name])
 
     def _check_alone(self, name: str) -> None:
-        first = self._put(name, "first", {"IfNoneMatch": "*"})
-        second = self._put(name, "second", {"IfNoneMatch": "*"})
-        third = self._put(name, "third", {"IfMatch": '"00000000000000000000000000000000"'})
+        first = self._put_patiently(name, "first", {"IfNoneMatch": "*"})
+        second = self._put_patiently(name, "second", {"IfNoneMatch": "*"})
+        third = self._put_patiently(
+            name, "third", {"IfMatch": '"00000000000000000000000000000000"'}
+        )
         if first is None or second is not None or third is not None:
             raise self._refusal("it ignores the condition of a conditional PUT")
+
+    def _put_patiently(self, name: str, text: str, condition: Mapping[str, str]) -> str | None:
+        """As `_put`; some servers take one write of an object a second."""
+        for pause_s in _THROTTLED_PAUSES_S:
+            try:
+                return self._send(name, text, condition)
+            except _ERRORS as error:
+                if _status(error) == _NOT_IMPLEMENTED:
+                    why = f"it has no conditional PUT ({_said(error)})"
+                    raise self._refusal(why) from None
+                if _status(error) not in _THROTTLED:
+                    raise self._failed_write(error) from None
+            time.sleep(pause_s)
+        return self._put(name, text, condition)
 
     def _check_races(self, name: str) -> None:
         gate = threading.Barrier(_RACERS)
@@ -277,7 +326,10 @@ class ObjectPlace:
             # server that looks first and writes later shows it.
             text = f"{secrets.token_hex(8)} {racer}".ljust(_RACING_BYTES)
             gate.wait()
-            return self._put(name, text, condition)
+            try:
+                return self._put(name, text, condition)
+            except LogUnavailableError:
+                return None  # not written, so it has not won: many servers throttle such a race
 
         with ThreadPoolExecutor(_RACERS) as pool:
             for number in range(2 * _RACES):
@@ -310,6 +362,13 @@ def _status(error: Exception) -> int | None:
 
 def _code(error: Exception) -> str:
     return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
+
+
+def _has_delete_marker(error: Exception) -> bool:
+    if not isinstance(error, ClientError):
+        return False
+    headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
+    return headers.get("x-amz-delete-marker") == "true"
 
 
 def _said(error: Exception) -> str:

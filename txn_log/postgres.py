@@ -50,6 +50,7 @@ _DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
     "application_name": "sparkonce log",
+    "target_session_attrs": "primary",  # of several hosts
 }
 
 _MIGRATIONS: Final = (
@@ -260,15 +261,21 @@ class PostgresLog(OptimisticLog):
         if self._open is None or self._open.closed:
             connection = self._new_connection()
             try:
-                connection.execute(
-                    "SELECT set_config('client_min_messages', 'warning', false),"
+                asked = connection.execute(
+                    "SELECT pg_is_in_recovery(),"
+                    " set_config('client_min_messages', 'warning', false),"
                     " set_config('statement_timeout', %(ms)s, false),"
                     " set_config('idle_in_transaction_session_timeout', %(ms)s, false)",
                     {"ms": str(self._timeout_ms)},
-                )
+                ).fetchall()
             except BaseException:
                 connection.close()
                 raise
+            if asked[0][0]:  # it may not have what is decided, not even where commits wait for it
+                connection.close()
+                raise LogUnavailableError(
+                    f"{self.address} leads to a standby now; let the URL lead to the primary"
+                )
             self._open = connection
         return self._open
 

@@ -162,26 +162,25 @@ class SqliteLog(TransactionLog):
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             reach("log.before", request="begin")
-            with self._named_errors():
-                connection = self._connect()
-                connection.execute("BEGIN IMMEDIATE")
             try:
                 with self._named_errors():
+                    connection = self._connect()
+                    connection.execute("BEGIN IMMEDIATE")
                     yield connection
+                reach("log.before", request="commit")
+                try:
+                    connection.execute("COMMIT")
+                except sqlite3.Error as error:
+                    self.close()
+                    raise DecisionUnknownError(
+                        f"{self.address} failed while committing ({error}); read the log again"
+                    ) from error
             except BaseException:
-                # COMMIT was not sent, so nothing is written. A connection that failed is closed
-                # already, which rolls back as well.
-                if self._open is connection:
-                    connection.execute("ROLLBACK")
+                # A connection that failed is closed already, which rolls back as well. One that was
+                # interrupted (Ctrl-C) may hold the lock, or have committed.
+                if self._open is not None and self._open.in_transaction:
+                    self._open.execute("ROLLBACK")
                 raise
-            reach("log.before", request="commit")
-            try:
-                connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                self.close()
-                raise DecisionUnknownError(
-                    f"{self.address} failed while committing ({error}); read the log again"
-                ) from error
             reach("log.after", request="commit")
 
     @contextmanager

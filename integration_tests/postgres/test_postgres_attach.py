@@ -333,6 +333,17 @@ def test_target_that_cannot_take_partitions_is_refused(
         (TRIGGER, "trigger 't'"),
         ("ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY", "row security"),
         ("CREATE PUBLICATION {s}_p FOR TABLE {s}.orders", "publication '{s}_p'"),
+        (
+            (
+                "CREATE TABLE {s}.root (id bigint, name text, load bigint NOT NULL DEFAULT 0) "
+                "PARTITION BY RANGE (id); "
+                "ALTER TABLE {s}.root ATTACH PARTITION {s}.orders FOR VALUES FROM (0) TO (99); "
+                "CREATE PUBLICATION {s}_p FOR TABLE {s}.root "
+                "WITH (publish_via_partition_root = true)"
+            ),
+            "publication '{s}_p'",
+        ),
+        ("CREATE RULE lead AS ON INSERT TO {s}.orders DO ALSO NOTIFY x", "its rule 'lead'"),
     ],
 )
 def test_target_that_gets_what_must_see_its_rows_while_the_query_runs(

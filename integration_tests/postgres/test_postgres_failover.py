@@ -19,6 +19,7 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
     DecisionUnknownError,
+    LogUnavailableError,
     PreparedBranchLostError,
 )
 from sparkonce.model import Committable
@@ -186,6 +187,28 @@ def test_decision_that_is_read_back_waits_for_the_standby(pair: PostgresPair, ho
         assert again.result().state is State.DECIDED
     assert not is_early
     log.close()
+
+
+def test_log_is_not_read_from_a_standby(pair: PostgresPair) -> None:
+    """It may lag behind a decision, whose branches would be aborted as left over."""
+    known = [server.settings for server in (pair.primary, pair.standby)]
+    hosts = ",".join(f"{each.host}:{each.port}" for each in known)
+    url = f"postgresql://{known[0].user}@{hosts}/{known[0].database}?schema=lags"
+    logs = [PostgresLog(url), PostgresLog(f"{url}&target_session_attrs=any")]
+    incarnation = logs[0].begin(claim())
+    pair.cut_off()
+    decided = logs[0].decide(record(incarnation, 0))
+    pair.primary.kill()
+    try:
+        for log in logs:
+            with pytest.raises(LogUnavailableError, match="standby"):
+                log.unfinished(decided.id.pipeline)
+    finally:
+        pair.primary.start()
+        pair.join_again()
+    for log in logs:
+        assert log.unfinished(decided.id.pipeline) == [decided]
+        log.close()
 
 
 def test_standby_that_is_promoted_during_the_wait_confirms_nothing(

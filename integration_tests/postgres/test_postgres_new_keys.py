@@ -213,7 +213,6 @@ def test_first_column_of_the_index_counts(prepared: World, index: str, ran: int)
         ('id text COLLATE "C"', 'CREATE UNIQUE INDEX ON {s}.orders (id COLLATE "POSIX")'),
         ("id {s}.named PRIMARY KEY", ""),  # its operators may be in no schema that is searched
         ("id {s}.kind PRIMARY KEY", ""),
-        ("id text PRIMARY KEY", "CREATE TABLE {s}.child () INHERITS ({s}.orders)"),
         # Sorted for each look, as they have their NULLs elsewhere than ORDER BY.
         ("id text", "CREATE UNIQUE INDEX ON {s}.orders (id NULLS FIRST)"),
         ("id text", "CREATE UNIQUE INDEX ON {s}.orders (id DESC NULLS LAST)"),

@@ -565,6 +565,8 @@ EVERY_TYPE: Mapping[str, tuple[pa.DataType, Any, str]] = {
         dt.datetime.fromisoformat("2026-01-02T00:00Z"),
         "timestamp with",
     ),
+    "t": (pa.time64("ns"), dt.time(1, 2, 3, 4), "time without"),
+    "span": (pa.duration("us"), dt.timedelta(hours=1, microseconds=2), "interval"),
     "l": (pa.list_(pa.string()), ["a", None], "text[]"),
     "ln": (pa.list_(pa.decimal128(5, 1)), [Decimal("1.5")], "numeric(5,1)[]"),
 }

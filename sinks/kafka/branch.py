@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.model import BranchId, Committable
 
-PAYLOAD_VERSION: Final = 1
+PAYLOAD_VERSION: Final = 2
 MAX_MARGIN_S: Final = 60.0
 
 
@@ -23,9 +23,12 @@ class KafkaBranch:
         producer_epoch: with `producer_id` it belongs to this one transaction.
         partitions: that hold its rows, by topic.
         cluster_id: the cluster that holds the transaction.
-        marker_topic: the topic whose partition 0 carries the marker; None when there is none.
+        marker_topics: whose partitions 0 carry the marker, each as good as the others; none when
+            nothing was written.
         began_at: Unix time in seconds before the transaction could begin.
         timeout_ms: after which the broker aborts it.
+        proof_kept_s: how long the brokers said that they keep the proof, when the query began; None
+            where nobody has asked.
     """
 
     transactional_id: str
@@ -33,9 +36,10 @@ class KafkaBranch:
     producer_epoch: int
     partitions: Mapping[str, Sequence[int]]
     cluster_id: str
-    marker_topic: str | None
+    marker_topics: Sequence[str]
     began_at: float
     timeout_ms: int
+    proof_kept_s: float | None = None
 
     def committable(self, branch_id: BranchId) -> Committable:
         """The lasting form, safe until shortly before the broker may abort the transaction.
@@ -63,7 +67,10 @@ class KafkaBranch:
                 f"{committable.branch_id}: written by a newer sparkonce (payload version "
                 f"{committable.version}, this one knows {PAYLOAD_VERSION}); use that one"
             )
-        payload: Mapping[str, Any] = committable.payload
+        payload: dict[str, Any] = {**committable.payload}
+        if "marker_topic" in payload:  # version 1: there was only one
+            topic = payload.pop("marker_topic")
+            payload["marker_topics"] = [] if topic is None else [topic]
         try:
             return cls(**payload)
         except TypeError as error:

@@ -47,7 +47,8 @@ def diagnose(
         return
     yield Finding(Level.OK, f"{where}: reachable, and every right that is needed is there")
     names = (_TIMEOUT, _IDS_KEPT, _STATE_COPIES, _STATE_ISR)
-    yield from _brokers(patience(lambda: finisher.broker_config(names)))
+    found = patience(lambda: finisher.broker_config(names))
+    yield from _brokers({name: min(values) for name, values in found.items()})
     brokers = len(patience(finisher.nodes))
     if brokers == 1:
         yield Finding(
@@ -59,7 +60,7 @@ def diagnose(
         yield from _topic(topic, patience(lambda: finisher.topic_config(topic, [_TOPIC_ISR])))
 
 
-def _brokers(config: Mapping[str, str]) -> Iterator[Finding]:
+def _brokers(config: Mapping[str, int]) -> Iterator[Finding]:
     if not config:
         yield Finding(
             Level.WARNING,
@@ -67,7 +68,7 @@ def _brokers(config: Mapping[str, str]) -> Iterator[Finding]:
             "allow DescribeConfigs on the cluster",
         )
         return
-    timeout_ms = int(config.get(_TIMEOUT, "0"))
+    timeout_ms = config.get(_TIMEOUT, 0)
     if timeout_ms < _LONG_TIMEOUT_MS:
         yield Finding(
             Level.WARNING,
@@ -78,7 +79,7 @@ def _brokers(config: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.OK, f"{_TIMEOUT}={timeout_ms}")
-    if 0 < int(config.get(_STATE_ISR, "0")) < 2:  # noqa: PLR2004 - one copy is none
+    if 0 < config.get(_STATE_ISR, 0) < 2:  # noqa: PLR2004 - one copy is none
         copies = config.get(_STATE_COPIES, "?")
         yield Finding(
             Level.WARNING,

@@ -37,7 +37,11 @@ from sparkonce.sinks.kafka.together import (
     FENCING_VERSION,
     STABLE_OFFSETS_VERSION,
     commit_together,
+    offsets_wanted,
 )
+
+_FENCED_TIMEOUT_MS: Final = 1000
+"""Of an id that nobody writes under: a broker refuses what is longer than it now allows."""
 
 _NOT_SAID: Final = 31
 """The one bit that a broker sets which was not asked for operations."""
@@ -79,14 +83,14 @@ class TransactionState:
     partitions: Partitions
 
     def branch(self, transactional_id: str, cluster_id: str = "") -> KafkaBranch:
-        """What can be aborted of it. Which of its topics holds the marker is a guess."""
+        """What can be aborted of it."""
         return KafkaBranch(
             transactional_id=transactional_id,
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             partitions=self.partitions,
             cluster_id=cluster_id,
-            marker_topic=min(self.partitions, default=None),
+            marker_topics=sorted(self.partitions),
             began_at=self.started_at,
             timeout_ms=self.timeout_ms,
         )
@@ -185,16 +189,25 @@ class Finisher:
             self._end_versions[admin] = highest
         return self._end_versions[admin]
 
-    def fence(self, transactional_id: str, timeout_ms: int) -> None:
-        """Initialise the transactional id again, so that its producer can write no more."""
+    def fence(self, transactional_id: str, producer_id: int = -1, producer_epoch: int = -1) -> None:
+        """Initialise the transactional id again, so that its producer can write no more.
+
+        What is open is aborted, with markers that fence the producer in its partitions, too. Where
+        a producer is given and another holds the id it is refused; but of what is open the brokers
+        look at the producer id only, which a younger epoch has as well.
+
+        Raises:
+            kafka.errors.ConcurrentTransactionsError: what was open is being aborted: ask again.
+        """
 
         async def ask(admin: Any) -> None:
             node = await _coordinator(admin, transactional_id)
             request = InitProducerIdRequest(
                 transactional_id=transactional_id,
-                transaction_timeout_ms=timeout_ms,
-                producer_id=-1,
-                producer_epoch=-1,
+                transaction_timeout_ms=_FENCED_TIMEOUT_MS,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                min_version=3,
                 max_version=4,
             )
             response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
@@ -233,20 +246,18 @@ class Finisher:
 
         return self._connection.ask(ask, forget=transactional_ids)
 
-    def marker(self, group: str, topic: str) -> tuple[int, str] | None:
-        """The offset and metadata that `group` has committed for partition 0 of `topic`.
+    def markers(self, group: str, topics: Sequence[str]) -> list[tuple[int, str]]:
+        """Each offset and metadata that `group` has committed for partition 0 of `topics`.
 
         Raises:
             kafka.errors.UnstableOffsetCommitError: a transaction that would change it is open or
                 about to end: not decided yet.
         """
 
-        async def ask(admin: Any) -> tuple[int, str] | None:
+        async def ask(admin: Any) -> list[tuple[int, str]]:
             node = await admin._find_coordinator_id(group, CoordinatorType.GROUP)  # noqa: SLF001
-            wanted = OffsetFetchRequest.OffsetFetchRequestGroup
-            topics = [wanted.OffsetFetchRequestTopics(name=topic, partition_indexes=[0])]
             request = OffsetFetchRequest(
-                groups=[wanted(group_id=group, topics=topics)],
+                groups=[offsets_wanted(group, topics)],
                 require_stable=True,  # without it an undecided marker reads as the old one
                 min_version=STABLE_OFFSETS_VERSION,
                 max_version=STABLE_OFFSETS_VERSION,
@@ -254,14 +265,15 @@ class Finisher:
             response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
             (answer,) = response.groups
             _raise_for(answer.error_code)
-            for found in answer.topics:
-                for partition in found.partitions:
-                    _raise_for(partition.error_code)
-                    if partition.committed_offset >= 0:
-                        # confluent-kafka stores the C string with its end.
-                        text = (partition.metadata or "").rstrip("\0")
-                        return partition.committed_offset, text
-            return None
+            partitions = [found for topic in answer.topics for found in topic.partitions]
+            for found in partitions:
+                _raise_for(found.error_code)
+            return [
+                # confluent-kafka stores the C string with its end.
+                (found.committed_offset, (found.metadata or "").rstrip("\0"))
+                for found in partitions
+                if found.committed_offset >= 0
+            ]
 
         return self._connection.ask(ask, forget=[group])
 
@@ -320,12 +332,24 @@ class Finisher:
 
         return self._connection.ask(ask)
 
-    def broker_config(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Settings of one broker; empty when we may not read them."""
+    def broker_config(self, names: Sequence[str]) -> Mapping[str, Sequence[int]]:
+        """Numbers among the settings, as each broker has them; none that we may not read.
 
-        async def ask(admin: Any) -> Mapping[str, str]:
-            broker = admin._manager.cluster.brokers()[0]  # noqa: SLF001
-            return await _config(admin, ConfigResourceType.BROKER, str(broker.node_id), names)
+        They differ where each broker has its own file, or while a change is rolled out; and of what
+        a broker coordinates, its own one counts.
+
+        Raises:
+            kafka.errors.KafkaError: one of the brokers does not answer.
+        """
+
+        async def ask(admin: Any) -> Mapping[str, Sequence[int]]:
+            await refresh(admin)
+            nodes = [str(broker.node_id) for broker in admin._manager.cluster.brokers()]  # noqa: SLF001
+            found: dict[str, list[int]] = defaultdict(list)
+            for settings in await _config(admin, ConfigResourceType.BROKER, nodes, names):
+                for name, value in settings.items():
+                    found[name].append(int(value))
+            return dict(found)
 
         return self._connection.ask(ask)
 
@@ -333,7 +357,8 @@ class Finisher:
         """Settings of a topic; empty when we may not read them."""
 
         async def ask(admin: Any) -> Mapping[str, str]:
-            return await _config(admin, ConfigResourceType.TOPIC, topic, names)
+            (found,) = await _config(admin, ConfigResourceType.TOPIC, [topic], names)
+            return found
 
         return self._connection.ask(ask)
 
@@ -517,13 +542,16 @@ async def _coordinator(admin: Any, transactional_id: str) -> Any:
 
 
 async def _config(
-    admin: Any, kind: ConfigResourceType, name: str, names: Sequence[str]
-) -> Mapping[str, str]:
-    resource = ConfigResource(kind, name, configs=dict.fromkeys(names))
-    (found,) = await admin._async_describe_configs(  # noqa: SLF001
-        [resource], config_filter="all", flat=True
+    admin: Any, kind: ConfigResourceType, resources: Sequence[str], names: Sequence[str]
+) -> list[Mapping[str, str]]:
+    wanted = [ConfigResource(kind, each, configs=dict.fromkeys(names)) for each in resources]
+    answers = await admin._async_describe_configs(  # noqa: SLF001
+        wanted, config_filter="all", flat=True
     )
-    return {key: entry["value"] for key, entry in found.items() if entry["value"] is not None}
+    return [
+        {key: entry["value"] for key, entry in found.items() if entry["value"] is not None}
+        for found in answers
+    ]
 
 
 def _version(admin: Any, request: Any) -> int:

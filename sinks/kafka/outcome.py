@@ -10,8 +10,9 @@
 The order carries the proof: once EndTxn was refused for good, nothing can commit under this
 producer id and epoch any more, so a marker that is read *after* that and does not name the branch
 never will. Two more things must hold: the same cluster answers, and the marker would still be kept
-if it had been written (7 days by default). How old a branch is, the driver's clock says, which may
-have stood still with a suspended machine; an id that is forgotten before its time gives it away.
+if it had been written (7 days by default; the shortest that a broker says now, or said when the
+query began). How old a branch is, the driver's clock says, which may have stood still with a
+suspended machine; an id that is forgotten before its time gives it away.
 
 Why EndTxn's yes decides by itself: producer id and epoch belong to one producer, which opens one
 transaction, and a name is not used again before its batch is complete.
@@ -32,13 +33,20 @@ EndTxn would commit that one. So there the marker is read before any EndTxn, whi
 `commit` harmless, and the transactional id is initialised again once the branch is committed, which
 fences the zombie. Between the two, a crash of the driver leaves the zombie's transaction open until
 `find_branches` shows it or the broker times it out; its rows are never visible.
+
+For the same reason an abort there does not send EndTxn. A loser that is still writing would go on
+under its epoch, and a partition that does not ask whether a transaction is open (all before Kafka
+3.6) would take rows that belong to none: nothing ends them, and readers wait there for ever. So the
+id is initialised again in the name of the producer that was seen, which aborts what is open with
+markers of the next epoch. The brokers look at the producer id only, so whether the epoch is ours is
+asked just before.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from kafka import errors
@@ -75,8 +83,10 @@ _REFUSED_FOR_GOOD: Final = (
     errors.InvalidProducerEpochError,  # the same, from older brokers
     errors.InvalidProducerIdMappingError,  # the id is forgotten, or has another producer id
 )
+_BEHIND: Final = "the broker that answers as its coordinator has not seen it, as after a move"
 _UNKNOWN: Final = "it is unknown whether it is committed"
 _COMMITTED: Final = frozenset({"PrepareCommit", "CompleteCommit"})
+_ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 
 
 class MarkersPendingError(errors.RetriableError):  # type: ignore[misc] # kafka-python is untyped
@@ -109,7 +119,7 @@ class Outcome:
         branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
         if branch_id.batch_id is None:
             raise ProtocolError(f"{branch_id}: found in Kafka, prepared by nobody we know of")
-        if branch.marker_topic is None:
+        if not branch.marker_topics:
             return
         known = _UNKNOWN
         try:
@@ -128,7 +138,7 @@ class Outcome:
         branches = [
             branch
             for branch in map(KafkaBranch.of, committables)
-            if branch.marker_topic is not None and branch.producer_id >= 0
+            if branch.marker_topics and branch.producer_id >= 0
         ]
         proven: set[str] = set()
         try:
@@ -215,14 +225,14 @@ class Outcome:
         """The partitions in which the branch is still open, that of its proof among them."""
         missing = self._finisher.open_partitions(branch.partitions, branch.producer_id)
         try:
-            self._marker(branch)
+            self._markers(branch)
         except errors.UnstableOffsetCommitError:
             missing.update(self._finisher.offsets_partition(branch.transactional_id))
         return missing
 
     def _fence(self, branch: KafkaBranch) -> None:
         try:
-            self._patience(lambda: self._finisher.fence(branch.transactional_id, branch.timeout_ms))
+            self._patience(lambda: self._finisher.fence(branch.transactional_id))
         except errors.KafkaError as error:
             # Committed all the same; see the zombie in this module's head.
             logger.warning("%s could not be fenced: %s", branch.transactional_id, _text(error))
@@ -241,11 +251,12 @@ class Outcome:
         3. The markers of an end that was just decided are still on their way: the read says
            "unstable", and is repeated.
         4. Another cluster answers at this address, the marker has outlived its time, or went with
-           its topic, or the id is forgotten before its time: unknown.
+           all topics of the branch, or the id is forgotten before its time: unknown.
+        5. A broker answers that is not the coordinator any more, and has not noticed: unknown.
         """
         state = self._patience(lambda: self._describe(branch.transactional_id))
-        marker = self._patience(lambda: self._marker(branch))
-        if _proves(marker, branch_id):
+        markers = self._patience(lambda: self._markers(branch))
+        if _prove(markers, branch_id):
             return
         story = _story(branch, state)
         cluster_id = self._patience(self._finisher.cluster_id)
@@ -255,30 +266,38 @@ class Outcome:
                 f"the cluster there is {cluster_id}, and the branch was prepared on "
                 f"{branch.cluster_id}; point bootstrap_servers at that one",
             )
-        if marker is not None and marker[0] > (branch_id.batch_id or 0):
+        newest = max((batch_id for batch_id, _ in markers), default=0)
+        if newest > (branch_id.batch_id or 0):
             raise self._unresolved(
                 branch_id,
-                f"batch {marker[0]} has used its transactional id since, so this branch ended "
+                f"batch {newest} has used its transactional id since, so this branch ended "
                 f"before that; check the topic, then {settle_command(branch_id)} ({story})",
             )
-        proof_in = branch.marker_topic
-        if proof_in is not None and self._patience(lambda: self._is_gone(proof_in)):
+        proof_in = ", ".join(map(repr, branch.marker_topics))
+        if self._patience(lambda: all(map(self._is_gone, branch.marker_topics))):
             raise self._unresolved(
                 branch_id,
-                f"the topic {proof_in!r} was deleted, and the proof with it; check the "
+                f"the topic {proof_in} was deleted, and the proof with it; check the "
                 f"other topics of the batch, then {settle_command(branch_id)} ({story})",
             )
         if state is not None and (state.state in _COMMITTED or _is_open(branch, state)):
             raise self._unresolved(branch_id, f"EndTxn was refused ({_text(refusal)}), yet {story}")
+        if state is not None and _is_behind(branch, state):
+            raise self._unresolved(
+                branch_id,
+                f"{_BEHIND}; if it stays so, the brokers have lost the end of {STATE_TOPIC}: check "
+                f"the topic, then {settle_command(branch_id)} ({story})",
+            )
         if state is not None and _may_be_fenced(branch, state):
             raise self._unresolved(
                 branch_id,
                 "its producer was fenced, as it is after a commit, and the proof of one is not "
-                f"there; if the topic {branch.marker_topic!r} was made anew, it went with the old "
+                f"there; if the topic {proof_in} was made anew, it went with the old "
                 f"one. Check the topics, then {settle_command(branch_id)} ({story})",
             )
         age_s = time.time() - branch.began_at
-        kept_s = self._patience(lambda: self._kept_s(_RETENTION, 60.0))
+        kept_s = self._patience(lambda: proof_kept_s(self._finisher))
+        kept_s = min(kept_s, branch.proof_kept_s or kept_s)
         if age_s > kept_s * 0.9:
             raise self._unresolved(
                 branch_id,
@@ -286,7 +305,7 @@ class Outcome:
                 f"{kept_s / 3600:.0f} h; check the topic and settle the batch in the transaction "
                 f"log ({story})",
             )
-        ids_kept_s = self._patience(lambda: self._kept_s(_IDS_KEPT, 0.001))
+        ids_kept_s = self._patience(self._ids_kept_s)
         if state is None and age_s < ids_kept_s:
             raise self._unresolved(
                 branch_id,
@@ -337,15 +356,17 @@ class Outcome:
         """
         self.abort(committable)
         branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
+        told = f"no answer whether {branch_id} was committed in {self._target}: "
         try:
             state = self._patience(lambda: self._describe(branch.transactional_id))
-            is_committed = state is not None and _was_committed(branch, state)
+            is_committed = state is not None and _has_ended(branch, state, _COMMITTED)
             if not is_committed:
-                marker = self._patience(lambda: self._marker(branch))
-                is_committed = _proves(marker, branch_id)
+                markers = self._patience(lambda: self._markers(branch))
+                is_committed = _prove(markers, branch_id)
         except errors.KafkaError as error:
-            told = f"no answer whether {branch_id} was committed in {self._target}: "
             raise SinkError(told + self._hang_up(error), branch_id) from error
+        if state is not None and not is_committed and _is_behind(branch, state):
+            raise SinkError(f"{told}{_BEHIND} ({_story(branch, state)})", branch_id)
         if is_committed:
             raise CommitRejectedError(
                 f"{branch_id} is committed in {self._target} ({_story(branch, state)}), so that "
@@ -358,13 +379,35 @@ class Outcome:
     def _abort(self, branch: KafkaBranch) -> None:
         if branch.producer_id < 0:
             return
-        self._patience(lambda: self._end(branch, commit=False))
+        try:
+            if self._patience(self._finisher.end_fences):
+                self._patience(lambda: self._end(branch, commit=False))
+            elif not self._patience(lambda: self._abort_fencing(branch)):
+                return
+        except errors.ConcurrentTransactionsError:  # it has begun, and there is no time to wait
+            logger.warning("%s is being aborted, and may hold readers up", branch.transactional_id)
+            return
         try:
             self._patience(lambda: self._write_missing(branch, commit=False))
         except errors.KafkaError as error:
             logger.warning(
                 "%s is aborted, and may hold readers up: %s", branch.transactional_id, _text(error)
             )
+
+    def _abort_fencing(self, branch: KafkaBranch) -> bool:
+        """Abort what is open of the branch, where EndTxn would let its producer write on.
+
+        Returns:
+            Whether it is aborted; not when it ended otherwise, or another holds its name.
+        """
+        name = branch.transactional_id
+        state = self._describe(name)
+        if state is not None and (_is_open(branch, state) or _is_behind(branch, state)):
+            # The answer is "ask again" when it is being aborted; it has ended by itself otherwise.
+            # Of a coordinator that has not seen it, only one that lost its state can carry it out.
+            self._finisher.fence(name, branch.producer_id, branch.producer_epoch)
+            return False
+        return state is not None and _has_ended(branch, state, _ABORTED)
 
     def _abort_by_name(self, branch_id: BranchId) -> None:
         state = self._patience(lambda: self._describe(branch_id.name))
@@ -383,29 +426,30 @@ class Outcome:
             branch.transactional_id, branch.producer_id, branch.producer_epoch, commit=commit
         )
 
-    def _marker(self, branch: KafkaBranch) -> tuple[int, str] | None:
-        if branch.marker_topic is None:
-            return None
-        return self._finisher.marker(branch.transactional_id, branch.marker_topic)
+    def _markers(self, branch: KafkaBranch) -> list[tuple[int, str]]:
+        if not branch.marker_topics:
+            return []
+        return self._finisher.markers(branch.transactional_id, branch.marker_topics)
 
     def _is_gone(self, topic: str) -> bool:
         return bool(self._finisher.topic(topic).error == errors.UnknownTopicOrPartitionError.errno)
 
     def _is_marked(self, branch_id: BranchId, branch: KafkaBranch) -> bool:
-        def read() -> tuple[int, str] | None:
+        def read() -> list[tuple[int, str]]:
             try:
-                return self._marker(branch)
+                return self._markers(branch)
             except errors.UnstableOffsetCommitError:  # open still
-                return None
+                return []
 
-        return _proves(self._patience(read), branch_id)
+        return _prove(self._patience(read), branch_id)
 
     def _describe(self, transactional_id: str) -> TransactionState | None:
         return self._finisher.describe([transactional_id]).get(transactional_id)
 
-    def _kept_s(self, setting: str, unit_s: float) -> float:
-        value = self._finisher.broker_config([setting]).get(setting)
-        return RETENTION_S if value is None else int(value) * unit_s
+    def _ids_kept_s(self) -> float:
+        """The longest of all brokers: an id that is forgotten earlier may mean a wrong clock."""
+        values = self._finisher.broker_config([_IDS_KEPT]).get(_IDS_KEPT)
+        return max(values) / 1000 if values else RETENTION_S
 
     def _unresolved(
         self, branch_id: BranchId, why: str, known: str = _UNKNOWN
@@ -413,9 +457,18 @@ class Outcome:
         return CommitUnresolvedError(f"{branch_id}: {known} in {self._target}: {why}", branch_id)
 
 
-def _proves(marker: tuple[int, str] | None, branch_id: BranchId) -> bool:
-    """Whether the marker that is visible is that of the branch."""
-    return marker is not None and marker[1] == str(branch_id)
+def proof_kept_s(finisher: Finisher) -> float:
+    """How long every broker keeps a proof; any of them may be the one that has it."""
+    values = finisher.broker_config([_RETENTION]).get(_RETENTION)
+    return min(values) * 60.0 if values else RETENTION_S
+
+
+def _prove(markers: Sequence[tuple[int, str]], branch_id: BranchId) -> bool:
+    """Whether one of the markers that are visible is that of the branch.
+
+    One is enough: a topic that was deleted, or made anew, has taken its own with it.
+    """
+    return any(text == str(branch_id) for _, text in markers)
 
 
 def _is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) -> bool:
@@ -434,18 +487,29 @@ def _is_ending(state: TransactionState | None) -> bool:
     return state is not None and state.state == "PrepareAbort"
 
 
-def _was_committed(branch: KafkaBranch, state: TransactionState) -> bool:
-    """EndTxn that fences leaves the next epoch behind, one that does not our own."""
+def _has_ended(branch: KafkaBranch, state: TransactionState, ends: Collection[str]) -> bool:
+    """An end that fences leaves the next epoch behind, one that does not our own."""
     is_ours = state.producer_id == branch.producer_id and state.producer_epoch in {
         branch.producer_epoch,
         branch.producer_epoch + 1,
     }
-    return state.state in _COMMITTED and is_ours
+    return state.state in ends and is_ours
 
 
 def _is_open(branch: KafkaBranch, state: TransactionState) -> bool:
     held = (state.producer_id, state.producer_epoch)
     return state.state == "Ongoing" and held == (branch.producer_id, branch.producer_epoch)
+
+
+def _is_behind(branch: KafkaBranch, state: TransactionState) -> bool:
+    """Whether this is from before the branch was prepared, as its coordinator would not say.
+
+    Epochs only grow, and our own one is empty only until the first partition is written.
+    """
+    if state.producer_id != branch.producer_id:
+        return False
+    is_empty = state.state == "Empty" and state.producer_epoch == branch.producer_epoch
+    return is_empty or state.producer_epoch < branch.producer_epoch
 
 
 def _may_be_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
@@ -461,6 +525,8 @@ def _story(branch: KafkaBranch, state: TransactionState | None) -> str:
         f"{state.state} with producer id {state.producer_id}, epoch {state.producer_epoch}; ours "
         f"were {branch.producer_id}, {branch.producer_epoch}"
     )
+    if _is_behind(branch, state):
+        return f"the brokers say {now}"
     age_s = time.time() - branch.began_at
     if state.producer_id != branch.producer_id or state.state in {"Empty", "Ongoing"}:
         return f"another producer has taken its transactional id ({now})"

@@ -9,7 +9,8 @@
    then commit the rest. So every failed delivery is counted, and sending the marker, the last
    request, fails when librdkafka holds the transaction for broken.
 3. The marker is an offset committed inside the transaction, in a group of its own: whoever reads it
-   later knows whether this transaction committed, long after the coordinator forgot it.
+   later knows whether this transaction committed, long after the coordinator forgot it. Kafka drops
+   it with the topic that it is for, so each topic of the rows has one.
 4. `Producer.close` and `with` abort the transaction; dropping the last reference does not.
 """
 
@@ -40,15 +41,22 @@ ABORT_TIMEOUT_S: Final = 5.0
 STATISTICS_INTERVAL_MS: Final = 10
 """How often librdkafka says its producer id: half of it is the mean wait of a prepare."""
 
+MARKERS: Final = 100
+"""At most; all of them are one message, which must not grow too large for Kafka."""
+
 _QUEUE_FULL_WAIT_S: Final = 0.01
 _POLL_S: Final = 0.25
 _LOOK_EVERY_S: Final = 2.0
 """How often a transaction that waits looks whether its topics are still there."""
 
-_PURGED: Final = frozenset(
-    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - librdkafka's names
+_NOT_AT_FAULT: Final = frozenset(
+    {
+        KafkaError._PURGE_QUEUE,  # noqa: SLF001 - librdkafka's names
+        KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
+        KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001
+    }
 )
-"""What librdkafka says of the messages of a transaction that something else has broken."""
+"""What librdkafka says of messages whose transaction something else has broken, or whose batch."""
 
 _UNEXPLAINED: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}  # noqa: SLF001 - librdkafka's names
@@ -79,7 +87,7 @@ class Reports:
         if error is None:
             return
         self.failed += 1
-        if self.first_failure is None and error.code() not in _PURGED:
+        if self.first_failure is None and error.code() not in _NOT_AT_FAULT:
             self.first_failure = (
                 f"topic {message.topic()!r}, partition {message.partition()}: "
                 f"{error.str()}{_advice(error)}"
@@ -122,8 +130,9 @@ class OpenTransaction:
     Args:
         branch_id: names the transaction.
         config: librdkafka's settings, without callbacks.
-        topic: for rows that name none; also the marker's topic.
+        topic: for rows that name none.
         cluster_id: the cluster that the driver saw; None when nobody has looked.
+        proof_kept_s: see `KafkaBranch`.
 
     Raises:
         PrepareRejectedError: the brokers cannot be reached, or refuse a transaction.
@@ -136,14 +145,15 @@ class OpenTransaction:
         *,
         topic: str | None,
         cluster_id: str | None,
+        proof_kept_s: float | None = None,
     ) -> None:
         self.branch_id = branch_id
         self._topic = topic
-        self._marker_topic: str | None = topic
         self._topics: set[str] = set()
         self._used: list[Message] = []
         self._look_at = time.monotonic() + _LOOK_EVERY_S
         self._reports = Reports()
+        self._proof_kept_s = proof_kept_s
         self._servers = config["bootstrap.servers"]
         self._token = config.get("oauth_cb")
         self._timeout_ms = int(str(config["transaction.timeout.ms"]))
@@ -176,7 +186,6 @@ class OpenTransaction:
         send = self._row_by_row if ROW_BY_ROW.intersection(batch.schema.names) else self._many
         try:
             for topic, messages in messages_by_topic(batch, self._topic, self._used):
-                self._marker_topic = self._marker_topic or topic
                 self._topics.add(topic)
                 send(topic, messages)
             self._live.poll(0)
@@ -206,8 +215,8 @@ class OpenTransaction:
             self._gate()
             self._live.poll(0)
             self._reports.statistics = None  # what comes from here on knows of every row
-            if self._marker_topic is not None:
-                self._mark(self._marker_topic)
+            if self._marker_topics:
+                self._mark()
                 identity = self._identity()
         except _CLIENT_ERRORS as error:
             raise self._rejected("the transaction cannot be prepared", error) from error
@@ -219,9 +228,10 @@ class OpenTransaction:
             producer_epoch=identity.producer_epoch,
             partitions=identity.partitions,
             cluster_id=self._cluster_id,
-            marker_topic=self._marker_topic,
+            marker_topics=self._marker_topics,
             began_at=self._began_at,
             timeout_ms=self._timeout_ms,
+            proof_kept_s=self._proof_kept_s,
         )
 
     def abandon(self) -> None:
@@ -308,7 +318,7 @@ class OpenTransaction:
         if self._reports.failed and self._reports.first_failure is None:
             # Purged, since the transaction is broken; its next request raises the reason.
             try:
-                self._mark(self._marker_topic or "")
+                self._mark()
             except KafkaException as error:
                 raise self._rejected("rows were not delivered", error) from error
         if self._reports.failed:
@@ -323,7 +333,7 @@ class OpenTransaction:
         if _is_broken(self._reports.newest() if told is None else told):
             # Messages of a broken transaction wait in the queue until it times out. The next
             # transactional request raises the reason.
-            self._mark(self._marker_topic or "")
+            self._mark()
         self._in_time(doing)
         self._check_topics()
 
@@ -341,7 +351,11 @@ class OpenTransaction:
                         self.branch_id,
                     )
 
-    def _mark(self, topic: str) -> None:
+    @property
+    def _marker_topics(self) -> list[str]:
+        return sorted(self._topics)[:MARKERS] or ([] if self._topic is None else [self._topic])
+
+    def _mark(self) -> None:
         # The group needs no brokers: the consumer only writes down how librdkafka names one.
         consumer = Consumer({"group.id": self.branch_id.name, "log_level": 0})
         try:
@@ -349,10 +363,12 @@ class OpenTransaction:
         finally:
             consumer.close()
         offset = -1 if self.branch_id.batch_id is None else self.branch_id.batch_id
-        marker = TopicPartition(topic, 0, offset, str(self.branch_id))
+        markers = [
+            TopicPartition(topic, 0, offset, str(self.branch_id)) for topic in self._marker_topics
+        ]
         while True:
             try:
-                self._live.send_offsets_to_transaction([marker], group, self._at_most(60))
+                self._live.send_offsets_to_transaction(markers, group, self._at_most(60))
             except KafkaException as error:
                 if not error.args[0].retriable():
                     raise
@@ -394,7 +410,7 @@ class OpenTransaction:
 
     @property
     def _where(self) -> str:
-        topic = self._topic or self._marker_topic
+        topic = self._topic or min(self._topics, default=None)
         return f"Kafka at {self._servers}" + (f", topic {topic!r}" if topic else "")
 
     def _rejected(self, what: str, error: Exception) -> PrepareRejectedError:
@@ -425,9 +441,22 @@ class OpenTransaction:
         return None
 
 
+_TOO_FAR: Final = (
+    "further away than its message.timestamp.before.max.ms or message.timestamp.after.max.ms"
+)
 _ADVICE: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE: (
-        ". Raise max.message.bytes of the topic and config={'message.max.bytes': …} of the sink"
+        ". Raise max.message.bytes of the topic and config={'message.max.bytes': …} of the sink; "
+        "or, where rows fit and batches of them do not, set config={'batch.size': …} below it"
+    ),
+    KafkaError.INVALID_RECORD: (  # also of timestamps, where several are wrong
+        ". A topic with cleanup.policy=compact takes no row without a key, and none takes a "
+        f"timestamp that is {_TOO_FAR}"
+    ),
+    KafkaError.INVALID_TIMESTAMP: f". A row's timestamp is {_TOO_FAR}",
+    KafkaError.OFFSET_METADATA_TOO_LARGE: (
+        ". The marker, which proves a commit, has no room: raise offset.metadata.max.bytes of the "
+        "brokers (4096 by default)"
     ),
     KafkaError.UNKNOWN_TOPIC_OR_PART: ". Create the topic",
     KafkaError._UNKNOWN_TOPIC: ". Create the topic",  # noqa: SLF001 - librdkafka's name

@@ -24,7 +24,7 @@ from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.layout import Format, Layout
-from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome
+from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome, proof_kept_s
 from sparkonce.sinks.kafka.producer import OpenTransaction, Reports
 from sparkonce.sinks.kafka.rows import RowError, check_schema
 from sparkonce.sinks.kafka.settings import KafkaSettings, check_topic_name
@@ -61,6 +61,7 @@ class _Seen:
     timeout_ms: int
     max_message_bytes: int | None
     brokers: int | None = None
+    proof_kept_s: float | None = None
 
 
 class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
@@ -157,7 +158,13 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         config = self._settings.for_producer(
             branch_id.name, seen.timeout_ms, seen.max_message_bytes, seen.brokers
         )
-        return OpenTransaction(branch_id, config, topic=self._topic, cluster_id=seen.cluster_id)
+        return OpenTransaction(
+            branch_id,
+            config,
+            topic=self._topic,
+            cluster_id=seen.cluster_id,
+            proof_kept_s=seen.proof_kept_s,
+        )
 
     def write(self, handle: OpenTransaction, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -313,6 +320,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             self._resolve_timeout(),
             self._max_message_bytes(),
             len(self._finisher.nodes()),
+            proof_kept_s(self._finisher),
         )
 
     def _check_topic(self, topic: str) -> None:
@@ -341,10 +349,11 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             )
 
     def _resolve_timeout(self) -> int:
-        allowed = self._finisher.broker_config([_MAX_TIMEOUT]).get(_MAX_TIMEOUT)
+        values = self._finisher.broker_config([_MAX_TIMEOUT]).get(_MAX_TIMEOUT)
+        allowed = min(values) if values else None
         if self._timeout_ms is None:
-            return DEFAULT_TIMEOUT_MS if allowed is None else int(allowed)
-        if allowed is not None and self._timeout_ms > int(allowed):
+            return DEFAULT_TIMEOUT_MS if allowed is None else allowed
+        if allowed is not None and self._timeout_ms > allowed:
             raise ConfigurationError(
                 f"transaction_timeout_ms={self._timeout_ms} is longer than the brokers allow "
                 f"({_MAX_TIMEOUT}={allowed}); make it shorter, or theirs longer"

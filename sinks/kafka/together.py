@@ -150,15 +150,20 @@ def _by_leader(
     return found
 
 
+def offsets_wanted(group: str, topics: Sequence[str]) -> Any:
+    """The part of a question for offsets that asks for a branch's markers."""
+    wanted = OffsetFetchRequest.OffsetFetchRequestGroup
+    topics = [wanted.OffsetFetchRequestTopics(name=each, partition_indexes=[0]) for each in topics]
+    return wanted(group_id=group, topics=topics)
+
+
 def _ask_offsets(
     admin: Any, branches: Collection[KafkaBranch], groups: dict[str, int]
 ) -> list[Any]:
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup
     by_node = defaultdict(list)
     for branch in branches:
-        topics = [wanted.OffsetFetchRequestTopics(name=branch.marker_topic, partition_indexes=[0])]
-        group = wanted(group_id=branch.transactional_id, topics=topics)
-        by_node[groups[branch.transactional_id]].append(group)
+        wanted = offsets_wanted(branch.transactional_id, branch.marker_topics)
+        by_node[groups[branch.transactional_id]].append(wanted)
     return [
         admin._manager.send(  # noqa: SLF001
             OffsetFetchRequest(

@@ -38,7 +38,10 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
     if isinstance(error, pg.DiskFull):
         return "make room on the server's disk; nothing of this batch is kept there"
     if isinstance(error, pg.FeatureNotSupported) and "repare" in (error.diag.source_function or ""):
-        return "does a trigger use NOTIFY or a temporary table? No prepared transaction can"
+        return (
+            "does a trigger of the table, or an event trigger on CREATE TABLE, use NOTIFY or a "
+            "temporary table? No prepared transaction can"
+        )
     if _is_full(error):
         return "raise max_connections, or let fewer tasks write at the same time"
     return ""

@@ -60,7 +60,9 @@ _WATCHED = """
         (SELECT min(t.pubname) FROM pg_catalog.pg_publication_tables t
             JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
             JOIN pg_catalog.pg_class k ON k.relnamespace = n.oid AND k.relname = t.tablename
-            WHERE k.oid IN (SELECT relid FROM pg_partition_tree(c.oid))) AS publication
+            -- One of a root that publishes as itself shows the root alone.
+            WHERE k.oid IN (SELECT relid FROM pg_partition_tree(c.oid)
+                UNION SELECT relid FROM pg_partition_ancestors(c.oid))) AS publication
     FROM pg_catalog.pg_class c WHERE c.oid = %(table)s::regclass
 """
 

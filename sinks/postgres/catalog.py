@@ -22,6 +22,7 @@ from sparkonce.sinks.postgres.creating import (
     create_target,
     name_parts,
 )
+from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     MARKER_COLUMNS,
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 _ROW: Any = namedtuple_row
 
 _TABLE = """
-    SELECT c.oid::bigint AS oid, n.nspname AS schema, c.relname AS name, c.relkind AS kind,
-        c.relpersistence AS persistence,
+    SELECT c.oid::bigint AS oid, n.nspname AS schema, c.relname AS name,
         has_schema_privilege(n.oid, 'CREATE') AS may_create,
         has_table_privilege(c.oid, 'DELETE') AS may_delete,
         current_setting('max_prepared_transactions')::int > 0 AS can_prepare,
@@ -49,15 +49,6 @@ _TABLE = """
         quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS shown
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass(%s)
-"""
-
-_UNFIT_PARTITION = """
-    SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS shown,
-        c.relkind = 'f' AS is_foreign
-    FROM pg_partition_tree(%s) t JOIN pg_catalog.pg_class c ON c.oid = t.relid
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    WHERE t.isleaf AND (c.relkind = 'f' OR c.relpersistence <> 'p')
-    ORDER BY 1 LIMIT 1
 """
 
 _SIMILAR = """
@@ -103,6 +94,16 @@ _COLUMNS = """
         m.depth > 0 AS is_of_domains, m.depth > 0 AND e.typcategory = 'A' AS is_of_arrays,
         CASE e.typnamespace WHEN 'pg_catalog'::regnamespace THEN e.typname ELSE '' END AS type_name,
         e.typtype = 'c' AS is_composite,
+        (
+            SELECT min(q.oid::regclass::text) FROM pg_catalog.pg_attrdef f
+            JOIN pg_catalog.pg_depend d
+                ON d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = f.oid
+            JOIN pg_catalog.pg_class q
+                ON d.refclassid = 'pg_catalog.pg_class'::regclass AND q.oid = d.refobjid
+            WHERE f.adrelid = a.attrelid AND f.adnum = a.attnum
+                AND CASE q.relkind WHEN 'S' THEN NOT has_sequence_privilege(q.oid, 'USAGE, UPDATE')
+                    ELSE false END
+        ) AS refused_sequence,
         has_column_privilege(%(oid)s::oid, a.attnum, 'INSERT') AS may_insert,
         has_column_privilege(%(oid)s::oid, a.attnum, 'UPDATE') AS may_update,
         has_column_privilege(%(oid)s::oid, a.attnum, 'SELECT') AS may_select
@@ -148,12 +149,11 @@ _UNIQUE_KEYS = """
     ) AS leading
     FROM pg_catalog.pg_index i
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
-        AND i.indpred IS NULL AND i.indexprs IS NULL
+        AND i.indpred IS NULL AND i.indexprs IS NULL AND NOT i.indisexclusion
 """
 
 _MARKER = """
-    SELECT c.relpersistence = 'p' AS is_lasting,
-        has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AS may_use,
+    SELECT has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') AS may_use,
         ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute
               WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped) AS columns,
         EXISTS (SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a
@@ -241,6 +241,7 @@ def resolve(
     *,
     creates: bool = False,
     dead_letter: str | None = None,
+    copies: bool = False,
 ) -> Target:
     """Check that rows of `schema` can go into `table`, and see how.
 
@@ -251,6 +252,7 @@ def resolve(
         schema: of the batch.
         creates: whether to create the table where it is missing.
         dead_letter: a table for rejected rows, as written in SQL; created where it is missing.
+        copies: whether rows are copied into the table itself.
 
     Raises:
         ConfigurationError: naming what is at fault, and the fix.
@@ -266,10 +268,7 @@ def resolve(
             found = _find(cursor, table, refuse)
         if found is None:
             _refuse_missing(cursor, table, refuse)
-        _check_table(found, refuse)
-        _check_partitions(cursor, found.shown, refuse)
-        if writing.mode == "merge" and not found.may_delete:
-            refuse("the role may not delete rows; GRANT DELETE on the table")
+        _check_table(connection, found, writing, refuse, copies=copies)
         columns = _columns(cursor, found)
         batch = match(connection, columns, writing, schema, refuse, is_lax=dead_letter is not None)
         _check_rights(columns, schema.names, writing, batch.updated, refuse)
@@ -279,12 +278,14 @@ def resolve(
             leading = _check_key(writing.key, unique, found.shown, refuse)
             if writing.mode != "upsert" or writing.order_by or dead_letter is not None:
                 _check_nulls(writing.key, columns, unique, refuse)
-        _check_marker(cursor, found.schema, refuse)
+        _check_marker(connection, found.schema, refuse)
         rejects = None
         if dead_letter is not None:
             rejects = _dead_letter(connection, found, dead_letter, refuse)
             shown = qualified(*rejects).as_string()
-            _check_partitions(cursor, shown, lambda text: refuse(f"dead_letter={shown}: {text}"))
+            told = unfit(connection, shown)
+            if told is not None:
+                refuse(f"dead_letter={shown}: {told}")
     return Target(
         found.schema,
         found.name,
@@ -363,36 +364,24 @@ def _dead_letter(
     return schema, name
 
 
-def _check_table(found: Any, refuse: Callable[[str], NoReturn]) -> None:
-    if found.kind not in {"r", "p"}:
-        refuse("it is no table (rows go into ordinary and partitioned tables only)")
-    if found.persistence != "p":
-        refuse(
-            "it is temporary or UNLOGGED, so a crash of the server would take committed rows; "
-            "ALTER TABLE … SET LOGGED"
-        )
+def _check_table(
+    connection: PgConnection,
+    found: Any,
+    writing: Writing,
+    refuse: Callable[[str], NoReturn],
+    *,
+    copies: bool,
+) -> None:
+    told = unfit(connection, found.shown, writing.mode, must_see=copies)
+    if told is not None:
+        refuse(told)
     if not found.may_create:
         refuse(
             f"the role {found.role} may not create staging tables beside it; "
             f"GRANT CREATE ON SCHEMA {found.schema} TO {found.role}"
         )
-
-
-def _check_partitions(
-    cursor: psycopg.Cursor[Any], shown: str, refuse: Callable[[str], NoReturn]
-) -> None:
-    unfit = cursor.execute(_UNFIT_PARTITION, (shown,)).fetchone()
-    if unfit is None:
-        return
-    if unfit.is_foreign:
-        refuse(
-            f"its partition {unfit.shown} is a foreign table, so another server would commit its "
-            "rows by itself; ALTER TABLE … DETACH PARTITION, or name another table"
-        )
-    refuse(
-        f"its partition {unfit.shown} is UNLOGGED, so a crash of the server would take committed "
-        "rows; ALTER TABLE … SET LOGGED"
-    )
+    if writing.mode == "merge" and not found.may_delete:
+        refuse("the role may not delete rows; GRANT DELETE on the table")
 
 
 def _check_rights(
@@ -410,6 +399,11 @@ def _check_rights(
             refuse(
                 f"column {column.name!r} is NOT NULL and has no default, and the batch has no such "
                 "column; add it with select=, or give it a default"
+            )
+        if not given and column.refused_sequence is not None:
+            refuse(
+                f"the role may not use the sequence {column.refused_sequence}, which numbers "
+                f"column {column.name!r}; GRANT USAGE ON SEQUENCE {column.refused_sequence}"
             )
         if given and not column.may_insert:
             refuse(f"the role may not write column {column.name!r}; GRANT INSERT on the table")
@@ -460,21 +454,21 @@ def _check_nulls(
         )
 
 
-def _check_marker(
-    cursor: psycopg.Cursor[Any], schema: str, refuse: Callable[[str], NoReturn]
-) -> None:
+def _check_marker(connection: PgConnection, schema: str, refuse: Callable[[str], NoReturn]) -> None:
     """Make the marker table if need be, and see that it is the one we know."""
     name = qualified(schema, MARKER_TABLE).as_string()
-    marker = cursor.execute(_MARKER, (schema, MARKER_TABLE)).fetchone()
-    if marker is None:
-        try:
-            cursor.execute(create_marker_table(schema))
-        finally:
-            roll_back(cursor.connection)
+    with connection.cursor(row_factory=_ROW) as cursor:
         marker = cursor.execute(_MARKER, (schema, MARKER_TABLE)).fetchone()
+        if marker is None:
+            try:
+                cursor.execute(create_marker_table(schema))
+            finally:
+                roll_back(connection)
+            marker = cursor.execute(_MARKER, (schema, MARKER_TABLE)).fetchone()
     if marker is None or not marker.is_unique or set(MARKER_COLUMNS) - set(marker.columns):
         refuse(f"{name} is not the table of this name that sparkonce makes; rename yours")
-    if not marker.is_lasting:
-        refuse(f"{name} is UNLOGGED, so a crash would empty it; ALTER TABLE … SET LOGGED")
     if not marker.may_use:
         refuse(f"the role may not use {name}; GRANT SELECT, INSERT on it")
+    told = unfit(connection, name, must_see=True)
+    if told is not None:
+        refuse(f"{name}: {told}")

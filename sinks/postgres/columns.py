@@ -59,7 +59,7 @@ def match(
         is_lax: whether the staging table takes values that are too long, for the merge to judge.
     """
     names = schema.names
-    _check_names(names, writing, refuse)
+    _check_names(names, writing, refuse, has_own=writing.key is not None or is_lax)
     known = {column.name: column for column in columns}
 
     def refuse_unknown(name: str) -> NoReturn:
@@ -84,12 +84,17 @@ def match(
     return BatchColumns(plans, helpers, updated, delete)
 
 
-def _check_names(names: Sequence[str], writing: Writing, refuse: Callable[[str], NoReturn]) -> None:
+def _check_names(
+    names: Sequence[str], writing: Writing, refuse: Callable[[str], NoReturn], *, has_own: bool
+) -> None:
+    """`has_own`: the merge has columns of its own beside those of the batch."""
     if not names:
         refuse("the batch has no columns")
     for name in names:
         if names.count(name) > 1:
             refuse(f"the batch has two columns {name!r}; rename one of them with select=")
+        if has_own and name.startswith("sparkonce_"):
+            refuse(f"the column {name!r} has a name that merges need; rename it with select=")
     for setting in ("key", "update", "order_by"):
         for name in getattr(writing, setting) or ():
             if name not in names:

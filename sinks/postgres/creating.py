@@ -9,6 +9,7 @@
 | string, binary                  | text, bytea        |
 | boolean, date                   | boolean, date      |
 | timestamp, timestamp_ntz        | timestamptz, timestamp |
+| time, interval day to second    | time, interval     |
 | array of one of these           | array of it        |
 """
 
@@ -61,6 +62,8 @@ _DEFAULTS: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (pa.types.is_large_binary, "bytea", "bytea"),
     (pa.types.is_boolean, "boolean", "bool"),
     (pa.types.is_date32, "date", "date"),
+    (pa.types.is_time, "time", "time"),
+    (pa.types.is_duration, "interval", "interval"),
 )
 
 
@@ -168,14 +171,19 @@ def check_dead_letter(
     row = connection.execute(
         "SELECT c.relpersistence = 'p', has_table_privilege(c.oid, 'INSERT'), "
         "ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute "
-        "WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped) "
+        "WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped), "
+        "ARRAY(SELECT attname::text FROM pg_catalog.pg_attribute WHERE attrelid = c.oid "
+        "AND attnum > 0 AND NOT attisdropped AND attnotnull AND NOT atthasdef "
+        "AND attidentity = '') "
         "FROM pg_catalog.pg_class c WHERE c.oid = to_regclass(%s) AND c.relkind IN ('r', 'p')",
         (shown,),
     ).fetchone()
     if row is None or set(DEAD_LETTER_COLUMNS) - set(row[2]):
         columns = ", ".join(DEAD_LETTER_COLUMNS)
         refuse(f"dead_letter={shown} is no table with the columns {columns}; name another one")
-    is_lasting, may_insert, _ = row
+    is_lasting, may_insert, _, needed = row
+    if missing := sorted(set(needed) - set(DEAD_LETTER_COLUMNS)):
+        refuse(f"dead_letter={shown} needs a value for {missing}, which no rejected row has")
     if not is_lasting:
         refuse(f"{shown} is UNLOGGED, so a crash would empty it; ALTER TABLE … SET LOGGED")
     if not may_insert:

@@ -152,6 +152,8 @@ def statements(merge: Merge, branch_id: BranchId) -> Iterator[sql.Composable]:
         inserted = tuple(name for name in merge.staging if name not in merge.attached)
         if inserted:
             copied = replace(merge, staging=inserted)
+            if merge.delete is not None:  # what refers to a deleted row may move in this batch
+                yield sql.SQL("SET CONSTRAINTS ALL DEFERRED")
             yield from _moves(copied, _resolved(copied))
         yield from attach_partitions(merge.schema, merge.table, merge.attached, branch_id)
     else:
@@ -275,6 +277,7 @@ DECLARE
     broken text;
 BEGIN
     BEGIN
+        SET CONSTRAINTS ALL DEFERRED;
         {whole};
         SET CONSTRAINTS ALL IMMEDIATE;
         RETURN;

@@ -44,6 +44,7 @@ from sparkonce.sinks.postgres.connections import (
     retrying,
     roll_back,
 )
+from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import (
     REJECTED,
     Merge,
@@ -169,6 +170,7 @@ class Merger:
         columns = self._merge.columns
         table = qualified(self._merge.schema, self._merge.table).as_string()
         told = shape.difference(Shape.read(connection, table, columns))
+        told = told or unfit(connection, table, self._merge.mode)
         if told is None and self._merge.attached:
             told = unseen(connection, table, columns)
         if told is not None:

@@ -42,6 +42,7 @@ from sparkonce.sinks.postgres.connections import (
     retrying,
     roll_back,
 )
+from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import Merge, duplicate_key, duplicate_told, statements
 from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared
 from sparkonce.sinks.postgres.shape import Shape
@@ -153,6 +154,7 @@ class PreparedWriter(StagingWriter):
         if self._writing.key is not None:
             self._merge()
         self._check_shape()  # the target is locked by now, so it stays like this
+        self._check_fitness()
         if self._connection.info.transaction_status != TransactionStatus.INTRANS:
             # A script outside of a transaction is one by itself: the marker without its rows.
             self._reject("the transaction was ended by somebody else", None)
@@ -204,6 +206,12 @@ class PreparedWriter(StagingWriter):
             self._reject(
                 f"the table has changed since the query began: {told}; start the query again", None
             )
+
+    def _check_fitness(self) -> None:
+        table = qualified(self.schema, self._target.table).as_string()
+        told = unfit(self._connection, table, self._writing.mode)
+        if told is not None:
+            self._reject(f"the table has changed since the query began: {told}", None)
 
 
 class Finisher:

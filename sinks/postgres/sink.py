@@ -451,6 +451,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             schema,
             creates=self._creates,
             dead_letter=self._dead_letter,
+            copies=self._mode == "prepared" and self._writing.key is None,
         )
         if self._attach is not None:
             check_attach(connection, target, self._attach)

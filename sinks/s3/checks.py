@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -30,6 +30,16 @@ logger = logging.getLogger("sparkonce")
 
 SAFE_DAYS = 7
 """A lifecycle rule that aborts uploads earlier than this may hit a prepared branch."""
+
+PURGE = (
+    "MinIO deletes open uploads after its stale_uploads_expiry, 24 hours if nobody has changed it: "
+    "a batch that is prepared or decided and not committed by then is lost. It lists none below a "
+    "prefix, so orphans are left to that purge"
+)
+PURGE_FIX = (
+    f"`mc admin config set ALIAS api stale_uploads_expiry={SAFE_DAYS * 24}h` or more (or "
+    "MINIO_API_STALE_UPLOADS_EXPIRY)"
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -84,13 +94,16 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
     file_format.check(pa.schema(rest))
 
 
-def check_server(connection: Connection, place: Place) -> None:
+def check_server(connection: Connection, place: Place) -> bool:
     """Refuse a server, bucket or account that cannot work; nothing is written.
 
     Takes a bounded time also when nothing answers.
+
+    Returns:
+        Whether the server is a MinIO, which has a purge instead of lifecycle rules for uploads.
     """
     client = _asking(lambda: connection.client(Purpose.ASK), connection, place)
-    _asking(
+    answer = _asking(
         lambda: client.list_multipart_uploads(
             Bucket=place.bucket, Prefix=place.prefix, MaxUploads=1
         ),
@@ -107,7 +120,12 @@ def check_server(connection: Connection, place: Place) -> None:
                 f"S3Sink: {place}: cannot tell whether an object is there ({describe(error)}): "
                 "grant s3:GetObject and s3:ListBucket"
             ) from error
-    _warn_of_lifecycle(client, place)
+    is_minio = answer["ResponseMetadata"]["HTTPHeaders"].get("server") == "MinIO"
+    if is_minio:
+        logger.warning("%s: %s: %s", place, PURGE, PURGE_FIX)
+    else:
+        _warn_of_lifecycle(client, place)
+    return is_minio
 
 
 def _asking(action: Callable[[], ResultT], connection: Connection, place: Place) -> ResultT:
@@ -145,36 +163,53 @@ def _asking(action: Callable[[], ResultT], connection: Connection, place: Place)
         raise ConfigurationError(f"S3Sink: {fix} ({describe(error)})") from error
 
 
-def _warn_of_lifecycle(client: S3Client, place: Place) -> None:
+class AbortRule(NamedTuple):
+    """A lifecycle rule that ends uploads `days` after their start, in all of a place or a part."""
+
+    name: str
+    days: int
+    covers_all: bool
+
+
+def abort_rules(client: S3Client, place: Place) -> list[AbortRule]:
+    """Those that concern the place; raises the server's error where they cannot be read."""
     try:
-        rules: Sequence[Any] = client.get_bucket_lifecycle_configuration(Bucket=place.bucket)[
-            "Rules"
-        ]
+        answer = client.get_bucket_lifecycle_configuration(Bucket=place.bucket)
     except S3_ERRORS as error:
-        if code_of(error) != "NoSuchLifecycleConfiguration":
-            return  # no such feature, or no right to see the rules
-        rules = ()
-    is_covered = False
+        if code_of(error) == "NoSuchLifecycleConfiguration":
+            return []
+        raise
+    found = []
+    rules: Sequence[Any] = answer.get("Rules", ())
     for rule in rules:
         days = rule.get("AbortIncompleteMultipartUpload", {}).get("DaysAfterInitiation")
-        if rule.get("Status") != "Enabled" or days is None:
-            continue
         condition = rule.get("Filter", {})
         prefix = condition.get("Prefix") or condition.get("And", {}).get("Prefix")
         prefix = prefix or rule.get("Prefix") or ""
-        is_covered = is_covered or place.prefix.startswith(prefix)
-        concerns = prefix.startswith(place.prefix) or place.prefix.startswith(prefix)
-        if concerns and days < SAFE_DAYS:
+        covers_all = place.prefix.startswith(prefix)
+        concerns = covers_all or prefix.startswith(place.prefix)
+        if concerns and days is not None and rule.get("Status") == "Enabled":
+            found.append(AbortRule(rule.get("ID", ""), days, covers_all))
+    return found
+
+
+def _warn_of_lifecycle(client: S3Client, place: Place) -> None:
+    try:
+        rules = abort_rules(client, place)
+    except S3_ERRORS:
+        return  # no such feature, or no right to see the rules
+    for rule in rules:
+        if rule.days < SAFE_DAYS:
             logger.warning(
                 "%s: the bucket's lifecycle rule %r aborts uploads after %d days. A batch that is "
                 "decided and not committed by then, because the query is down, is lost: let it "
                 "wait %d days or more.",
                 place,
-                rule.get("ID", ""),
-                days,
+                rule.name,
+                rule.days,
                 SAFE_DAYS,
             )
-    if not is_covered:
+    if not any(rule.covers_all for rule in rules):
         logger.warning(
             "%s: no lifecycle rule of the bucket aborts uploads here. Ours are aborted when the "
             "query runs again; those of a query that never does stay, and are paid for: add a rule "

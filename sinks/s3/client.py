@@ -11,7 +11,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -52,14 +52,19 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach the server. Without keys, boto3's own credential chain is asked."""
+    """How to reach the server. Without keys, boto3's own credential chain is asked.
+
+    Attributes:
+        path_style: the bucket in the path, or in the host name. None leaves it to boto3, which
+            goes by its files, and without them puts it into the path of another server's address.
+    """
 
     endpoint_url: str | None = None
     region: str | None = None
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
-    path_style: bool = False
+    path_style: bool | None = None
 
     def client(self, purpose: Purpose) -> S3Client:
         """The client of this process; making the first one takes about 0.1 s."""
@@ -82,6 +87,13 @@ class Connection:
             return None
         return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
 
+    @property
+    def partition(self) -> str | None:
+        """That of Amazon's, such as "aws-cn": names of buckets are unique in each alone."""
+        if self.other_server is not None:
+            return None
+        return self.client(Purpose.ONCE).meta.partition
+
     def close(self) -> None:
         """Close idle connections. Sinks that use the same ones connect again when they need to."""
         _sessions.pop((os.getpid(), self), None)
@@ -97,14 +109,16 @@ class Connection:
         session = _sessions.get((os.getpid(), self))
         if session is None:
             session = _sessions[os.getpid(), self] = boto3.session.Session()
-        style: Literal["path", "auto"] = "path" if self.path_style else "auto"
+        style: Any = {}
+        if self.path_style is not None:
+            style = {"addressing_style": "path" if self.path_style else "virtual"}
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=read_timeout_s,
             retries={"mode": "standard", "total_max_attempts": attempts},
             max_pool_connections=_CONNECTIONS,
             tcp_keepalive=True,
-            s3={"addressing_style": style},
+            s3=style,
             # Parts carry the checksums that the server is known to have (upload.py); others
             # than Amazon's trip over those that boto3 would add of its own accord.
             request_checksum_calculation="when_required",
@@ -128,9 +142,9 @@ class Connection:
         is_tls = client.meta.endpoint_url.startswith("https:")
         if purpose is Purpose.UPLOAD and is_tls and signs_payload is None:
             # As boto3 does by itself where a part has an MD5: TLS and a checksum protect it.
-            unsigned = Config(s3={"addressing_style": style, "payload_signing_enabled": False})
+            style["payload_signing_enabled"] = False
             client.close()
-            client = make(config.merge(unsigned))
+            client = make(config.merge(Config(s3=style)))
         if self.access_key is None:  # those of the settings would be the same again
             when_not_valid(client, self.close)
         return client

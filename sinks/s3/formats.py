@@ -310,15 +310,30 @@ def _check_years(name: str, column: pa.ChunkedArray[Any]) -> None:
         )
 
 
+def _has_a_name_twice(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.StructType) and len({f.name for f in kind}) < kind.num_fields
+
+
+def _is_spatial(kind: pa.DataType) -> bool:
+    if not isinstance(kind, pa.StructType):
+        return False
+    return any({b"geometry", b"geography"} & set(field.metadata or ()) for field in kind)
+
+
 def _has_other_keys(kind: pa.DataType) -> bool:
     return pat.is_map(kind) and not pat.is_string(kind.key_type)
 
 
 # Spark's reader of CSV does not, and of Parquet not before SPARK-54220, which 4.0 lacks.
 _VOID: Final = (pat.is_null, "readers take no column that has no type (cast it)")
+_NESTED: Final = (
+    (_has_a_name_twice, "a struct in it has a name twice, of which readers see one"),
+    (_is_spatial, "no reader gives it back as that (keep st_asbinary and st_srid of it)"),
+)
 _UNFIT: Final[Mapping[str, Sequence[tuple[Callable[[pa.DataType], bool], str]]]] = {
-    "parquet": (_VOID,),
+    "parquet": (_VOID, *_NESTED),
     "json": (
+        *_NESTED,
         (_has_other_keys, "the keys of JSON's objects are strings"),
         (pat.is_duration, "JSON has no intervals"),
     ),

@@ -18,13 +18,16 @@ def open_uploads(
 ) -> dict[BranchId, list[StagedFile]]:
     """Uploads under the place whose file names carry the owner's digest, by branch.
 
-    Pages go on from the last key alone: versitygw refuses a marker of key and upload id, and our
-    keys are never used twice, so none of ours is skipped.
+    Pages go on from one marker alone: versitygw refuses a marker of key and upload id, and our keys
+    are never used twice, so none of ours is skipped. It is the server's, which need not be a key:
+    S3 Express sorts nothing.
     """
     client = connection.client(Purpose.ASK)
     found: dict[BranchId, list[StagedFile]] = {}
     marker = ""
-    while True:
+    asked: set[str] = set()
+    while marker not in asked:
+        asked.add(marker)
         # Other applications' keys may hold characters that XML cannot; not every server encodes.
         # Amazon writes a space as + and a + as %2B, others a space as %20: one decoding fits both.
         page = client.list_multipart_uploads(
@@ -34,13 +37,16 @@ def open_uploads(
             MaxUploads=PAGE_UPLOADS,
             EncodingType="url",
         )
-        encoded = page.get("EncodingType") == "url"
+        decode = unquote_plus if page.get("EncodingType") == "url" else str
         last = marker
         for upload in page.get("Uploads", ()):
-            last = unquote_plus(upload["Key"]) if encoded else upload["Key"]
+            last = decode(upload["Key"])
             branch_id = branch_of(last, owner)
             if branch_id is not None and last.startswith(place.prefix):
                 found.setdefault(branch_id, []).append(StagedFile(last, upload["UploadId"]))
-        if not page.get("IsTruncated") or last <= marker:
-            return found
-        marker = last
+        if not page.get("IsTruncated"):
+            break
+        following = page.get("NextKeyMarker") or last
+        # Where only the keys are encoded, decoding the last one twice would skip others.
+        marker = last if following == last else decode(following)
+    return found

@@ -44,7 +44,6 @@ _MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-[0-9]+")
 _GONE = frozenset({"NoSuchUpload", "InvalidPart"})
 """What servers answer to the completion of an upload that they do not have (any more)."""
 
-
 SETTLE_S = 10.0
 """How long an object has to be absent, after its upload is gone, to be called lost."""
 
@@ -133,15 +132,20 @@ class FileOutcome:
         """The object's url, for messages."""
         return f"s3://{self.bucket}/{file.key}"
 
-    def _complete(self, file: StagedFile) -> Exception | None:
+    def _complete(self, file: StagedFile, **condition: Any) -> Exception | None:
         try:
             self.connection.client(Purpose.ONCE).complete_multipart_upload(
                 Bucket=self.bucket,
                 Key=file.key,
                 UploadId=file.upload_id,
                 **file.completion(),
+                **condition,
             )
         except S3_ERRORS as error:
+            if code_of(error) == "AccessDenied" and not condition:
+                # A bucket's policy may demand the condition. Not sent at once: S3 may answer 409
+                # to it, which asks for another upload.
+                return self._complete(file, IfNoneMatch="*")
             return error
         return None
 
@@ -206,7 +210,7 @@ class FileOutcome:
             Seen.DELETED: "a delete marker stands there, so the object may have been visible and "
             f"deleted: {settle_command(self.branch_id)}",
         }.get(seen, "there is no object")
-        server = self.connection.other_server or "Amazon's"
+        server = self.connection.other_server or f"Amazon's ({self.connection.partition})"
         elsewhere = (
             "" if self.same_server else f"; it was prepared at another endpoint than {server}"
         )

@@ -136,23 +136,35 @@ class Publisher:
             self._put(whole, merged)
         names = [self._folder + span.name for span in spans if span != whole]
         for begin in range(0, len(names), _DELETE_AT_ONCE):
-            answer = self._client().delete_objects(
-                Bucket=self._bucket,
-                Delete={
-                    "Objects": [{"Key": key} for key in names[begin : begin + _DELETE_AT_ONCE]],
-                    "Quiet": True,
-                },
-            )
-            for failed in answer.get("Errors", ())[:1]:
+            if (refusal := self._delete(names[begin : begin + _DELETE_AT_ONCE])) is not None:
                 logger.warning(
                     "s3://%s/%s is merged and could not be deleted (%s): grant s3:DeleteObject on "
                     "the folder _sparkonce/",
                     self._bucket,
-                    failed.get("Key"),
-                    failed.get("Code"),
+                    *refusal,
                 )
                 return False
         return True
+
+    def _delete(self, keys: Sequence[str]) -> tuple[str, str] | None:
+        """The first key that the server keeps, and what it says."""
+        client = self._client()
+        try:
+            answer = client.delete_objects(
+                Bucket=self._bucket,
+                Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True},
+            )
+        except S3_ERRORS:
+            # Some servers take no list without a Content-MD5, which boto3 no longer sends.
+            for key in keys:
+                try:
+                    client.delete_object(Bucket=self._bucket, Key=key)
+                except S3_ERRORS as error:
+                    return key, describe(error)
+            return None
+        for failed in answer.get("Errors", ()):
+            return failed.get("Key", ""), failed.get("Code", "")
+        return None
 
     def _put_first(self, span: Span, manifest: Manifest) -> None:
         """Put if absent; what is there already stays, unless its revision is lower."""

@@ -88,7 +88,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         access_key: with `secret_key`; default: boto3's credential chain, on every executor.
         secret_key: with `access_key`.
         session_token: of temporary credentials, with `access_key`.
-        path_style: the bucket in the path instead of the host name; default: with `endpoint_url`.
+        path_style: True has the bucket in the path, False in the host name, which some servers
+            demand. Default: as boto3's own files say, else in the path with `endpoint_url`.
         part_size: bytes of every part but the last, 5 to 32 MiB; or "growing": 8 MiB, doubled
             after each 1,000 parts up to 32 MiB. Default: "growing" on Amazon's S3, 8 MiB on any
             other server, since some refuse parts of several sizes when the file is
@@ -183,7 +184,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             access_key=access_key,
             secret_key=secret_key,
             session_token=session_token,
-            path_style=endpoint_url is not None if path_style is None else path_style,
+            path_style=path_style,
         )
 
     @property
@@ -229,7 +230,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         check_server(self._connection, self._place)
 
     def diagnose(self) -> Iterable[Finding]:
-        return diagnose(self._connection, self._place)
+        return diagnose(self._connection, self._place, self._settings)
 
     def commit(self, committable: Committable) -> None:
         branch_id = committable.branch_id
@@ -326,6 +327,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         payload: dict[str, JsonValue] = {
             "bucket": self._place.bucket,
             "endpoint": self._connection.other_server,
+            "partition": self._connection.partition,
             "files": [file.to_json() for file in files],
             "layout": None if layout is None else layout.to_json(),
         }
@@ -334,7 +336,11 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
     def _files_of(self, committable: Committable) -> tuple[FileOutcome, tuple[StagedFile, ...]]:
         payload: Any = committable.payload
         files = tuple(StagedFile.from_json(value) for value in payload["files"])
-        same_server = payload["endpoint"] == self._connection.other_server
+        here = self._connection.partition
+        same_server = (
+            payload["endpoint"] == self._connection.other_server
+            and payload.get("partition", here) == here  # older records do not tell
+        )
         return self._outcome(committable.branch_id, payload["bucket"], same_server), files
 
     def _outcome(self, branch_id: BranchId, bucket: str, same_server: bool = True) -> FileOutcome:

@@ -106,7 +106,10 @@ class BranchId:
 
     @property
     def name(self) -> str:
-        """The branch's name, bounded within an incarnation: it does not carry the batch."""
+        """The branch's name without the batch: a later batch of the incarnation may have it again.
+
+        So it is for what ends with the branch, and no proof of a commit.
+        """
         return f"{self.owner.prefix}t{self.token}.{self.sink}.p{self.write_pass}.a{self.attempt}."
 
     def __str__(self) -> str:

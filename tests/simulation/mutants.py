@@ -378,7 +378,7 @@ _GUARD_AND_SINKS: Final = (
     _tested(
         "guard compares no offsets",
         "I5",
-        Edit(IDENTITY, "    if tuple(shown) == record.offsets:\n", "    if True:\n"),
+        Edit(IDENTITY, " or tuple(shown) == record.offsets:\n", " or True:\n"),
         "tests/test_coordinator.py::test_batch_that_is_known_with_other_offsets_is_refused",
         "tests/test_coordinator.py::test_second_replayed_batch_with_other_offsets_is_refused",
     ),

@@ -26,8 +26,9 @@ class LineTrace:
     """Calls `reached(n)` before this process runs the nth line of a sink's own code.
 
     Its own code is what lies in the top-level packages of the sink's class and of what that
-    inherits from; where such a module is in no package, as a test file, in its folder. Make it
-    before the sink is unpickled: of threads that were started before, no line is seen.
+    inherits from; where such a module is in no package, as a test file, in its folder. The lines in
+    which `shutil` and `pathlib` write files count as its own. Make it before the sink is unpickled:
+    of threads that were started before, no line is seen.
 
     Attributes:
         places: of each line so far, a number of its place in the code.
@@ -54,7 +55,9 @@ class LineTrace:
 
     def _call(self, frame: FrameType, _event: str, _arg: object) -> TraceFunction | None:
         is_own = self._is_own
-        return self._line if is_own and is_own(frame.f_code.co_filename) else None
+        if is_own and (is_own(frame.f_code.co_filename) or _writes_a_file(frame)):
+            return self._line
+        return None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> TraceFunction:
         if event == "line":
@@ -64,6 +67,12 @@ class LineTrace:
                     self.places.append(self._numbers.setdefault(place, len(self._numbers)))
                     self._reached(len(self.places))
         return self._line
+
+
+def _writes_a_file(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
+    name = frame.f_code.co_name.lstrip("_")
+    return module == "shutil" or (module == "pathlib" and name.startswith(("write", "copy")))
 
 
 def _own_code(sink: AnySink) -> Callable[[str], bool]:

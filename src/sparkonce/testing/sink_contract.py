@@ -29,6 +29,7 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
     PreparedBranchLostError,
+    SparkOnceError,
 )
 from sparkonce.model import Committable, Owner
 from sparkonce.sinks.base import AnySink
@@ -46,6 +47,8 @@ from sparkonce.testing.sink_world import (
 )
 
 _UTC = dt.UTC
+_TRIES = 5
+"""How often a commit may run fewer lines than the one before, and so miss its kill."""
 
 TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     "boolean": (pa.bool_(), [True, False]),
@@ -74,6 +77,17 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     ),
 }
 """By Spark's name of the type: how it reaches a sink, and values; each test adds a null."""
+
+
+APART: Mapping[str, Mapping[str, Any]] = {
+    "batch": {"batch_id": 12},
+    "token": {"token": 30},
+    "pass": {"write_pass": 1},
+    "log": {"owner": Owner("f" * 16, OWNER.query_id)},
+    "query": {"owner": Owner(OWNER.log_id, OWNER.query_id + "0")},
+}
+"""What differs in a branch that is another one than `BRANCH`. Two that differ in the attempt alone
+are of one batch: `SinkVerbs.test_equal_rows_are_all_kept`."""
 
 
 class SinkContract(SinkVerbs):
@@ -126,6 +140,14 @@ class SinkContract(SinkVerbs):
         stage.commit(sink, rewrite)
         stage.sees(A)
 
+    @pytest.mark.parametrize("part", APART)
+    def test_branches_one_part_apart(self, stage: Stage, sink: AnySink, part: str) -> None:
+        """Neither the rows nor the proof of a branch stand for another one, whatever differs."""
+        stage.commit(sink, stage.prepare(sink, BRANCH, A))
+        stage.sweep(sink)
+        stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
+        stage.sees(A, B)
+
     # -- other processes ---------------------------------------------------------------------------
 
     def test_sink_travels_to_the_executors(self, stage: Stage, sink: AnySink) -> None:
@@ -174,17 +196,31 @@ class SinkContract(SinkVerbs):
 
     def test_process_killed_between_the_lines_of_commit(self, stage: Stage, sink: AnySink) -> None:
         """Wherever in its own code a commit is killed, the next one brings the rows once."""
-        committables = stage.prepare(sink, branch(0, batch_id=0), A)
+        # The first one in a target may have more to do than those that are killed.
+        stage.commit(sink, stage.prepare(sink, branch(0, batch_id=0), A))
+        committables = stage.prepare(sink, branch(1, batch_id=1), A)
         sink.close()
         places = lines_of_commit(sink, committables)
-        seen = [A]
-        for n, line in enumerate(chosen(places, self.most_kills), start=1):
-            committables = stage.prepare(sink, branch(n, batch_id=n), A)
-            sink.close()
-            in_other_process(sink, "commit", *committables, killed_at_line=line)
-            stage.commit(sink, committables)
-            seen.append(A)
-            stage.sees(*seen)
+        seen = [A, A]
+        for line in chosen(places, self.most_kills):
+            killed_at = line
+            for _ in range(_TRIES):
+                n = len(seen)
+                committables = stage.prepare(sink, branch(n, batch_id=n), A)
+                sink.close()
+                outlived = lines_of_commit(sink, committables, killed_at=killed_at)
+                stage.commit(sink, committables)
+                seen.append(A)
+                stage.sees(*seen)
+                if not outlived:
+                    break
+                killed_at = min(killed_at, len(outlived))  # a poll takes more or fewer lines
+            else:
+                raise AssertionError(
+                    f"{_TRIES} commits outlived their kill: each ran fewer lines than the one "
+                    f"before, the last one {len(outlived)}, so nothing is proven for what it is "
+                    "killed in: let commits of equal branches take equal steps"
+                )
 
     def test_other_process_aborts(self, stage: Stage, sink: AnySink) -> None:
         """The next driver aborts what nobody decided."""
@@ -193,6 +229,19 @@ class SinkContract(SinkVerbs):
         self._elsewhere(stage, sink, "abort", *committables)
         stage.sees()
         stage.nothing_stands()
+
+    def test_sink_that_was_never_validated(self, stage: Stage) -> None:
+        """A recovery lists, aborts and commits before it knows a schema, also in a new target."""
+        stage.sweep(stage.bare_sink())
+        bare = stage.bare_sink()
+        bare.abort(stage.named(bare, BRANCH))
+        sink = stage.sink()
+        gone, left = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
+        list(stage.bare_sink().find_branches(OWNER))
+        stage.abort(stage.bare_sink(), gone)
+        stage.commit(stage.bare_sink(), left)
+        stage.sees(A)
+        stage.nothing_left_by_sweep(stage.bare_sink())
 
     # -- many, none, large -------------------------------------------------------------------------
 
@@ -217,10 +266,27 @@ class SinkContract(SinkVerbs):
         stage.sees(*parts)
 
     def test_commit_of_a_batch_gives_an_outcome_for_each(self, stage: Stage, sink: AnySink) -> None:
-        """`commitBatch` returns as many outcomes as it was given committables."""
-        committables = [c for n in (1, 2) for c in stage.prepare(sink, branch(n, batch_id=n), A)]
-        assert len(sink.commitBatch(committables)) == len(committables)
+        """Of a batch one branch is gone: its outcome says so, and the others are committed."""
+        parts = {1: A, 2: B}
+        tasks = [stage.task(sink, branch(attempt), rows) for attempt, rows in parts.items()]
+        committables = stage.vote(sink, *tasks)
+        gone, *left = committables
+        sink.abort(gone)
+        error, *others = sink.commitBatch(committables)
+        assert isinstance(error, SparkOnceError), (
+            f"commitBatch returned {error!r} for a branch that was aborted, and not its error"
+        )
+        assert len(others) == len(left)
+        assert all(e is None or isinstance(e, CommitUnresolvedError) for e in others), others
+        stage.commit(sink, left)
+        stage.sees(*(parts[committable.branch_id.attempt] for committable in left))
         assert list(sink.commitBatch([])) == []
+
+    def test_batch_without_rows(self, stage: Stage, sink: AnySink) -> None:
+        """No task had rows for the sink: it is asked for its vote all the same, over nothing."""
+        stage.commit(sink, stage.vote(sink))
+        stage.sees()
+        stage.nothing_left_by_sweep(sink)
 
     def test_empty_record_batches(self, stage: Stage, sink: AnySink) -> None:
         """Record batches without rows between others change nothing."""

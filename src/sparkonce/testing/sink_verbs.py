@@ -203,12 +203,22 @@ class SinkVerbs:
         stage.sees()
         stage.nothing_stands()
 
-    def test_abort_leaves_other_branches_alone(self, stage: Stage, sink: AnySink) -> None:
-        """Of two prepared branches one is aborted; the other is committed whole."""
-        kept = stage.prepare(sink, branch(1, batch_id=1), A)
-        gone = stage.prepare(sink, branch(12, batch_id=12), B)
-        stage.abort(sink, gone)
-        stage.commit(sink, kept)
+    @pytest.mark.parametrize("end", ["abort", "abortBatch", "discard"])
+    @pytest.mark.parametrize(("kept", "gone"), [(1, 12), (12, 1)])
+    def test_end_of_a_branch_leaves_others_alone(
+        self, stage: Stage, sink: AnySink, end: str, kept: int, gone: int
+    ) -> None:
+        """One branch ends while another one is prepared; that one is committed whole."""
+        committables = stage.prepare(sink, branch(kept, batch_id=kept), A)
+        other, ended = stage.sink(), branch(gone, batch_id=gone)
+        if end == "discard":
+            other.discard(stage.write(other, ended, B))
+        elif end == "abort":
+            stage.abort(other, stage.prepare(other, ended, B))
+        else:
+            orphans = stage.prepare(other, ended, B)
+            assert list(other.abortBatch(orphans)) == [None] * len(orphans)
+        stage.commit(sink, committables)
         stage.sees(A)
 
     def test_abort_never_undoes_a_commit(self, stage: Stage, sink: AnySink) -> None:

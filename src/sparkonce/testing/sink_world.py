@@ -97,9 +97,14 @@ class Stage:
 
     def sink(self) -> AnySink:
         """One more object of the sink, validated."""
+        sink = self.bare_sink()
+        sink.validate(self.world.shaped(pa.RecordBatch.from_pylist([], self.schema)).schema)
+        return sink
+
+    def bare_sink(self) -> AnySink:
+        """One more object of the sink as a recovery has it, which knows no schema."""
         sink = self.world.sink()
         self._made.append(sink)
-        sink.validate(self.world.shaped(pa.RecordBatch.from_pylist([], self.schema)).schema)
         return sink
 
     def write(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Any:
@@ -117,7 +122,7 @@ class Stage:
 
     def vote(self, sink: AnySink, *tasks: Committable) -> list[Committable]:
         """The driver's vote over what the tasks prepared; the committables of the decision."""
-        first = tasks[0].branch_id
+        first = tasks[0].branch_id if tasks else self.named(sink, branch())
         by_driver = replace(first, attempt=DRIVER_ATTEMPT)
         voted = sink.prepareBatch(by_driver, tasks)
         return [stored(check_committable(sink, committable, by_driver)) for committable in voted]
@@ -153,7 +158,10 @@ class Stage:
     def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
         """Abort what `find_branches` shows, as after each batch; which ones."""
         found = list(sink.find_branches(owner))
-        self.abort(sink, found)
+        errors = sink.abortBatch(found) if found else ()
+        for _, error in zip(found, errors, strict=True):
+            if error is not None:
+                raise error
         return [committable.branch_id for committable in found]
 
     def named(self, sink: AnySink, branch_id: BranchId) -> BranchId:
@@ -252,7 +260,6 @@ def in_other_process(
     verb: Verb,
     *args: Any,
     is_killed: bool = False,
-    killed_at_line: int | None = None,
     shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
 ) -> list[Committable]:
     """Run a verb in a process of its own, which gets the sink as an executor does.
@@ -263,7 +270,6 @@ def in_other_process(
             committables.
         args: of the verb.
         is_killed: SIGKILL it at the end, before it can free anything.
-        killed_at_line: SIGKILL it before the sink's code runs its nth line.
         shaped: see `SinkWorld`.
 
     Returns:
@@ -275,25 +281,34 @@ def in_other_process(
     if verb in {"write", "task"}:
         args = (args[0], *map(shaped, args[1:]))
     ends = {-signal.SIGKILL} if is_killed else {0}
-    if killed_at_line:  # a commit need not take as many lines each time
-        ends |= {-signal.SIGKILL}
-    said = _said_elsewhere((sink, verb, args, is_killed, killed_at_line), ends)
+    said = _said_elsewhere((sink, verb, args, is_killed, None), ends)
     return [Committable.from_json(value) for value in said.get("prepared", ())]
 
 
-def lines_of_commit(sink: AnySink, committables: Sequence[Committable]) -> list[int]:
+def lines_of_commit(
+    sink: AnySink, committables: Sequence[Committable], *, killed_at: int | None = None
+) -> list[int]:
     """Each line of the sink's own code that a commit runs in a process that has just begun.
 
     It opens its connections there, as the process does that is killed.
 
+    Args:
+        sink: pickled, as Spark does.
+        committables: to be committed.
+        killed_at: SIGKILL it before it runs its nth line.
+
     Returns:
-        For each line, in order, the number of its place, as `LineTrace` has it.
+        For each line, in order, the number of its place, as `LineTrace` has it; none where it was
+        killed.
 
     Raises:
         AssertionError: none was seen, so a commit could be killed nowhere.
     """
-    order: _Order = (sink, "commit", tuple(committables), False, None)
-    places: list[int] = _said_elsewhere(order, {0})["places"]
+    order: _Order = (sink, "commit", tuple(committables), False, killed_at)
+    said = _said_elsewhere(order, {0, -signal.SIGKILL} if killed_at else {0})
+    if not said:
+        return []
+    places: list[int] = said["places"]
     kind = type(sink)
     assert places, (
         f"no line of commit of {kind.__name__} was seen, so it can be killed nowhere and nothing "
@@ -304,7 +319,8 @@ def lines_of_commit(sink: AnySink, committables: Sequence[Committable]) -> list[
 
 
 _Order: TypeAlias = "tuple[AnySink, Verb, tuple[Any, ...], bool, int | None]"
-"""What a second process shall do: the arguments of `in_other_process`, in their order."""
+"""What a second process shall do: sink, verb, its arguments, whether it is killed at the end, and
+before which line it is."""
 
 
 def _said_elsewhere(order: _Order, ends: Collection[int]) -> dict[str, Any]:

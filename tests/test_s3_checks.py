@@ -1,0 +1,125 @@
+"""What is said of a server at the start and by `doctor`; no local one answers like these."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from botocore.stub import ANY, Stubber
+
+from sparkonce.sinks.finding import Finding, Level
+from sparkonce.sinks.s3.checks import check_server
+from sparkonce.sinks.s3.client import Connection, Purpose
+from sparkonce.sinks.s3.diagnosis import diagnose
+from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.s3.upload import ObjectSettings
+
+PLACE = Place("lake", "orders/")
+SETTINGS = ObjectSettings(encryption="aws:kms", kms_key="key")
+
+
+class Server:
+    """Answers that come in the order of the requests."""
+
+    def __init__(self, connection: Connection, stubber: Stubber) -> None:
+        self.connection = connection
+        self.stubber = stubber
+
+    def reachable(self, name: str = "") -> None:
+        """The uploads are listed, and the probe is absent."""
+        headers = {"HTTPHeaders": {"server": name} if name else {}}
+        self.stubber.add_response("list_multipart_uploads", {"ResponseMetadata": headers})
+        self.refuses("head_object", "404", 404)
+
+    def refuses(self, operation: str, code: str, status: int) -> None:
+        self.stubber.add_client_error(operation, code, http_status_code=status)
+
+    def has_rules(self, answer: dict[str, Any]) -> None:
+        self.stubber.add_response("get_bucket_lifecycle_configuration", answer)
+
+    def found(self) -> list[Finding]:
+        return list(diagnose(self.connection, PLACE, SETTINGS))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    with Stubber(connection.client(Purpose.ASK)) as stubber:
+        yield Server(connection, stubber)
+        stubber.assert_no_pending_responses()
+    connection.close()
+
+
+PUT = {
+    "Bucket": "lake",
+    "Key": ANY,
+    "Body": b"",
+    "ContentMD5": "1B2M2Y8AsgTpgAmY7PhCfg==",
+    "ServerSideEncryption": "aws:kms",
+    "SSEKMSKeyId": "key",
+}
+
+
+def writes(server: Server) -> None:
+    """The probe of conditional writes goes well."""
+    server.stubber.add_response("put_object", {}, {**PUT, "IfNoneMatch": "*"})
+    server.refuses("put_object", "PreconditionFailed", 412)
+    server.stubber.add_response("delete_object", {})
+
+
+def test_lifecycle_without_rules(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """NooBaa and RustFS answer 200 where S3 says that there is no such configuration."""
+    server.reachable()
+    server.has_rules({})
+    check_server(server.connection, PLACE)
+    assert "no lifecycle rule of the bucket aborts uploads" in caplog.text
+    server.reachable()
+    server.has_rules({})
+    server.has_rules({})
+    writes(server)
+    assert {finding.level for finding in server.found()} == {Level.OK}
+
+
+def test_server_that_purges_uploads_by_itself(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MinIO has no such lifecycle rules and deletes open uploads after a day, prepared ones too."""
+    server.reachable("MinIO")
+    with caplog.at_level(logging.WARNING, logger="sparkonce"):
+        check_server(server.connection, PLACE)
+    (said,) = caplog.messages
+    assert "stale_uploads_expiry" in said
+    assert "lifecycle" not in said
+    server.reachable("MinIO")
+    writes(server)
+    (finding,) = [finding for finding in server.found() if finding.level is not Level.OK]
+    assert finding.level is Level.WARNING
+    assert "stale_uploads_expiry=168h" in finding.fix
+
+
+def test_probe_where_there_are_no_conditional_writes(server: Server) -> None:
+    """Backblaze B2 refuses the condition: the right to write is there, which is all it takes."""
+    server.reachable()
+    server.has_rules({})
+    server.has_rules({})
+    server.refuses("put_object", "NotImplemented", 501)
+    server.stubber.add_response("put_object", {}, PUT)
+    server.stubber.add_response("delete_object", {})
+    (finding,) = [finding for finding in server.found() if finding.level is not Level.OK]
+    assert finding.level is Level.WARNING
+    assert "a transaction log in this bucket would be refused" in finding.what
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_probe_that_may_not_be_written(server: Server, number: int) -> None:
+    server.reachable()
+    server.has_rules({})
+    server.has_rules({})
+    if number == 2:
+        server.refuses("put_object", "NotImplemented", 501)
+    server.refuses("put_object", "AccessDenied", 403)
+    server.stubber.add_response("delete_object", {})
+    (finding,) = [finding for finding in server.found() if finding.level is Level.ERROR]
+    assert finding.fix == "grant s3:PutObject on the prefix"
