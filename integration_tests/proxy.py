@@ -133,9 +133,56 @@ class Proxy:
                     self.lost += 1
                     break
                 client.sendall(data)
-        for end in (client, server):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+        _hang_up(client, server)
+
+
+class KafkaProxy(Proxy):
+    """Passes a request on once the one before it is answered, as a broker takes them.
+
+    A client does not wait for that: several of its requests may come with one read.
+    """
+
+    def _requests(
+        self, client: socket.socket, server: socket.socket, losing: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while request := _message(client):
+                is_picked = self._is_picked(request)
+                server.sendall(request)
+                answer = _message(server)
+                if is_picked:
+                    self.lost += 1
+                    break
+                client.sendall(answer)
+        _hang_up(client, server)
+
+    def _answers(
+        self, server: socket.socket, client: socket.socket, losing: threading.Event
+    ) -> None:
+        """They are read where the request was."""
+
+
+def _message(sender: socket.socket) -> bytes:
+    """A request or answer of Kafka's protocol with its length before it; empty at the end.
+
+    Raises:
+        OSError: the end comes in the middle.
+    """
+    message = sender.recv(4, socket.MSG_WAITALL)
+    left = int.from_bytes(message, "big")
+    while left:
+        data = sender.recv(min(left, _CHUNK))
+        if not data:
+            raise ConnectionResetError
+        message += data
+        left -= len(data)
+    return message
+
+
+def _hang_up(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def holds(word: bytes) -> Picks:
@@ -154,5 +201,5 @@ def http_request(word: bytes) -> Picks:
 
 
 def kafka_request(api_key: int) -> Picks:
-    """A request of Kafka's protocol; a client sends its length and head at once."""
+    """A request of Kafka's protocol, as a `KafkaProxy` sees it."""
     return lambda data: data[4:6] == api_key.to_bytes(2, "big")

@@ -25,7 +25,7 @@ from integration_tests.crash.targets import (
     real_targets,
     s3_target,
 )
-from integration_tests.proxy import Picks, Proxy, holds, http_request, kafka_request
+from integration_tests.proxy import KafkaProxy, Picks, Proxy, holds, http_request, kafka_request
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm
 from sparkonce.testing.services import ServiceKind, Services, start_services
@@ -215,13 +215,13 @@ def cuts(services: Services, fresh_name: Callable[[], str]) -> Iterator[list[Cut
     """Every sink behind a proxy; Kafka's is a broker of its own that advertises the proxy."""
     with contextlib.ExitStack() as stack:
 
-        def proxy_of(port: int) -> Proxy:
-            return stack.enter_context(contextlib.closing(Proxy(port)))
+        def proxy_of(port: int, kind: type[Proxy] = Proxy) -> Proxy:
+            return stack.enter_context(contextlib.closing(kind(port)))
 
         made = []
         if choose_backend() != "docker":  # a container advertises where it is published
             port = free_port()
-            proxy = proxy_of(port)
+            proxy = proxy_of(port, KafkaProxy)
             advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
             own = stack.enter_context(
                 start_services(["kafka"], ports={"kafka": port}, kafka_config=advertised)
