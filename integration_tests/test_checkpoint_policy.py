@@ -160,7 +160,14 @@ def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", ["listener", "awaitTermination", "next batch", "commit='prepared' from now on"]
+    "way",
+    [
+        "listener",
+        "awaitTermination",
+        "next batch",
+        "listener of commit='prepared'",
+        "awaitTermination of commit='prepared'",
+    ],
 )
 def test_start_commits_what_the_last_run_left_undecided(
     job: Job, monkeypatch: pytest.MonkeyPatch, way: str
@@ -176,7 +183,7 @@ def test_start_commits_what_the_last_run_left_undecided(
         pipeline.close()
         assert job.visible() == Counter([1, 2, 3])
         return
-    if way != "listener":
+    if "awaitTermination" in way:
         pipeline.awaitTermination(job.start(pipeline))
     else:
         job.run(pipeline)

@@ -155,6 +155,8 @@ def test_rows_that_are_dealt_out_are_computed_once(
     job.add(*ids(*range(20)))
     job.run(job.pipeline(sinks=[DealingSink(job.out, writers=6)]))
     assert len(taken) == (not is_checked)
+    kept = job.spark.sparkContext._jsc.sc().getPersistentRDDs()
+    assert kept.size() == 0, "the snapshot stays on the executors"
     assert job.visible() == Counter(range(20))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from integration_tests.test_s3_formats import session_zone
 from sparkonce.model import BranchId, Committable, Owner
@@ -246,6 +248,30 @@ def test_sessions_zone_does_not_change_it(spark: SparkSession, kind: str, value:
         with session_zone(spark, zone):
             seen.add(content(typed(spark, kind, [value])).value)
     assert len(seen) == 1
+
+
+def test_neither_nullability_nor_ansi_changes_it(
+    spark: SparkSession, set_conf: Callable[[str, str], None]
+) -> None:
+    """A replay may come from a query with a `coalesce` more, or in a session of another mode."""
+    query = """
+        SELECT a, s, l, m, t FROM VALUES
+        (1, named_struct('x', 1), array(1), map('k', 1), 'x'),
+        (2, named_struct('x', 2), {l}, {m}, 'y') AS rows(a, s, l, m, t)"""
+    seen = set()
+    for mode in ("true", "false"):
+        set_conf("spark.sql.ansi.enabled", mode)
+        seen.add(content(spark.sql(query.format(l="NULL", m="NULL"))))
+    assert len(seen) == 1
+    df = spark.sql(query.format(l="array(2)", m="map('k', 2)"))
+    schema = df.schema
+    text = schema.json()
+    for flag in ("nullable", "containsNull", "valueContainsNull"):
+        text = text.replace(f'"{flag}":false', f'"{flag}":true')
+    loose = StructType.fromJson(json.loads(text))
+    assert loose != schema
+    found = {content(spark.createDataFrame(df.toArrow(), each)) for each in (schema, loose)}
+    assert len(found) == 1
 
 
 def test_elements_do_not_pass_into_the_next_list(spark: SparkSession) -> None:

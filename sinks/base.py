@@ -451,6 +451,19 @@ class RowSink(TwoPhaseCommitSink[HandleT]):
 # -- what a sink hands over ----------------------------------------------------------------------
 
 
+def check_version(committable: Committable, newest: int) -> None:
+    """Refuse what a newer version of a sink has prepared: its proofs may be others.
+
+    Raises:
+        ConfigurationError: the payload's version is above `newest`.
+    """
+    if committable.version > newest:
+        raise ConfigurationError(
+            f"{committable.branch_id}: written by a newer sparkonce (payload version "
+            f"{committable.version}, this one knows {newest}): use that one"
+        )
+
+
 def check_committable(sink: AnySink, committable: object, branch_id: BranchId) -> Committable:
     """What `preCommit` or `prepareBatch` returned, as it comes out of a decision again.
 

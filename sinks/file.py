@@ -31,10 +31,13 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, check_version
 
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."
+_PAYLOAD_VERSION = 2
+"""1 may have no id of the folder."""
+
 _SUFFIX = "parquet"  # the full branch id ends with its own dot
 
 
@@ -109,7 +112,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._hidden)
-        return Committable(handle.branch_id, {"folder": self._id})
+        return Committable(handle.branch_id, {"folder": self._id}, _PAYLOAD_VERSION)
 
     def discard(self, handle: FileHandle) -> None:
         if handle.writer is not None:
@@ -118,6 +121,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         handle.path.unlink(missing_ok=True)
 
     def commit(self, committable: Committable) -> None:
+        check_version(committable, _PAYLOAD_VERSION)
         branch_id = committable.branch_id
         hidden, visible = self._hidden_path(branch_id), self._visible_path(branch_id)
         try:

@@ -16,7 +16,8 @@ import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, cast
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -119,16 +120,15 @@ class SparkBatch:
         for sink in sinks:
             alone = sink.transform or sink.dealt_by
             passes.setdefault(sink.name if alone else sink.writers, []).append(sink)
-        rows = self._df
-        if len(passes) > 1 or any(sink.transform for sink in sinks) or self._may_mix(sinks):
-            # Several passes must see the same rows, and a transform that Spark can prune must not
-            # starve a stateful query: a snapshot, not `persist`, which a lost executor recomputes.
-            rows = rows.localCheckpoint(eager=True)
+        # Several passes must see the same rows, and a transform that Spark can prune must not
+        # starve a stateful query.
+        must_last = len(passes) > 1 or any(s.transform for s in sinks) or self._may_mix(sinks)
         shares: dict[str, Share] = {}
-        for together in passes.values():
-            transform = together[0].transform
-            df = rows if transform is None else transform(rows)
-            shares |= self._write_pass(df, together, incarnation, rewrite)
+        with _snapshot(self._df) if must_last else nullcontext(self._df) as rows:
+            for together in passes.values():
+                transform = together[0].transform
+                df = rows if transform is None else transform(rows)
+                shares |= self._write_pass(df, together, incarnation, rewrite)
         if rewrite is None:
             self._small.note(shares.values())
         return shares
@@ -219,6 +219,22 @@ class SparkBatch:
         if len(partitions) != len(summaries):
             raise ProtocolError(f"batch {self.batch_id}: Spark returned a partition twice")
         return summaries
+
+
+@contextmanager
+def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
+    """The rows as they are now, on the executors until the block ends.
+
+    Not `persist`, which a lost executor recomputes. Left to Spark, they would stay for up to half
+    an hour more.
+    """
+    rows = df.localCheckpoint(eager=True)
+    try:
+        yield rows
+    finally:
+        plan: Any = rows._jdf.queryExecution().logical()  # noqa: SLF001
+        # Not `unpersist`, which warns that the rows cannot be computed again.
+        df.sparkSession.sparkContext._jsc.sc().unpersistRDD(plan.rdd().id(), False)  # noqa: SLF001
 
 
 def check_pickles(sink: AnySink) -> None:

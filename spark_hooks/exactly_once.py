@@ -2,7 +2,7 @@
 
     foreachBatch(df, N) ─► RunningQuery ─► [new run: validate, begin, bind, recover] ─► run N
                                                                 │
-    the query starts, without new data ─────────────────────────┘         (commit="checkpoint")
+    the query starts, without new data ─────────────────────────┘      (left by commit="checkpoint")
     Spark writes commits/N ─► a thread, batch N+1, awaitTermination, close or the interpreter's
                               exit, whichever comes first ─► settle N     (commit="checkpoint")
 
@@ -176,9 +176,9 @@ class ExactlyOnce:
         self._is_validated = False
         self._failure: Exception | None = None
         self._listener: StartListener | None = None
+        _listening.append(weakref.ref(self, _listening.remove))
+        self._listen()
         if commit == "checkpoint":
-            _listening.append(weakref.ref(self, _listening.remove))
-            self._listen()
             call_at_exit(self._settle_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
@@ -451,16 +451,29 @@ class ExactlyOnce:
     def _on_start(self, query: RunningQuery) -> None:
         def recover() -> None:
             # Asked first: an object waits for no query but its own.
-            if self._is_meant(query) and self._is_bound(query):
-                with self._lock:
-                    if self._is_meant(query):
-                        self._recover_at_start(query)
+            if not (self._is_meant(query) and self._is_bound(query) and self._has_to_hear(query)):
+                return
+            with self._lock:
+                if self._is_meant(query):
+                    self._recover_at_start(query)
 
         try:
             _while_active(query, recover, f"recover the start of {query.run}")
         except Exception:
             # The first batch, or awaitTermination, tries again and raises.
             logger.warning("the start of %s was not recovered yet", query.run, exc_info=True)
+
+    def _has_to_hear(self, query: RunningQuery) -> bool:
+        """Whether the first batch may be too late to recover the start.
+
+        With commit="prepared" Spark replays what is not complete, but for what commit="checkpoint"
+        had left.
+        """
+        if self._commit == "checkpoint":
+            return True
+        log = query.open_log() if self._is_log_in_checkpoint else self.log
+        committed = query.committed()
+        return any(record.id.batch_id <= committed for record in log.unfinished(self.name))
 
     def _is_meant(self, query: RunningQuery) -> bool:
         """Whether this is the newest object of the pipeline, as far as its checkpoint is known."""

@@ -8,6 +8,9 @@ it runs the elements of neighbouring arrays together, it refuses maps and varian
 equal strings through a collation. So nulls and sizes are hashed too, and each type in a form that
 tells its values apart. Only what SQL itself calls equal stays equal: 0.0 and -0.0, and two maps
 whose entries stand in another order.
+
+Neither what the schema says of nulls counts nor a setting of the session: a replay may run after
+both have changed, as with a `coalesce` more in the query, or Spark's ANSI mode.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from sparkonce.txn_log.record import Fingerprint
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ALGORITHM: Final = "spark-xxhash64-sum/2"
+ALGORITHM: Final = "spark-xxhash64-sum/3"
 """Changes with anything that changes the hash of any row."""
 
 _BINARY: Final = "UTF8_BINARY"
@@ -47,9 +50,9 @@ def fingerprint(hashes: pa.Array[pa.Int64Scalar]) -> Fingerprint:
 
 def row_hash(schema: StructType, parent: str | None = None) -> str:
     """SQL that hashes a row: of the columns themselves, or of those in the struct `parent`."""
-    if parent is None:
-        return _hash(_of_fields(schema, "", nullable=False, depth=0))
-    return _hash(_of_value(quoted(parent), schema, nullable=False, depth=0))
+    if parent is not None and not has_names(schema):
+        return _hash([_as_json(quoted(parent))])
+    return _hash(_of_fields(schema, "" if parent is None else f"{quoted(parent)}.", 0))
 
 
 def is_plain(schema: StructType) -> bool:
@@ -80,26 +83,22 @@ def _hash(parts: Sequence[str]) -> str:
     return f"xxhash64({', '.join(parts) or '0'})"
 
 
-def _of_fields(schema: StructType, prefix: str, *, nullable: bool, depth: int) -> list[str]:
+def _of_fields(schema: StructType, prefix: str, depth: int) -> list[str]:
     return [
         part
         for field in schema.fields
-        for part in _of_value(
-            prefix + quoted(field.name),
-            field.dataType,
-            nullable=nullable or field.nullable,
-            depth=depth,
-        )
+        for part in _of_value(prefix + quoted(field.name), field.dataType, depth)
     ]
 
 
-def _of_value(value: str, kind: DataType, *, nullable: bool, depth: int) -> list[str]:
+def _of_value(value: str, kind: DataType, depth: int) -> list[str]:
     """The arguments of xxhash64 that tell apart any two values of this type."""
     if isinstance(kind, NullType):
         return []
-    null = [f"isnull({value})"] if nullable else []
+    null = f"isnull({value})"
+    size = f"coalesce(size({value}), -1)"
     if isinstance(kind, StructType) and has_names(kind):
-        return [*_of_fields(kind, f"{value}.", nullable=nullable, depth=depth), *null]
+        return [*_of_fields(kind, f"{value}.", depth), null]
     item = f"sparkonce_{depth}"  # of a lambda; it hides outer names, and needs none of them
     parts = [value]
     if isinstance(kind, StructType):
@@ -107,19 +106,18 @@ def _of_value(value: str, kind: DataType, *, nullable: bool, depth: int) -> list
     elif isinstance(kind, StringType) and getattr(kind, "collation", _BINARY) != _BINARY:
         parts = [f"cast({value} AS binary)"]
     elif isinstance(kind, ArrayType):
-        element = _of_value(item, kind.elementType, nullable=kind.containsNull, depth=depth + 1)
-        parts = [f"transform({value}, {item} -> {_hash(element)})", f"size({value})"]
+        element = _of_value(item, kind.elementType, depth + 1)
+        parts = [f"transform({value}, {item} -> {_hash(element)})", size]
     elif isinstance(kind, MapType):
-        entry = StructType().add("key", kind.keyType, nullable=False)
-        entry.add("value", kind.valueType, nullable=kind.valueContainsNull)
-        of_entry = _of_fields(entry, f"{item}.", nullable=False, depth=depth + 1)
+        entry = StructType().add("key", kind.keyType).add("value", kind.valueType)
+        of_entry = _of_fields(entry, f"{item}.", depth + 1)
         hashes = f"transform(map_entries({value}), {item} -> {_hash(of_entry)})"
-        parts = [f"array_sort({hashes})", f"size({value})"]
+        parts = [f"array_sort({hashes})", size]
     elif kind.typeName() == "variant":
         parts = [_as_json(value), f"schema_of_variant({value})"]
     elif kind.typeName() in {"geometry", "geography"}:
         parts = [f"st_asbinary({value})", f"st_srid({value})"]
-    return [*parts, *null]
+    return [*parts, null]
 
 
 def _as_json(value: str) -> str:

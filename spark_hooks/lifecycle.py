@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
-    """Calls `action`, a bound method, with each query that starts, in a thread of its own.
+    """Calls actions, bound methods, with each query that starts, each in a thread of its own.
 
-    The method's object is held weakly: a pipeline that nobody uses any more is not kept.
+    One for each session: Spark asks all of them, and waits. The methods' objects are held weakly: a
+    pipeline that nobody uses any more is not kept.
     """
 
-    def __init__(self, session: SparkSession, action: Callable[[RunningQuery], None]) -> None:
+    def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._action = weakref.WeakMethod(action)
+        self._actions: list[weakref.WeakMethod[Callable[[RunningQuery], None]]] = []
 
     @classmethod
     def add(cls, action: Callable[[RunningQuery], None]) -> Self | None:
@@ -38,9 +39,18 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         session = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
         if session is None or not hasattr(session, "_jsparkSession"):
             return None
-        listener = cls(session, action)
-        session.streams.addListener(listener)
+        with _adding:
+            _added[:] = [listener for listener in _added if listener.is_heard]
+            listener = next((each for each in _added if each._is_of(session)), None)  # noqa: SLF001
+            if listener is None:
+                listener = cls(session)
+                session.streams.addListener(listener)
+                _added.append(listener)
+            listener._actions.append(weakref.WeakMethod(action, listener._actions.remove))
         return listener
+
+    def _is_of(self, session: SparkSession) -> bool:
+        return bool(self._session._jsparkSession.streams() == session._jsparkSession.streams())  # noqa: SLF001
 
     @property
     def is_heard(self) -> bool:
@@ -60,18 +70,23 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         )
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
-        action = self._action()
-        if action is not None:
+        actions = [action for method in list(self._actions) if (action := method()) is not None]
+        if actions:
             # `start()` waits for this call. So the query is there now, while one that finds no new
             # data ends at once; and the work is done elsewhere.
             query = RunningQuery.find(self._session, RunId(str(event.id), str(event.runId)))
-            threading.Thread(target=action, args=(query,), daemon=True).start()
+            for action in actions:
+                threading.Thread(target=action, args=(query,), daemon=True).start()
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         pass
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         pass
+
+
+_added: list[StartListener] = []
+_adding = threading.Lock()
 
 
 class _StartsOnly(JStreamingQueryListener):  # type: ignore[misc] # PySpark is not followed

@@ -19,6 +19,7 @@ import gc
 import json
 import logging
 import operator
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ from threading import Semaphore
 from typing import Any, NamedTuple, Self, cast
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
-from sparkonce.errors import PrepareRejectedError, SparkOnceError
+from sparkonce import __version__
+from sparkonce.errors import ConfigurationError, PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import reach
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
 from sparkonce.sinks.arrow_types import plain
@@ -132,6 +134,23 @@ class PartitionWriter:
         self._batch_id = batch_id
         self._rewrite = rewrite
         self._is_eager = is_eager
+
+    def __getstate__(self) -> tuple[str, bytes]:
+        return __version__, cloudpickle.dumps(self.__dict__)
+
+    def __setstate__(self, state: tuple[str, bytes]) -> None:
+        """Look at the version first: another one may have other fields, and write otherwise.
+
+        Raises:
+            ConfigurationError: the driver has another version than this worker.
+        """
+        version, rest = state
+        if version != __version__:
+            raise ConfigurationError(
+                f"the driver runs sparkonce {version}, and a worker on {socket.gethostname()} "
+                f"{__version__}: install the driver's on every executor"
+            )
+        self.__dict__.update(cloudpickle.loads(rest))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,9 +199,26 @@ class TestSqliteLog(LogContract):
         log = open_log("sqlite:///txn.db")
         assert log.address == f"sqlite:///{tmp_path.resolve()}/txn.db"
 
+    def test_newer_tables_are_refused(self, tmp_path: Path, address: str) -> None:
+        """An older library does not write into tables that it does not know."""
+        open_log(address).close()
+        with closing(sqlite3.connect(tmp_path / "txn.db", isolation_level=None)) as connection:
+            connection.execute("INSERT INTO sparkonce_meta VALUES ('version', '2')")
+        with pytest.raises(ConfigurationError, match="version 2"):
+            open_log(address)
+
     def test_only_the_owner_can_read_the_file(self, tmp_path: Path, address: str) -> None:
         open_log(address)
         assert (tmp_path / "txn.db").stat().st_mode & 0o077 == 0
+
+
+def test_record_of_a_newer_format_is_not_called_torn() -> None:
+    """Whoever restores an old log over it loses what was decided since."""
+    with pytest.raises(LogCorruptError, match="use a newer one"):
+        TransactionRecord.decode('{"v": 99, "what": {}, "crc": 1}', "it")
+    for torn in ("{}", '{"v": 2, "body": {}}', "[]", '"v"', "{"):
+        with pytest.raises(LogCorruptError, match="not a whole record"):
+            TransactionRecord.decode(torn, "it")
 
 
 def test_fingerprints_add_up_modulo_2_to_the_64() -> None:

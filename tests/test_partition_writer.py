@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark import cloudpickle
 
-from sparkonce.errors import PrepareRejectedError
+from sparkonce.errors import ConfigurationError, PrepareRejectedError
 from sparkonce.model import Owner
 from sparkonce.spark_hooks import partition_writer
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
@@ -47,6 +48,18 @@ def test_every_sink_gets_every_row_and_one_branch(sinks: list[MemorySink]) -> No
     for sink in sinks:
         assert sink.calls == ["beginTransaction", "write", "write", "preCommit"]
     assert PartitionSummary.decode(summary.encode()) == summary
+
+
+def test_worker_with_another_version_is_refused(
+    sinks: list[MemorySink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it reads anything else, which may have other fields there."""
+    sent = cloudpickle.dumps(PartitionWriter(sinks, INCARNATION, 7))
+    received: PartitionWriter = cloudpickle.loads(sent)
+    assert received.write(batches(2), 5, 11).parts.keys() == {"left", "right"}
+    monkeypatch.setattr(partition_writer, "__version__", "0.0.1")
+    with pytest.raises(ConfigurationError, match=r"on every executor"):
+        cloudpickle.loads(sent)
 
 
 def test_rewrite_writes_what_is_lost_and_reads_the_rest(sinks: list[MemorySink]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -23,8 +23,11 @@ from sparkonce.errors import (
 )
 from sparkonce.failpoints import POINTS
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
-from sparkonce.sinks import IdempotentSink, Payload, RowSink
-from sparkonce.sinks.base import check_committable
+from sparkonce.sinks import FileSink, IdempotentSink, Payload, RowSink
+from sparkonce.sinks.base import AnySink, check_committable
+from sparkonce.sinks.kafka import KafkaSink
+from sparkonce.sinks.postgres import PostgresSink
+from sparkonce.sinks.s3 import S3Sink
 from sparkonce.spark_hooks.batch import check_pickles
 from sparkonce.testing.kills import CommitPolicy, Kill, crash_points, sample
 from sparkonce.testing.sink_world import stored
@@ -47,6 +50,21 @@ class ListSink(RowSink[list[Any]]):
     def commit(self, committable: Committable) -> None: ...
 
     def abort(self, branch: BranchId | Committable) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FileSink("orders"),
+        lambda: KafkaSink("orders", bootstrap_servers="nowhere.invalid:1"),
+        lambda: PostgresSink("postgresql://nowhere.invalid/shop", table="orders"),
+        lambda: S3Sink("s3://lake/orders", endpoint_url="http://nowhere.invalid:1"),
+    ],
+)
+def test_what_a_newer_version_has_prepared_is_refused(make: Callable[[], AnySink]) -> None:
+    """At once, and before a server is asked: nothing is proven by fields that are not known."""
+    with pytest.raises(ConfigurationError, match="newer sparkonce"):
+        make().commit(Committable(BRANCH, {"files": [], "columns": []}, version=99))
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -70,9 +70,10 @@ def copy(
         return records
     early = [record for record in records if record.state in _FOR_EVER]
     _put(target, here, early)
+    there = {record.id for record in early}
+    del early, records  # once is enough for the memory of a long history
     closed = source._write(lambda store: _close(store, pipeline, source, target))  # noqa: SLF001
     records = source.history(pipeline, _ALL)
-    there = {record.id for record in early}
     _put(target, here, [record for record in records if record.id not in there])
 
     def open_here(store: Store) -> None:

@@ -284,7 +284,11 @@ class PostgresLog(OptimisticLog):
 
     def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
         with self._lock, self._named_errors():
-            self._ask("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            self._ask(
+                "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;"
+                # It keeps nobody waiting while a long history is decoded.
+                " SET LOCAL idle_in_transaction_session_timeout = 0"
+            )
             try:
                 return question(_PostgresView(self))
             finally:

@@ -341,16 +341,16 @@ def unseal(text: str, where: str) -> dict[str, Any]:
     """
     try:
         outer = json.loads(text)
-        version, body, checksum = outer["v"], outer["body"], outer["sha256"]
+        if (version := outer["v"]) not in _READABLE:  # which may have other fields
+            raise LogCorruptError(
+                f"{where} has format {version}, this sparkonce reads up to {FORMAT_VERSION}: use a "
+                "newer one"
+            )
+        body, checksum = outer["body"], outer["sha256"]
     except (ValueError, KeyError, TypeError) as error:
         raise LogCorruptError(
             f"{where} is not a whole record; restore the transaction log from a copy"
         ) from error
-    if version not in _READABLE:
-        raise LogCorruptError(
-            f"{where} has format {version}, this sparkonce reads up to {FORMAT_VERSION}: use a "
-            "newer one"
-        )
     if checksum != _checksum(body):
         raise LogCorruptError(
             f"{where} was changed after it was written; restore the transaction log from a copy"

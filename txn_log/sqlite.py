@@ -43,6 +43,9 @@ CREATE INDEX IF NOT EXISTS sparkonce_unfinished
     ON sparkonce_records (pipeline, batch_id) WHERE state IN ('prepared', 'decided');
 """
 
+_VERSION = 1
+"""Of the tables; a later one would be in sparkonce_meta."""
+
 
 class SqliteLog(TransactionLog):
     """A transaction log in one file on a local disk.
@@ -117,14 +120,19 @@ class SqliteLog(TransactionLog):
             row = connection.execute(
                 "SELECT 1 FROM sqlite_master WHERE name = 'sparkonce_meta'"
             ).fetchone()
-            if row is not None:
-                row = connection.execute(
-                    "SELECT value FROM sparkonce_meta WHERE key = 'log_id'"
-                ).fetchone()
-        if row is None:
+            found = dict(
+                () if row is None else connection.execute("SELECT key, value FROM sparkonce_meta")
+            )
+        if "log_id" not in found:
             self.close()
             raise no_log(self.address)
-        return str(row[0])
+        if int(version := found.get("version", _VERSION)) > _VERSION:
+            self.close()
+            raise ConfigurationError(
+                f"{self.address} has version {version} of the log's tables, this sparkonce knows "
+                f"{_VERSION}: use a newer one"
+            )
+        return str(found["log_id"])
 
     # -- connections and transactions ------------------------------------------------------------
 

@@ -902,6 +902,22 @@ def test_columns_that_the_batch_lacks_get_their_defaults(prepared: World) -> Non
     ]
 
 
+@pytest.mark.parametrize("option", ["table", "create", "dead_letter"])
+def test_name_that_postgres_would_cut_is_refused(prepared: World, option: str) -> None:
+    """Two such names would be one table: the rows of two pipelines, in silence."""
+    prepared.table(COLUMNS)
+    long = f"{prepared.schema}.{'ж' * 32}"
+    prepared.run(f"CREATE TABLE {long[:-1]} (LIKE {prepared.schema}.orders)")
+    options: dict[str, Any] = {
+        "table": {"table": long},
+        "create": {"table": f"{prepared.schema}.{'x' * 64}", "create": "if_missing"},
+        "dead_letter": {"dead_letter": long},
+    }
+    sink = prepared.sink(**{"table": f"{prepared.schema}.orders", **options[option]})
+    with pytest.raises(ConfigurationError, match="over 63 bytes"):
+        sink.validate(ROWS.schema)
+
+
 def test_partitioned_table_and_domain_are_targets_too(prepared: World) -> None:
     prepared.run(f"CREATE DOMAIN {prepared.schema}.small AS bigint CHECK (value < 3)")
     prepared.run(

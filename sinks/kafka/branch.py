@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ProtocolError
 from sparkonce.model import BranchId, Committable
+from sparkonce.sinks.base import check_version
 
 PAYLOAD_VERSION: Final = 2
 MAX_MARGIN_S: Final = 60.0
@@ -62,11 +63,7 @@ class KafkaBranch:
             ConfigurationError: a newer sparkonce wrote it.
             ProtocolError: it is not one of this sink.
         """
-        if committable.version > PAYLOAD_VERSION:
-            raise ConfigurationError(
-                f"{committable.branch_id}: written by a newer sparkonce (payload version "
-                f"{committable.version}, this one knows {PAYLOAD_VERSION}); use that one"
-            )
+        check_version(committable, PAYLOAD_VERSION)
         payload: dict[str, Any] = {**committable.payload}
         if "marker_topic" in payload:  # version 1: there was only one
             topic = payload.pop("marker_topic")

@@ -167,6 +167,9 @@ _MARKER = """
 
 _SCHEMA_AND_TABLE = 2
 
+_MAY_BE_CUT = 60
+"""Bytes: a longer name ends at the 63rd, or before the letter that would pass it."""
+
 _NO_NAME = (
     psycopg.errors.InvalidName,
     psycopg.errors.InvalidParameterValue,
@@ -264,7 +267,9 @@ def resolve(
     with connection.cursor(row_factory=_ROW) as cursor:
         found = _find(cursor, table, refuse)
         if found is None and creates:
-            create_target(connection, name_parts(connection, table), writing, schema, refuse)
+            create_target(
+                connection, name_parts(connection, table, refuse), writing, schema, refuse
+            )
             found = _find(cursor, table, refuse)
         if found is None:
             _refuse_missing(cursor, table, refuse)
@@ -307,8 +312,8 @@ def _find(cursor: psycopg.Cursor[Any], table: str, refuse: Callable[[str], NoRet
     """What the server has by this name; None for nothing."""
     try:
         found = cursor.execute(_TABLE, (table,)).fetchone()
-        if found is None:
-            name_parts(cursor.connection, table)  # is stricter about what a name is
+        if found is None or len(f"{found.schema}{found.name}".encode()) >= _MAY_BE_CUT:
+            name_parts(cursor.connection, table, refuse)  # is stricter about what a name is
     except _NO_NAME:
         refuse('this is no name as SQL writes it; quote its parts, as in \'"my schema"."T"\'')
     except psycopg.errors.FeatureNotSupported:
@@ -351,7 +356,7 @@ def _dead_letter(
     connection: PgConnection, found: Any, dead_letter: str, refuse: Callable[[str], NoReturn]
 ) -> tuple[str, str]:
     try:
-        parts = name_parts(connection, dead_letter)
+        parts = name_parts(connection, dead_letter, refuse)
     except _NO_NAME:
         refuse(f"dead_letter={dead_letter!r} is no name as SQL writes it")
     if len(parts) > _SCHEMA_AND_TABLE:

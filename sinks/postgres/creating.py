@@ -157,10 +157,22 @@ def _create(connection: PgConnection, table: Sequence[str], columns: sql.Composa
         roll_back(connection)
 
 
-def name_parts(connection: PgConnection, table: str) -> list[str]:
-    """A name as written in SQL, by its parts."""
-    row = connection.execute("SELECT parse_ident(%s)", (table,)).fetchone()
-    return [] if row is None else list(row[0])
+def name_parts(
+    connection: PgConnection, table: str, refuse: Callable[[str], NoReturn]
+) -> list[str]:
+    """A name as written in SQL, by its parts; refused where Postgres would cut it."""
+    rows = connection.execute(
+        "SELECT part, part::name::text FROM unnest(parse_ident(%s)) WITH ORDINALITY AS p (part, n)"
+        " ORDER BY n",
+        (table,),
+    ).fetchall()
+    for part, cut in rows:
+        if part != cut:
+            refuse(
+                f"{part!r} has over 63 bytes, and Postgres would read {cut!r}, as of any other "
+                "name that begins like this: shorten it"
+            )
+    return [part for part, _ in rows]
 
 
 def check_dead_letter(

@@ -160,7 +160,9 @@ def _listed(files: Files, folder: str) -> list[tuple[str, Span]]:
     def confirmed() -> list[tuple[str, Span]] | None:
         nonlocal before
         now, seen = once(), before
-        ends = {f: max(span.last for other, span in seen if other == f) for f, _ in seen}
+        ends: dict[str, int] = {}
+        for parent, span in seen:
+            ends[parent] = max(span.last, ends.get(parent, -1))
         same = {(f, span) for f, span in now if span.first <= ends.get(f, -1)} == seen
         before = now
         return sorted(seen) if same else None

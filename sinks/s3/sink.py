@@ -28,7 +28,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
 from sparkonce.sinks.arrow_types import loosened
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, check_version
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
@@ -48,6 +48,9 @@ from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.publisher import Publisher
 from sparkonce.sinks.s3.upload import Checksum, ObjectSettings, StagedFile
 from sparkonce.sinks.s3.writer import BranchWriter
+
+_PAYLOAD_VERSION = 2
+"""1 may have neither checksums nor Amazon's partition."""
 
 _PARALLEL_FILES = 8
 
@@ -331,9 +334,10 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             "files": [file.to_json() for file in files],
             "layout": None if layout is None else layout.to_json(),
         }
-        return Committable(branch_id, payload)
+        return Committable(branch_id, payload, _PAYLOAD_VERSION)
 
     def _files_of(self, committable: Committable) -> tuple[FileOutcome, tuple[StagedFile, ...]]:
+        check_version(committable, _PAYLOAD_VERSION)
         payload: Any = committable.payload
         files = tuple(StagedFile.from_json(value) for value in payload["files"])
         here = self._connection.partition

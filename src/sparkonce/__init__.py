@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from sparkonce.sinks.s3.readers import committed_dataset, read_committed
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
-__all__ = ["ExactlyOnce", "committed_dataset", "read_committed"]
+__all__ = ["ExactlyOnce", "__version__", "committed_dataset", "read_committed"]
+
+__version__ = "0.1.0.dev0"
 
 
 def __getattr__(name: str) -> object:
