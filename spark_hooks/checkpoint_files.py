@@ -66,6 +66,17 @@ class UnknownCheckpoint:
         return None
 
 
+class LostCheckpoint:
+    """A checkpoint that is lost for good, with a batch that it is to have no commit of."""
+
+    def __init__(self, location: str, *, abandoned: int) -> None:
+        self.location = location
+        self._committed = abandoned - 1
+
+    def committed(self) -> int:
+        return self._committed
+
+
 def local_path(location: str) -> Path | None:
     """The path of a location on a local disk; None for one that is elsewhere."""
     url = urlsplit(location)

@@ -537,17 +537,23 @@ class Coordinator:
                 settled.append(committable)
                 continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
-        self._all(lambda committable: self._end_settled(record, committable), settled)
+        visible: set[BranchId] = set()
+
+        def end(committable: Committable) -> None:
+            if self._end_settled(record, committable) is End.VISIBLE:
+                visible.add(committable.branch_id)
+
+        self._all(end, settled)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
         redo = {c.branch_id for c in record.committables() if record.ruling(c) is Ruling.REDO}
         self._all(
             lambda some: lost.extend(self._commit_branches(some, deadline, redo)), by_sink.values()
         )
         if not lost:
-            self._publish(record, deadline)
+            self._publish(record, deadline, visible)
         return lost
 
-    def _end_settled(self, record: TransactionRecord, committable: Committable) -> None:
+    def _end_settled(self, record: TransactionRecord, committable: Committable) -> End:
         """Let no older driver that wakes up commit it. Best effort: its server may be gone."""
         branch_id, ruling = committable.branch_id, record.ruling(committable)
         logger.warning("%s: settled by an operator: %s", branch_id, ruling)
@@ -563,6 +569,7 @@ class Coordinator:
             )
         elif ended.how is End.UNKNOWN:
             logger.warning("%s is not proven to have ended: %s", branch_id, ended.why)
+        return ended.how
 
     def _commit_branches(
         self, committables: Sequence[Committable], deadline: float, redo: Collection[BranchId]
@@ -677,8 +684,16 @@ class Coordinator:
         reach("complete.after", batch=record.id.batch_id)
         return done
 
-    def _publish(self, record: TransactionRecord, deadline: float) -> None:
-        """Let each sink tell its readers that the batch is whole."""
+    def _publish(
+        self, record: TransactionRecord, deadline: float, visible: Collection[BranchId] = ()
+    ) -> None:
+        """Let each sink tell its readers that the batch is whole.
+
+        Args:
+            record: of the batch.
+            deadline: until when it is tried again.
+            visible: branches that show, though an operator has said otherwise.
+        """
         owner = replace(self.incarnation.owner, query_id=record.id.query_id)
 
         def publish(item: tuple[str, Share]) -> None:
@@ -692,7 +707,9 @@ class Coordinator:
                 offsets=record.offsets,
                 # What an operator has settled was not committed: readers must not look for it.
                 committables=tuple(
-                    c for c in share.committables if record.ruling(c) in {None, Ruling.REDO}
+                    c
+                    for c in share.committables
+                    if record.ruling(c) in {None, Ruling.REDO} or c.branch_id in visible
                 ),
             )
             self._until_known(

@@ -23,7 +23,7 @@ from sparkonce.txn_log.identity import Claim, next_batch
 from sparkonce.txn_log.record import Head, TransactionRecord
 
 if TYPE_CHECKING:
-    from sparkonce.spark_hooks.coordinator import Coordinator
+    from sparkonce.spark_hooks.coordinator import Checkpoint, Coordinator
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 
@@ -88,7 +88,7 @@ def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles 
         return UnknownCheckpoint(head.checkpoint or "(the log does not say where)")
 
 
-def take_over(job: ExactlyOnce, checkpoint: CheckpointFiles | UnknownCheckpoint) -> Coordinator:
+def take_over(job: ExactlyOnce, checkpoint: Checkpoint) -> Coordinator:
     """A coordinator that holds a token of its own; whoever held the one before is fenced."""
     head = head_of(job.log, job.name)
     sinks = {sink.name: sink.target for sink in job.all_sinks}

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -459,6 +460,32 @@ def test_abandoned_batch_is_not_called_finished(
     told = json.loads(capsys.readouterr().out)
     assert (told["finished"], told["abandoned"], told["aborted"]) == ([], [1], 1)
     assert list(prepared_file.parent.iterdir()) == []
+
+
+def test_batch_whose_checkpoint_is_lost_can_be_abandoned(
+    folder: Path, prepared_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody else could ever end it, and no other checkpoint may take the name before."""
+    prepare(folder, prepared_file).close()
+    recover = ["recover", "jobs:make", "--yes", "--abandon"]
+    assert run([*recover, "1", "--checkpoint", "ckpt"]) == 1
+    assert "can be read" in capsys.readouterr().err
+    shutil.rmtree(folder / "ckpt")
+    assert run(recover[:-1]) == FOUND
+    assert "cannot be read from here" in capsys.readouterr().err
+    assert run([*recover, "0"]) == 1
+    assert "batch 0 is not prepared" in capsys.readouterr().err
+    log = SqliteLog(folder / "log.db")
+    sinks = {"file": f"folder {folder / 'out'}"}
+    new = Claim("orders", OTHER_QUERY, "run", this_driver(), sinks, 0, replaces=QUERY)
+    with pytest.raises(ConfigurationError, match="--abandon 1"):
+        log.begin(new)
+    assert run([*recover, "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["abandoned"], told["aborted"]) == ([1], 1)
+    assert list(prepared_file.parent.iterdir()) == []
+    log.begin(new)
+    log.close()
 
 
 def test_abandoned_batch_is_told_in_words(

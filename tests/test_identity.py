@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "fresh checkpoint while only the old one can say what commits": (
         claim(0, query_id="new", replaces=QUERY),
         known(unfinished=[replace(record(INCARNATION, 2), state=State.PREPARED)]),
-        "start once with that checkpoint.* sparkonce recover orders",
+        "start once with that checkpoint.* sparkonce recover JOB .*--abandon 2",
     ),
     "Spark has passed a batch that was abandoned": (
         claim(3),
@@ -121,7 +121,16 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         ),
         "Delete commits/2",
     ),
-    "old checkpoint that never met a log": (claim(5), known(head=None), "adopt=True"),
+    "old checkpoint that never met a log": (
+        claim(5),
+        known(head=None),
+        "adopt=True if .*nothing of batch 5",
+    ),
+    "log that has lost its records": (
+        claim(5, checkpoint_log_id=LOG_ID),
+        known(head=None),
+        "its records are lost. Restore",
+    ),
     "pipeline renamed": (
         claim(3, checkpoint_log_id=LOG_ID, checkpoint_pipeline="old-name"),
         known(head=None),
@@ -135,7 +144,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "prepared batch that Spark has made anew": (
         claim(2, offsets={2: ("[77]",)}),
         known(1, records={2: replace(record(INCARNATION, 2), state=State.PREPARED)}),
-        "abort what is prepared of it: sparkonce recover orders",
+        "abort what is prepared of it: sparkonce recover JOB",
     ),
     "copied checkpoint, its last batch differs": (
         claim(3, offsets={2: ("[77]",), 3: ("[3]",)}),

@@ -303,6 +303,7 @@ def test_ruled_branch_that_is_visible_after_all_is_told(
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"{branch.branch_id} is committed" in told
     assert f"settled as {ruling}" in told
+    assert str(branch.branch_id) in world.stores[LEFT].published[0]  # to readers of manifests, too
 
 
 def test_ruled_branch_that_cannot_be_ended_is_not_asked_to_commit(world: World) -> None:

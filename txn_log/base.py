@@ -428,6 +428,11 @@ def no_log(address: str) -> ConfigurationError:
 
 def _require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
     if head is not None and head.moved_to is not None:
+        if head.token == 0:
+            raise refusal(
+                f"the move of pipeline {head.pipeline!r} from {head.moved_to} to here was cut off: "
+                "run the same `sparkonce log copy` again, or give that one as log= to stay there"
+            )
         raise refusal(
             f"pipeline {head.pipeline!r} was moved to the transaction log {head.moved_to}: give "
             "that one as log=; nothing is written here any more"

@@ -197,8 +197,9 @@ class DocumentLog(OptimisticLog):
                 raise LogUnavailableError(
                     f"{self.address}: the document {pipeline}/head was there and is not any more; "
                     "nothing was written. Look whether the place is mounted and whole; if the "
-                    "document is gone, restore it from a copy, or batches that were decided are "
-                    "aborted"
+                    "document is gone, stop the query and restore it from a copy that has the "
+                    "newest batch (docs/operations.md, LogCorruptError), or batches that were "
+                    "decided are aborted"
                 )
             seen = _Seen(None, _Pipeline())
         elif found.text is None and cached is not None:

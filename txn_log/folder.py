@@ -101,7 +101,8 @@ class FolderPlace:
         raise LogUnavailableError(
             f"{self.address}: {_file(name, numbers[-1])} is listed there, and reading it says that "
             "it is not there; nothing was written. If that stays (a link into nowhere, half a "
-            "restore), restore it from a whole copy; do not delete it, or an older file counts"
+            "restore), stop the query and restore it from a whole copy that has the newest batch "
+            "(docs/operations.md, LogCorruptError); do not delete it, or an older file counts"
         )
 
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:

@@ -18,9 +18,10 @@ from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling
 
 _IF_LOST = (
-    "If that one is lost, a new checkpoint has to begin behind what is delivered: `sparkonce log "
-    "list JOB` names the last complete batch, and `sparkonce log show JOB BATCH` its source "
-    "offsets. From the source's start on, all that is delivered would be written again."
+    "If that one is lost, a new checkpoint has to begin behind what is delivered: run `sparkonce "
+    "recover JOB`, which delivers what is decided; then `sparkonce log list JOB` names the last "
+    "batch that is complete or settled, and `sparkonce log show JOB BATCH` its source offsets. "
+    "From an earlier place on, what is delivered would be written again."
 )
 
 
@@ -128,7 +129,7 @@ def check_offsets(record: TransactionRecord, shown: Sequence[str], checkpoint: s
         return
     made_anew = (
         " If Spark made that batch anew here, since its files were deleted, abort what is prepared "
-        f"of it: sparkonce recover {record.id.pipeline} --checkpoint …"
+        "of it: sparkonce recover JOB --checkpoint LOCATION"
     )
     raise ConfigurationError(
         f"{record.id} was made with source offsets {list(record.offsets)}, but the checkpoint "
@@ -184,13 +185,23 @@ def _check_new_query(claim: Claim, known: Known) -> None:
             raise ConfigurationError(
                 f"{record.id} is prepared, and only its own checkpoint can say whether it commits: "
                 "start once with that checkpoint, then with the new one, or settle it without "
-                f"Spark: sparkonce recover {claim.pipeline} --checkpoint …"
+                "Spark: sparkonce recover JOB --checkpoint LOCATION; or, if that checkpoint is "
+                f"lost, with --abandon {record.id.batch_id}: it is in no sink then, and the new "
+                "one has to read its rows"
             )
     if claim.batch_id > 0 and not claim.adopt:
-        raise ConfigurationError(
+        now = (
             f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, and the transaction "
-            f"log {known.log} has no record of its batches. If it ran without sparkonce until "
-            "now, pass adopt=True; if not, point log= to the log that it was started with."
+            f"log {known.log} has no record of its batches"
+        )
+        if claim.checkpoint_log_id == known.log_id:
+            raise ConfigurationError(
+                f"{now}, though it ran with this log: its records are lost. Restore the log from a "
+                "copy that has the newest batch (docs/operations.md, LogCorruptError)."
+            )
+        raise ConfigurationError(
+            f"{now}. If it ran with another log, point log= to that one; if it ran without "
+            f"sparkonce until now, pass adopt=True if {_you_know(claim)}."
         )
 
 

@@ -101,8 +101,8 @@ def _topic(topic: str, config: Mapping[str, str]) -> Iterator[Finding]:
             Level.WARNING,
             f"topic {topic} has {_TOPIC_ISR}={config[_TOPIC_ISR]}: an acknowledged row may be on "
             "one broker only",
-            f"three replicas and {_TOPIC_ISR}=2: kafka-configs.sh --alter --topic {topic} "
-            f"--add-config {_TOPIC_ISR}=2",
+            f"give it three replicas (kafka-reassign-partitions.sh), and only then {_TOPIC_ISR}=2: "
+            "with fewer, nothing could be written or committed any more",
         )
     else:
         yield Finding(Level.OK, f"topic {topic}: {_TOPIC_ISR}={config[_TOPIC_ISR]}")

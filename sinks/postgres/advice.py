@@ -22,7 +22,9 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
         return (
             f"lock_timeout={timeouts.lock:g} s: another session, or a prepared transaction, holds "
             "what this one needs; pg_locks and pg_prepared_xacts tell which; end that one, or "
-            "raise lock_timeout="
+            "raise lock_timeout=. What is prepared under a gid that begins with sparkonce. only "
+            "its own pipeline may end (`sparkonce recover JOB`, or its next start): ended by hand, "
+            "its rows would be lost, or come twice"
         )
     if isinstance(error, pg.QueryCanceled):
         return (

@@ -32,8 +32,10 @@ _HOLDERS: Final = """
     SELECT l.pid, l.mode, a.state, coalesce(a.application_name, '') AS application,
         extract(epoch FROM now() - a.xact_start)::bigint AS seconds
     FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
-    WHERE l.relation = to_regclass(%(table)s) AND l.granted AND l.pid IS DISTINCT FROM
-        pg_backend_pid() AND a.xact_start < now() - make_interval(secs => %(long_s)s)
+    WHERE l.relation = to_regclass(%(table)s) AND l.granted AND l.mode <> 'AccessShareLock'
+        AND l.pid IS DISTINCT FROM pg_backend_pid()
+        AND NOT starts_with(coalesce(a.application_name, ''), 'sparkonce')
+        AND a.xact_start < now() - make_interval(secs => %(long_s)s)
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     ORDER BY seconds DESC LIMIT 5
 """
@@ -91,7 +93,8 @@ def _server(seen: Any) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR,
             f"all {seen.most_prepared} prepared transactions that the server allows are in use",
-            "end those that nobody needs (SELECT * FROM pg_prepared_xacts), or raise "
+            "end those that nobody needs (SELECT * FROM pg_prepared_xacts), but none whose gid "
+            "begins with sparkonce. (`sparkonce recover JOB` of its pipeline does), or raise "
             "max_prepared_transactions",
         )
     else:

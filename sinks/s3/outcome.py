@@ -99,7 +99,7 @@ class FileOutcome:
                     f"S3: batch {self.branch_id.batch_id} is decided, and {self.name(file)} is "
                     f"lost: its upload {file.upload_id} is gone and there is no object. Somebody "
                     "aborted it, or a lifecycle rule with AbortIncompleteMultipartUpload did. "
-                    f"Write its {file.rows} rows again from the sources",
+                    f"Let Spark replay the batch: that writes its {file.rows} rows again",
                     self.branch_id,
                 )
         raise self._unresolved(file, seen, refusal)

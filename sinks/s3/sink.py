@@ -296,8 +296,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise CommitRejectedError(
                 f"{len(standing)} of the {len(files)} files of {branch_id} stand, so that its rows "
                 f"would be there twice: {names}. Delete these, and start again; or leave them, "
-                "write the rows of the others by hand, and say so: "
-                f"{settle_command(branch_id, 'committed')}",
+                "write the rows of the others by hand, and say so, which leaves both out of the "
+                f"manifest: {settle_command(branch_id, 'committed')}",
                 branch_id,
             )
 

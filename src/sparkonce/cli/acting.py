@@ -31,6 +31,7 @@ from sparkonce.errors import (
     SinkError,
 )
 from sparkonce.model import Committable, TransactionId
+from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint
 from sparkonce.spark_hooks.recovery import (
     claim_again,
     end_branches,
@@ -45,6 +46,7 @@ from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 
 if TYPE_CHECKING:
+    from sparkonce.spark_hooks.coordinator import Checkpoint
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -69,16 +71,22 @@ _IS_COMMITTED = {
 }
 _ORDER = (
     "Stop the driver, then run `sparkonce recover JOB`, and only then put rows in by hand, where "
-    "that is still to be done."
+    "that is still to be done: not where it is said to be committed. Mend that reason first."
 )
 
 
 @click.command()
 @click.argument("job")
 @checkpoint_option
+@click.option(
+    "--abandon",
+    type=int,
+    metavar="BATCH",
+    help="Its checkpoint is lost for good: abort this batch, which is prepared.",
+)
 @yes_option
 @json_option
-def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
+def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as_json: bool) -> int:
     """Finish what is decided and abort orphans, without Spark.
 
     Takes a fencing token, so a driver that still runs fails at its next write; it asks first unless
@@ -87,11 +95,13 @@ def recover(job: str, checkpoint: str | None, yes: bool, as_json: bool) -> int:
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint) as pipeline:
         head = head_of(pipeline.log, pipeline.name)
-        place = find_checkpoint(head, checkpoint)
+        place: Checkpoint = find_checkpoint(head, checkpoint)
+        if abandon is not None:
+            place = _lost_checkpoint(pipeline, place, abandon)
         before = _standing(pipeline)
         if not (before["unfinished"] or before["orphans"] or before["not_listed"]):
             return _report(screen, pipeline, before, before, None)
-        _may_fence(pipeline.log, pipeline.name, yes=yes)
+        _may_fence(pipeline.log, pipeline.name, yes=yes, always=abandon is not None)
         error: SinkError | None = None
         try:
             take_over(pipeline, place).recover()
@@ -341,6 +351,26 @@ def _may_fence(log: TransactionLog, pipeline: str, *, yes: bool, always: bool = 
     if not sys.stdin.isatty():
         raise click.ClickException("nobody can be asked here: pass --yes if you are sure")
     click.confirm("Go on?", abort=True, err=True)
+
+
+def _lost_checkpoint(pipeline: ExactlyOnce, place: Checkpoint, batch_id: int) -> Checkpoint:
+    """The operator's word in the place of a checkpoint that nobody can read any more."""
+    if place.committed() is not None:
+        raise ConfigurationError(
+            f"the checkpoint {place.location} can be read, and says itself what becomes of batch "
+            f"{batch_id}: leave --abandon out"
+        )
+    unfinished = pipeline.log.unfinished(pipeline.name)
+    if all((r.id.batch_id, r.state) != (batch_id, State.PREPARED) for r in unfinished):
+        raise ConfigurationError(
+            f"batch {batch_id} is not prepared: `sparkonce status` shows what is unfinished"
+        )
+    click.echo(
+        f"Batch {batch_id} will be in no sink. Its checkpoint {place.location} must be lost for "
+        "good: with that, the query could not go on from here.",
+        err=True,
+    )
+    return LostCheckpoint(place.location, abandoned=batch_id)
 
 
 def _standing(pipeline: ExactlyOnce) -> Facts:

@@ -81,7 +81,8 @@ def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
             Level.WARNING,
             f"{log.address} is on this machine's disk: a driver that moves to another machine does "
             "not find it, and a lost disk loses it",
-            "keep it on a disk that goes with the driver, and back it up",
+            "keep it on a disk that goes with the driver, and copy it with sqlite3's .backup (cp "
+            "leaves out what is in the file -wal; remove -wal and -shm where you restore a copy)",
         )
     else:
         yield Finding(Level.OK, f"{log.address} answers")
