@@ -151,12 +151,15 @@ def test_rows_that_are_dealt_out_are_computed_once(
         taken.append(df)
         return snapshot(df, **options)
 
+    def kept() -> set[int]:
+        return set(job.spark.sparkContext._jsc.getPersistentRDDs())
+
     monkeypatch.setattr(kind, "localCheckpoint", watched)
+    before = kept()
     job.add(*ids(*range(20)))
     job.run(job.pipeline(sinks=[DealingSink(job.out, writers=6)]))
     assert len(taken) == (not is_checked)
-    kept = job.spark.sparkContext._jsc.sc().getPersistentRDDs()
-    assert kept.size() == 0, "the snapshot stays on the executors"
+    assert kept() == before, "the snapshot stays on the executors"
     assert job.visible() == Counter(range(20))
 
 

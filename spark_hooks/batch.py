@@ -228,13 +228,15 @@ def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
     Not `persist`, which a lost executor recomputes. Left to Spark, they would stay for up to half
     an hour more.
     """
+    context = df.sparkSession.sparkContext
     rows = df.localCheckpoint(eager=True)
     try:
         yield rows
     finally:
-        plan: Any = rows._jdf.queryExecution().logical()  # noqa: SLF001
-        # Not `unpersist`, which warns that the rows cannot be computed again.
-        df.sparkSession.sparkContext._jsc.sc().unpersistRDD(plan.rdd().id(), False)  # noqa: SLF001
+        if context._jsc is not None:  # noqa: SLF001 - Spark has not been stopped meanwhile
+            plan: Any = rows._jdf.queryExecution().logical()  # noqa: SLF001
+            # Not `unpersist`, which warns that the rows cannot be computed again.
+            context._jsc.sc().unpersistRDD(plan.rdd().id(), False)  # noqa: SLF001
 
 
 def check_pickles(sink: AnySink) -> None:

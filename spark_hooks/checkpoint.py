@@ -261,9 +261,9 @@ class RunningQuery:
         """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
         bind(self._folder, seen, log_id, pipeline)
 
-    def open_log(self) -> TransactionLog:
+    def open_log(self, *, create: bool = True) -> TransactionLog:
         """Open the transaction log that is inside this checkpoint."""
-        return checkpoint_log(self.checkpoint, self._conf)
+        return checkpoint_log(self.checkpoint, self._conf, create=create)
 
     @cached_property
     def _folder(self) -> Folder:

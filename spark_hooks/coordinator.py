@@ -538,10 +538,14 @@ class Coordinator:
                 continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
         visible: set[BranchId] = set()
+        unsure: list[Committable] = []
 
         def end(committable: Committable) -> None:
-            if self._end_settled(record, committable) is End.VISIBLE:
+            how = self._end_settled(record, committable)
+            if how is End.VISIBLE:
                 visible.add(committable.branch_id)
+            elif how is End.UNKNOWN:
+                unsure.append(committable)
 
         self._all(end, settled)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
@@ -550,6 +554,7 @@ class Coordinator:
             lambda some: lost.extend(self._commit_branches(some, deadline, redo)), by_sink.values()
         )
         if not lost:
+            self._all(end, list(unsure))  # its server may be back: the manifest is written once
             self._publish(record, deadline, visible)
         return lost
 

@@ -199,8 +199,7 @@ class ExactlyOnce:
                 with _turn(query):  # whoever recovers the query's start comes to an end first
                     self._turn_to(query)
                 self._checkpoint = query.checkpoint
-                if self._commit == "checkpoint":
-                    self._warn_of_unheard_starts(query)
+                self._warn_of_unheard_starts(query)
             if self._failure is not None:
                 raise self._failure
             batch = SparkBatch(
@@ -437,7 +436,8 @@ class ExactlyOnce:
 
     def _warn_of_unheard_starts(self, query: RunningQuery) -> None:
         was_heard = self._listen()
-        if was_heard and self._listener is not None and self._listener.hears(query):
+        is_heard = was_heard and self._listener is not None and self._listener.hears(query)
+        if is_heard or self._commit == "prepared":  # for which it hardly ever matters
             return
         logger.warning(
             "pipeline %r was made %s, and hears of a start only by a batch. A start that finds no "
@@ -471,7 +471,8 @@ class ExactlyOnce:
         """
         if self._commit == "checkpoint":
             return True
-        log = query.open_log() if self._is_log_in_checkpoint else self.log
+        # Its first batch may be making the log at this moment, or the user deleting it.
+        log = query.open_log(create=False) if self._is_log_in_checkpoint else self.log
         committed = query.committed()
         return any(record.id.batch_id <= committed for record in log.unfinished(self.name))
 

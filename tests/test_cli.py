@@ -496,7 +496,7 @@ def test_abandoned_batch_is_told_in_words(
     recover = ["recover", "jobs:make", "--checkpoint", "ckpt", "--yes"]
     assert run(recover) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "batches abandoned: 1 (left to Spark's replay)" in said
+    assert "batches abandoned: 1 (left to Spark's replay, if any)" in said
     assert "finished" not in said
     assert "branches aborted: 1" in said
 

@@ -96,3 +96,11 @@ def test_key_that_may_be_of_the_password_is_not_named(conninfo: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_conninfo(conninfo, "it is nothing")
     assert SECRET not in str(caught.value)
+
+
+def test_log_whose_password_has_a_question_mark_shows_nothing_of_it() -> None:
+    """What stands behind it looks like a parameter, such as schema=."""
+    for rest in (f"{SECRET}=Z", f"schema={SECRET}!"):
+        with pytest.raises(ConfigurationError, match="%3F") as caught:
+            open_log(f"postgresql://app:a?{rest}@db/shop")
+        assert SECRET not in str(caught.value)

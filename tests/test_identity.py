@@ -127,9 +127,9 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         "adopt=True if .*nothing of batch 5",
     ),
     "log that has lost its records": (
-        claim(5, checkpoint_log_id=LOG_ID),
+        claim(5, checkpoint_log_id=LOG_ID, adopt=True),
         known(head=None),
-        "its records are lost. Restore",
+        "its records are lost. Restore.*adopt=.batch 5",
     ),
     "pipeline renamed": (
         claim(3, checkpoint_log_id=LOG_ID, checkpoint_pipeline="old-name"),

@@ -14,6 +14,7 @@ from kafka import errors
 from sparkonce.errors import (
     CommitUnresolvedError,
     PreparedBranchLostError,
+    PrepareRejectedError,
     ProtocolError,
     SinkError,
 )
@@ -725,6 +726,17 @@ def sink_of(finisher: PaperFinisher, patience_s: float = 0.0) -> KafkaSink:
     sink = KafkaSink("orders", bootstrap_servers="here:1")
     sink._finisher, sink._patience_s = finisher, patience_s  # type: ignore[assignment]
     return sink
+
+
+@pytest.mark.parametrize("ahead_s", [30.0, 1200.0])
+def test_task_whose_clock_is_ahead(ahead_s: float) -> None:
+    """When the brokers abort its transaction nobody knows: not decided, so that nothing is lost."""
+    sink, branches = sink_of(PaperFinisher()), [committable(10.0), committable(-ahead_s)]
+    if ahead_s < 60:
+        assert sink.prepareBatch(BRANCH, branches) == branches
+        return
+    with pytest.raises(PrepareRejectedError, match="clocks of executors and driver"):
+        sink.prepareBatch(BRANCH, branches)
 
 
 def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:

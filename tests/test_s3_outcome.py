@@ -513,3 +513,20 @@ def test_way_out_is_told_where_it_is_one(operation: str, is_told: bool) -> None:
     """A server that has no CRC32C says so when the upload is created, and of much else too."""
     error = ClientError({"Error": {"Code": "NotImplemented", "Message": "no"}}, operation)
     assert ("checksum=" in describe(error)) == is_told
+
+
+def test_driver_that_stands_still_looks_once_more(
+    commit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen right behind its first look, for longer than a completion elsewhere may take."""
+    clock = iter([0.0, 0.0, 15.0, 15.0])
+    monkeypatch.setattr(outcome, "SETTLE_S", 10.0)
+    monkeypatch.setattr(outcome.time, "monotonic", lambda: next(clock, 15.0))
+    monkeypatch.setattr(outcome, "pause", lambda seconds: None)
+    commit(
+        404,
+        404,
+        {"Metadata": OURS, "ETag": f'"{FILE.etag}"', "ContentLength": 10},
+        refusal="NoSuchUpload",
+        parts="NoSuchUpload",
+    )

@@ -141,6 +141,11 @@ class PostgresLog(OptimisticLog):
 
     def __init__(self, url: str, *, create: bool = True, statement_timeout_s: float = 30.0) -> None:
         server, _, parameters = url.partition("?")
+        if "@" in parameters:  # nothing of it is shown
+            raise ConfigurationError(
+                "log=postgresql://… has an @ behind a ?: write a ? in a password as %3F, and such "
+                "an @ as %40"
+            )
         query = dict(parse_qsl(parameters, keep_blank_values=True))
         schema = query.pop("schema", "sparkonce")
         if _LABEL.fullmatch(schema) is None:

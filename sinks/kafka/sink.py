@@ -19,7 +19,7 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, at_once
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.kafka.access import PREFIX, RefusedError, missing_right
-from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.branch import MAX_MARGIN_S, KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import Finisher
@@ -211,9 +211,22 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def prepareBatch(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        """Say so when the batch's transactions have come near to their timeout."""
-        oldest = min(map(KafkaBranch.of, committables), key=lambda b: b.began_at, default=None)
-        if oldest is not None:
+        """Say so when the batch's transactions have come near to their timeout.
+
+        Raises:
+            PrepareRejectedError: a task's clock is ahead, so that nobody knows when the brokers
+                abort its transaction.
+        """
+        branches = sorted(map(KafkaBranch.of, committables), key=lambda b: b.began_at)
+        if branches:
+            oldest, newest = branches[0], branches[-1]
+            if (ahead_s := newest.began_at - time.time()) > MAX_MARGIN_S:
+                raise PrepareRejectedError(
+                    f"{self.where}: the transaction {newest.transactional_id} will begin in "
+                    f"{ahead_s:.0f} s by the driver's clock: the clocks of executors and driver "
+                    "are apart. Keep them alike to a minute (NTP)",
+                    branch_id,
+                )
             took_s, timeout_s = time.time() - oldest.began_at, oldest.timeout_ms / 1000
             if took_s > timeout_s * _LONG_WRITE:
                 logger.warning(

@@ -312,7 +312,8 @@ def _find(cursor: psycopg.Cursor[Any], table: str, refuse: Callable[[str], NoRet
     """What the server has by this name; None for nothing."""
     try:
         found = cursor.execute(_TABLE, (table,)).fetchone()
-        if found is None or len(f"{found.schema}{found.name}".encode()) >= _MAY_BE_CUT:
+        names = () if found is None else (found.schema, found.name)
+        if not names or max(len(name.encode()) for name in names) >= _MAY_BE_CUT:
             name_parts(cursor.connection, table, refuse)  # is stricter about what a name is
     except _NO_NAME:
         refuse('this is no name as SQL writes it; quote its parts, as in \'"my schema"."T"\'')

@@ -98,8 +98,7 @@ class FileOutcome:
                 raise PreparedBranchLostError(
                     f"S3: batch {self.branch_id.batch_id} is decided, and {self.name(file)} is "
                     f"lost: its upload {file.upload_id} is gone and there is no object. Somebody "
-                    "aborted it, or a lifecycle rule with AbortIncompleteMultipartUpload did. "
-                    f"Let Spark replay the batch: that writes its {file.rows} rows again",
+                    "aborted it, or a lifecycle rule with AbortIncompleteMultipartUpload did",
                     self.branch_id,
                 )
         raise self._unresolved(file, seen, refusal)
@@ -187,9 +186,12 @@ class FileOutcome:
 
     def _look_patiently(self, file: StagedFile) -> Seen:
         deadline = time.monotonic() + SETTLE_S
-        while (seen := self._look(file)) is Seen.ABSENT and time.monotonic() < deadline:
+        while True:
+            is_last = time.monotonic() >= deadline  # of a look that begins now: we may stand still
+            seen = self._look(file)
+            if seen is not Seen.ABSENT or is_last:
+                return seen
             pause(_SETTLE_POLL_S)
-        return seen
 
     def _is_upload_gone(self, file: StagedFile) -> bool:
         try:

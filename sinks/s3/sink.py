@@ -249,7 +249,9 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             # Writing the branch again would show the rows of the other files twice (I4).
             raise CommitRejectedError(
                 f"{len(lost)} of the {len(files)} files of a branch are lost while the others are "
-                f"visible, so the branch cannot simply be written again. The first: {lost[0]}",
+                f"visible, so the branch cannot simply be written again. The first: {lost[0]}. "
+                f"Delete the others, and {settle_command(branch_id, 'redo')}; or write the rows of "
+                f"those that are lost by hand, and {settle_command(branch_id, 'committed')}",
                 branch_id,
             )
         if lost:

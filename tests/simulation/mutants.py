@@ -414,7 +414,7 @@ _SETTLEMENT: Final = (
         (
             Edit(
                 COORDINATOR,
-                "self._all(lambda committable: self._end_settled(record, committable), settled)",
+                "self._all(end, settled)",
                 "pass",
             ),
         ),

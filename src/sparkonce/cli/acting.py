@@ -406,7 +406,7 @@ def _in_words(finished: Sequence[int], abandoned: Sequence[int], gone: int) -> s
 
     said = {
         f"batches finished: {listed(finished)}": finished,
-        f"batches abandoned: {listed(abandoned)} (left to Spark's replay)": abandoned,
+        f"batches abandoned: {listed(abandoned)} (left to Spark's replay, if any)": abandoned,
         f"branches aborted: {gone}": gone,
     }
     return "; ".join(text for text, which in said.items() if which)

@@ -30,6 +30,7 @@ _STYLES = {
     "warning": "yellow",
     "ok": "green",
 }
+_ONE_CLOCK_S = 60
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -84,6 +85,8 @@ def age(at: str | None) -> str:
     if at is None:
         return "never"
     left = time.time() - timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ"))
+    if left < -_ONE_CLOCK_S:
+        return f"{-left / 60:.0f} min ahead of this machine's clock: the two differ"
     for seconds, unit in _UNITS:
         if left >= 2 * seconds:
             return f"{left / seconds:.0f} {unit} ago"
