@@ -16,11 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import Observation
+from pyspark.sql.functions import count, lit
 
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS
+from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -723,6 +726,63 @@ def test_pipeline_that_is_called_twice_for_a_batch_fails_the_query(job: Job) -> 
     with pytest.raises(Exception, match="called a second time for batch 0 in one run"):
         query.start().awaitTermination()
     assert job.visible() == Counter([1])
+
+
+@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+def test_second_pipeline_of_the_name_in_one_function_fails_the_query(
+    job: Job, commit: CommitPolicy
+) -> None:
+    """Its rows were taken for a replay of the first one's, or the first one's were aborted."""
+    job.add(*ids(1, 2))
+
+    def split(df: DataFrame, batch_id: int) -> None:
+        job.pipeline(commit=commit)(df.where("id = 1"), batch_id)
+        job.pipeline(commit=commit)(df.where("id = 2"), batch_id)
+
+    query = job.rows().writeStream.foreachBatch(split).trigger(availableNow=True)
+    query = query.option("checkpointLocation", str(job.folder / job.checkpoint))
+    with pytest.raises(Exception, match="one object, with all sinks"):
+        query.start().awaitTermination()
+    whole = job.pipeline(commit=commit)
+    whole.awaitTermination(job.start(whole))
+    assert job.visible() == Counter([1] if commit == "prepared" else [1, 2])
+
+
+@pytest.mark.parametrize("has_conf", [False, True])
+def test_query_without_a_checkpoint_location_is_refused(
+    job: Job, set_conf: Callable[[str, str], None], has_conf: bool
+) -> None:
+    """Spark makes one up that no other start finds: each would deliver all of its rows."""
+    if has_conf:
+        set_conf("spark.sql.streaming.checkpointLocation", str(job.folder / "ckpts"))
+    job.add(*ids(1, 2))
+    writer = job.rows().writeStream.foreachBatch(job.pipeline()).trigger(availableNow=True)
+    with pytest.raises(Exception, match="no checkpointLocation"):
+        writer.start().awaitTermination()
+    assert job.visible() == Counter()
+    if has_conf:  # with a name it lasts
+        writer.queryName("orders").start().awaitTermination()
+        assert job.visible() == Counter([1, 2])
+
+
+def test_replay_completes_an_observation(job: Job) -> None:
+    """Whose `get` waits in the user's function, for ever, for a query over its rows."""
+    job.add(*ids(1, 2))
+    seen: list[dict[str, Any]] = []
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        observation = Observation()
+        pipeline(df.observe(observation, count(lit(1)).alias("n")), batch_id)
+        seen.append(observation.get)
+
+    for _ in range(2):
+        pipeline = job.pipeline()
+        query = job.rows().writeStream.foreachBatch(deliver).trigger(availableNow=True)
+        query = query.option("checkpointLocation", str(job.folder / job.checkpoint))
+        query.start().awaitTermination()
+        job.forget_commit()
+    assert seen == [{"n": 2}, {"n": 2}]
+    assert job.visible() == Counter([1, 2])
 
 
 def test_call_outside_foreach_batch_says_so(job: Job) -> None:

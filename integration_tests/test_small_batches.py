@@ -54,6 +54,15 @@ def fail_in(point: str, *, batch: int) -> failpoints.Handler:
     return fail
 
 
+def test_select_that_makes_few_rows_of_many_sees_them_all(job: Job) -> None:
+    """Small is what is written; the driver read the first rows of each partition only."""
+    for start in range(0, 15_000, 3000):
+        job.add(*ids(*range(start, start + 3000)))
+    sink = FileSink(job.out, select=["count(*) AS id"])
+    job.run(job.pipeline(sinks=[sink]), lambda df: df.coalesce(1))
+    assert job.visible() == Counter({3000: 5})
+
+
 def halves(df: DataFrame) -> DataFrame:
     return df.repartition(2, "id")
 

@@ -145,8 +145,12 @@ class SparkBatch:
         return not all(conf.isModifiable(s) and conf.get(s) == "true" for s in SHUFFLE_CHECKS)
 
     def drain(self) -> None:
-        # Not the format "noop", which takes no column of the type INTERVAL.
-        self._df._jdf.queryExecution().toRdd().count()  # noqa: SLF001
+        execution: Any = self._df._jdf.queryExecution()  # noqa: SLF001
+        patterns: Any = self._df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
+        if execution.analyzed().containsPattern(patterns.COLLECT_METRICS()):
+            self._df.count()  # an `Observation` of the user's waits for a query, for ever
+        else:  # not the format "noop", which takes no column of the type INTERVAL
+            execution.toRdd().count()
 
     def _write_pass(
         self,
@@ -172,7 +176,9 @@ class SparkBatch:
         Every partition gives at most one row too many; spark.driver.maxResultSize bounds them all.
         """
         most = self._small.most_rows
-        rows, lanes = with_hashes(df.where(f"{_ROW_NUMBER} <= {most}"), sinks)
+        # Behind `select=`, which may make many rows into few: those are counted that are written.
+        rows, lanes = with_hashes(df, sinks)
+        rows = rows.where(f"{_ROW_NUMBER} <= {most}")
 
         def collected() -> Iterator[pa.RecordBatch]:
             table = rows.toArrow()

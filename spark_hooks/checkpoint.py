@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -47,6 +48,12 @@ class RunId(NamedTuple):
     run_id: str
 
 
+_LOCATION = "spark.sql.streaming.checkpointLocation"
+_TEMPORARY = "temporary-"
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Of the name that Spark gives a checkpoint below `_LOCATION`, to a query without a name."""
+
+
 def _calling_query(batch_df: DataFrame) -> str:
     """The id of the query that is calling foreachBatch in this thread.
 
@@ -63,7 +70,8 @@ def _calling_query(batch_df: DataFrame) -> str:
     if not query_id:
         raise ConfigurationError(
             "ExactlyOnce is called by a running query: pass it to "
-            "df.writeStream.foreachBatch(…) and set a checkpointLocation"
+            "df.writeStream.foreachBatch(…) and set a checkpointLocation. A function of your own "
+            "calls it in the thread in which Spark calls that function"
         )
     return str(query_id)
 
@@ -122,9 +130,26 @@ class RunningQuery:
         job group, is the user's to set.
 
         Raises:
-            ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
+            ConfigurationError: the call does not come from foreachBatch, or over Spark Connect; or
+                the query has a checkpoint that its next start would not find.
         """
-        return cls._find(batch_df.sparkSession, _calling_query(batch_df))
+        found = cls._find(batch_df.sparkSession, _calling_query(batch_df))
+        found._check_is_lasting(batch_df.sparkSession)  # noqa: SLF001 - of this class
+        return found
+
+    def _check_is_lasting(self, session: SparkSession) -> None:
+        """Refuse a checkpoint that Spark has made up for a query without one."""
+        parent, _, name = self.checkpoint.rpartition("/")
+        place = session.conf.get(_LOCATION, None)
+        is_temporary = name.startswith(_TEMPORARY)
+        if place is not None and self._query.name() is None and _UUID.fullmatch(name):
+            is_temporary |= parent.endswith(place.rstrip("/"))
+        if is_temporary:
+            raise ConfigurationError(
+                f"the query has no checkpointLocation, so Spark made {self.checkpoint} for this "
+                "start alone, and the next one would deliver all of its rows again: set "
+                '.option("checkpointLocation", …)'
+            )
 
     def is_calling(self, batch_df: DataFrame) -> bool:
         """Whether `calling` would find this very run."""

@@ -43,7 +43,7 @@ from sparkonce.errors import (
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
-from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
@@ -79,6 +79,9 @@ _listening: list[weakref.ref[ExactlyOnce]] = []
 
 _serving: weakref.WeakValueDictionary[str, ExactlyOnce] = weakref.WeakValueDictionary()
 """By query id: the object that has turned to the query last."""
+
+_returned: dict[str, tuple[RunId, int]] = {}
+"""By query id: the run, and the highest batch of it that an object has delivered."""
 
 _claiming = threading.Lock()
 """Held while an object finds its sinks free and turns to a query, which claims them."""
@@ -182,7 +185,7 @@ class ExactlyOnce:
             call_at_exit(self._settle_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Deliver one micro-batch.
+        """Deliver one micro-batch. A function of your own calls it once for each, empty ones too.
 
         When it returns, the batch is visible in every sink; with commit="checkpoint" it is
         prepared in every sink.
@@ -195,6 +198,7 @@ class ExactlyOnce:
             query = self._query
             if query is None or not query.is_calling(batch_df):
                 query = RunningQuery.calling(batch_df)
+                self._check_first_call(query, batch_id)
                 self._leave_for(query)
                 with _turn(query):  # whoever recovers the query's start comes to an end first
                     self._turn_to(query)
@@ -222,6 +226,7 @@ class ExactlyOnce:
                 # Whatever comes next is a new incarnation: it recovers first.
                 self._coordinator = None
                 raise
+            _returned[query.run.query_id] = (query.run, batch_id)
             if self._coordinator.pending is not None:
                 threading.Thread(
                     target=self._settle_soon, args=(query, batch_id), daemon=True
@@ -360,6 +365,22 @@ class ExactlyOnce:
         self._small = SmallBatches(self._small.most_rows)
         self._record_batches = RecordBatches()
         self._failure, self._is_validated = None, False
+
+    def _check_first_call(self, query: RunningQuery, batch_id: int) -> None:
+        """Refuse a batch that another object has delivered in this run: it is no replay.
+
+        Raises:
+            ProtocolError: it would pass for one, and its rows would be in no sink.
+        """
+        run, newest = _returned.get(query.run.query_id, (None, -1))
+        if run == query.run and batch_id <= newest:
+            raise ProtocolError(
+                f"batch {batch_id} of the query {query.run.query_id} was delivered by another "
+                f"ExactlyOnce in this run, and pipeline {self.name!r} is called for it too. Make "
+                "one object, with all sinks, and call it once for a batch: transform= gives a sink "
+                "rows of its own, and select= columns. The rows of this call are in no sink: if "
+                'the batch is complete (commit="prepared"), put them in by hand'
+            )
 
     def _check_sinks_are_free(self, query: RunningQuery) -> None:
         """Refuse a sink of another query that runs: what `validate` found out there is kept in it.

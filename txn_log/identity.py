@@ -152,8 +152,9 @@ def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:
     if claim.checkpoint_pipeline not in {None, claim.pipeline}:
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} belongs to the pipeline "
-            f"{claim.checkpoint_pipeline!r}, not to {claim.pipeline!r}: keep the old name. With a "
-            "fresh checkpoint, what the source still has would be written again under the new one."
+            f"{claim.checkpoint_pipeline!r}, not to {claim.pipeline!r}: keep the old name; a query "
+            "has one pipeline, whose sinks get rows of their own by transform=. With a fresh "
+            "checkpoint, what the source still has would be written again under the new one."
         )
 
 
@@ -250,7 +251,9 @@ def _check_gap(claim: Claim, known: Known, expected: int) -> None:
     is_of_lost_log = claim.checkpoint_log_id not in {None, known.log_id}  # that adopt= names
     if not is_of_lost_log and claim.adopt != f"batch {claim.batch_id}":
         raise ConfigurationError(
-            f"{gap}the ones between ran without it. Point log= to the log that was in use, or pass "
+            f"{gap}the ones between ran without it, or the function returned without calling the "
+            "pipeline, as with `if df.isEmpty(): return` (call it for each batch, empty ones too). "
+            "Point log= to the log that was in use, or pass "
             f'adopt="batch {claim.batch_id}" if {_you_know(claim)}.'
         )
 

@@ -110,8 +110,6 @@ class Address:
     def said(self, error: Exception) -> str:
         """What went wrong, in Postgres' first sentence: its details show rows."""
         text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-        if text and isinstance(error, psycopg.DataError):
-            text = text.partition(': "')[0]  # what follows is the value
         text = text or str(error).partition("\nDETAIL:")[0].strip() or type(error).__name__
         known = conninfo_to_dict(self.conninfo)
         for secret in SECRETS:

@@ -181,7 +181,8 @@ def duplicate_key(merge: Merge) -> sql.Composed:
 def duplicate_told(merge: Merge, row: Sequence[object]) -> str:
     """What to tell of a row of `duplicate_key`."""
     key = list(merge.key or ())
-    example = ", ".join(f"{name} = {value!r}" for name, value in zip(key, row, strict=True))
+    values = (repr(str(value))[1:-1] for value in row)  # on one line, as it goes into logs
+    example = ", ".join(f"{name} = {value}" for name, value in zip(key, values, strict=True))
     if merge.order_by:
         return (
             f"two rows are the last of their key={key} by order_by={list(merge.order_by)}, for "
