@@ -97,7 +97,8 @@ class FileOutcome:
             if seen is Seen.ABSENT and self.same_server:
                 raise PreparedBranchLostError(
                     f"S3: batch {self.branch_id.batch_id} is decided, and {self.name(file)} is "
-                    f"lost: its upload {file.upload_id} is gone and there is no object. Somebody "
+                    f"lost with its {file.rows} rows: the upload {file.upload_id} is gone and "
+                    "there is no object. Somebody "
                     "aborted it, or a lifecycle rule with AbortIncompleteMultipartUpload did",
                     self.branch_id,
                 )
