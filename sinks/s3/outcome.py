@@ -98,8 +98,8 @@ class FileOutcome:
                 raise PreparedBranchLostError(
                     f"S3: batch {self.branch_id.batch_id} is decided, and {self.name(file)} is "
                     f"lost with its {file.rows} rows: the upload {file.upload_id} is gone and "
-                    "there is no object. Somebody "
-                    "aborted it, or a lifecycle rule with AbortIncompleteMultipartUpload did",
+                    "there is no object. Somebody aborted it, or a lifecycle rule with "
+                    "AbortIncompleteMultipartUpload did",
                     self.branch_id,
                 )
         raise self._unresolved(file, seen, refusal)
