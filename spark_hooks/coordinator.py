@@ -554,7 +554,7 @@ class Coordinator:
             lambda some: lost.extend(self._commit_branches(some, deadline, redo)), by_sink.values()
         )
         if not lost:
-            self._all(end, list(unsure))  # its server may be back: the manifest is written once
+            self._all(end, unsure)  # its server may be back: the manifest is written once
             self._publish(record, deadline, visible)
         return lost
 
@@ -690,7 +690,7 @@ class Coordinator:
         return done
 
     def _publish(
-        self, record: TransactionRecord, deadline: float, visible: Collection[BranchId] = ()
+        self, record: TransactionRecord, deadline: float, visible: Collection[BranchId]
     ) -> None:
         """Let each sink tell its readers that the batch is whole.
 

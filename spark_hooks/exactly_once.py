@@ -457,8 +457,9 @@ class ExactlyOnce:
 
     def _warn_of_unheard_starts(self, query: RunningQuery) -> None:
         was_heard = self._listen()
-        is_heard = was_heard and self._listener is not None and self._listener.hears(query)
-        if is_heard or self._commit == "prepared":  # for which it hardly ever matters
+        if self._commit == "prepared":  # for which it hardly ever matters
+            return
+        if was_heard and self._listener is not None and self._listener.hears(query):
             return
         logger.warning(
             "pipeline %r was made %s, and hears of a start only by a batch. A start that finds no "
