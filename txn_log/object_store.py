@@ -39,6 +39,7 @@ from sparkonce.errors import (
     LogUnavailableError,
 )
 from sparkonce.failpoints import reach
+from sparkonce.s3_errors import code_of, has_delete_marker, said, status_of
 from sparkonce.txn_log.document import Found, Version
 
 if TYPE_CHECKING:
@@ -179,12 +180,12 @@ class ObjectPlace:
         try:
             tag, body = get()
         except _ERRORS as error:
-            status = _status(error)
+            status = status_of(error)
             if status == _NOT_MODIFIED and known is not None:
                 return Found(known, None)
             # A 404 without the server's own word is that of a proxy, say, in its place.
-            if _code(error) == "NoSuchKey":
-                if may_be_deleted or not _has_delete_marker(error):
+            if code_of(error) == "NoSuchKey":
+                if may_be_deleted or not has_delete_marker(error):
                     return None
                 raise LogUnavailableError(
                     f"{self.address}: a delete marker stands at {self._prefix}{name}: somebody has "
@@ -252,19 +253,19 @@ class ObjectPlace:
                 **condition,  # type: ignore[arg-type]
             )
         except _ERRORS as error:
-            if _status(error) in _NOT_MET and _code(error) != "NoSuchBucket":
+            if status_of(error) in _NOT_MET and code_of(error) != "NoSuchBucket":
                 return None
             raise
         reach("log.after", request="put")
         return answer["ETag"]
 
     def _failed_write(self, error: Exception) -> LogError:
-        status = _status(error)
+        status = status_of(error)
         refused = status is not None and (status < _SERVER_ERROR or status in _REFUSED)
         if refused or isinstance(error, _NEVER_SENT):
             return self._unavailable(error)
         return DecisionUnknownError(
-            f"{self.address} did not answer to a write ({_said(error)}); read the log again"
+            f"{self.address} did not answer to a write ({said(error)}); read the log again"
         )
 
     def _ask(self, request: str, action: Callable[[], ResultT]) -> ResultT:
@@ -276,7 +277,7 @@ class ObjectPlace:
 
     def _unavailable(self, error: Exception) -> LogUnavailableError:
         return LogUnavailableError(
-            f"{self.address} cannot be used now ({_said(error)}), nothing was written; check the "
+            f"{self.address} cannot be used now ({said(error)}), nothing was written; check the "
             "bucket, its endpoint and the rights to get, put, list and delete objects"
         )
 
@@ -310,10 +311,10 @@ class ObjectPlace:
             try:
                 return self._send(name, text, condition)
             except _ERRORS as error:
-                if _status(error) == _NOT_IMPLEMENTED:
-                    why = f"it has no conditional PUT ({_said(error)})"
+                if status_of(error) == _NOT_IMPLEMENTED:
+                    why = f"it has no conditional PUT ({said(error)})"
                     raise self._refusal(why) from None
-                if _status(error) not in _THROTTLED:
+                if status_of(error) not in _THROTTLED:
                     raise self._failed_write(error) from None
             time.sleep(pause_s)
         return self._put(name, text, condition)
@@ -352,28 +353,3 @@ class ObjectPlace:
             f"keep a transaction log: {why}. Two drivers could both decide; use "
             "log=postgresql://… or sqlite:///…"
         )
-
-
-def _status(error: Exception) -> int | None:
-    if isinstance(error, ClientError):
-        return error.response["ResponseMetadata"].get("HTTPStatusCode")
-    return None
-
-
-def _code(error: Exception) -> str:
-    return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
-
-
-def _has_delete_marker(error: Exception) -> bool:
-    if not isinstance(error, ClientError):
-        return False
-    headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
-    return headers.get("x-amz-delete-marker") == "true"
-
-
-def _said(error: Exception) -> str:
-    """One line for messages; without the request, which is signed."""
-    if isinstance(error, ClientError):
-        said = error.response["Error"]
-        return f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
-    return f"{type(error).__name__}: {error}"

@@ -11,15 +11,9 @@ import pyarrow.types as pat
 from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.s3_errors import code_of, status_of
 from sparkonce.sinks.arrow_types import zone_of
-from sparkonce.sinks.s3.client import (
-    S3_ERRORS,
-    Connection,
-    Purpose,
-    code_of,
-    describe,
-    status_of,
-)
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
 from sparkonce.sinks.s3.formats import FileFormat
 from sparkonce.sinks.s3.layout import Place
 

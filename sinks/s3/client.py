@@ -20,6 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from botocore.parsers import ResponseParserError
 
 from sparkonce.credentials import when_not_valid
+from sparkonce.s3_errors import code_of, said, status_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -163,18 +164,6 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def code_of(error: Exception | None) -> str:
-    """The server's error code (of a HEAD: the HTTP status); empty when it gave no answer."""
-    return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
-
-
-def status_of(error: Exception) -> int | None:
-    """The HTTP status of the server's answer; None when it gave none."""
-    if isinstance(error, ClientError):
-        return error.response["ResponseMetadata"].get("HTTPStatusCode")
-    return None
-
-
 def is_passing(error: Exception) -> bool:
     """Whether the same call may work a little later."""
     if isinstance(error, ClientError):
@@ -184,11 +173,8 @@ def is_passing(error: Exception) -> bool:
 
 def describe(error: Exception) -> str:
     """One line for messages; without the request, which is signed."""
-    if isinstance(error, ClientError):
-        said = error.response["Error"]
-        told = f"{error.operation_name} answered {said.get('Code')}: {said.get('Message')}"
-        advice = _ADVICE.get(code_of(error))
-        if code_of(error) == "NotImplemented" and error.operation_name == "CreateMultipartUpload":
-            advice = 'a server that has no CRC32C may need checksum="none"'
-        return f"{told}; {advice}" if advice else told
-    return f"{type(error).__name__}: {error}"
+    advice = _ADVICE.get(code_of(error))
+    asked = error.operation_name if isinstance(error, ClientError) else None
+    if (code_of(error), asked) == ("NotImplemented", "CreateMultipartUpload"):
+        advice = 'a server that has no CRC32C may need checksum="none"'
+    return f"{said(error)}; {advice}" if advice else said(error)

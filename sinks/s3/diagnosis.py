@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.s3_errors import status_of
 from sparkonce.sinks.finding import Finding, Level
 from sparkonce.sinks.s3.checks import (
     PURGE,
@@ -17,7 +18,7 @@ from sparkonce.sinks.s3.checks import (
     abort_rules,
     check_server,
 )
-from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, status_of
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.upload import ObjectSettings
 

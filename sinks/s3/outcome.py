@@ -26,18 +26,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId
-from sparkonce.sinks.s3.client import (
-    S3_ERRORS,
-    Connection,
-    Purpose,
-    code_of,
-    describe,
-    status_of,
-)
+from sparkonce.s3_errors import code_of, has_delete_marker, status_of
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
 from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile
 
 _MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-[0-9]+")
@@ -165,7 +157,7 @@ class FileOutcome:
                     f"S3: cannot look at {self.name(file)} ({describe(error)}{said})",
                     self.branch_id,
                 ) from error
-            return Seen.DELETED if _has_delete_marker(error) else Seen.ABSENT
+            return Seen.DELETED if has_delete_marker(error) else Seen.ABSENT
         # Names of HTTP headers have no case, and proxies in Go write their words in capitals.
         metadata = {name.lower(): value for name, value in head["Metadata"].items()}
         if metadata.get(BRANCH_METADATA) != str(self.branch_id):
@@ -222,10 +214,3 @@ class FileOutcome:
             f"committed: the completion answered {answered}, and {stands}{elsewhere}",
             self.branch_id,
         )
-
-
-def _has_delete_marker(error: Exception) -> bool:
-    if not isinstance(error, ClientError):
-        return False
-    headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
-    return headers.get("x-amz-delete-marker") == "true"
