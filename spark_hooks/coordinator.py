@@ -384,6 +384,11 @@ class Coordinator:
                     f"start the query again, which goes by the log: {error}",
                     committable.branch_id,
                 ) from error
+            except LogUnavailableError as away:
+                raise DecisionUnknownError(
+                    f"{record.id}: whether its one transaction is committed is not known; start "
+                    f"the query again when the log is back, which tells: {error}; {away}"
+                ) from away
             logger.info("%s is committed, though its answer was lost: %s", record.id, error)
         reach("complete.after", batch=record.id.batch_id)
         return done
@@ -790,8 +795,23 @@ class Coordinator:
         *unsure: type[SparkOnceError],
         deadline: float | None = None,
     ) -> ResultT:
-        """Repeat `action` with backoff while its error says that repeating can help."""
+        """Repeat `action` with backoff while its error says that repeating can help.
+
+        An outcome that one try has left unknown stays so when the log is away from then on.
+        """
         left_s = self._commit_timeout_s if deadline is None else deadline - time.monotonic()
+        unknown: list[DecisionUnknownError] = []
+
+        def attempt() -> ResultT:
+            try:
+                return action()
+            except DecisionUnknownError as error:
+                unknown.append(error)
+                raise
+            except LogUnavailableError as error:
+                if unknown:
+                    raise DecisionUnknownError(f"{unknown[0]}; and now: {error}") from error
+                raise
 
         retrying = Retrying(
             retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
@@ -801,7 +821,7 @@ class Coordinator:
             reraise=True,
         )
         with waiting_for(what):
-            return retrying(action)
+            return retrying(attempt)
 
 
 def _commit_once(

@@ -14,6 +14,7 @@ from sparkonce import failpoints
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
+    DecisionUnknownError,
     FencedError,
     LogUnavailableError,
     PreparedBranchLostError,
@@ -25,7 +26,7 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, LocalFolder
-from sparkonce.txn_log.record import Incarnation, State
+from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
 
@@ -902,8 +903,6 @@ def test_decision_whose_answer_is_lost_stands(
         calls.append(record)
         standing = decide(self, record)
         if len(calls) == 1:
-            from sparkonce.errors import DecisionUnknownError
-
             raise DecisionUnknownError("the answer is lost")
         return standing
 
@@ -911,6 +910,28 @@ def test_decision_whose_answer_is_lost_stands(
     coordinator.run(world.batch(process))
     assert len(calls) == 2
     assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
+
+
+def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not said that nothing was decided, since the decision stands."""
+    process = Process()
+    coordinator = world.coordinator(process)
+    decide = SqliteLog.decide
+    errors = iter([DecisionUnknownError("the answer is lost")])
+
+    def lose_answer(self: SqliteLog, record: TransactionRecord) -> None:
+        decide(self, record)
+        raise next(errors, LogUnavailableError("away; nothing was written"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteLog, "decide", lose_answer)
+        with pytest.raises(DecisionUnknownError, match=r"the answer is lost; and now: away"):
+            coordinator.run(world.batch(process))
+    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    world.start(Process())
+    assert all(store.rows() == world.source() for store in world.stores.values())
 
 
 @pytest.mark.parametrize("verb", ["find_branches", "abort"])

@@ -61,6 +61,10 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
     "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
     "sink added": (claim(3, sinks={"kafka": "topic", "s3": "bucket"}), known(2)),
     "checkpoint that ran without us, adopted": (claim(9, adopt=True), known(head=None)),
+    "checkpoint that ran without us, adopted at its batch": (
+        claim(9, adopt="batch 9"),
+        known(head=None),
+    ),
     "adopted, and crashed before the first decision": (
         claim(9),
         known(head=replace(HEAD, first_batch=9)),
@@ -123,6 +127,11 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     ),
     "old checkpoint that never met a log": (
         claim(5),
+        known(head=None),
+        "adopt=True if .*nothing of batch 5",
+    ),
+    "old checkpoint that never met a log, adopted at another batch": (
+        claim(5, adopt="batch 4"),
         known(head=None),
         "adopt=True if .*nothing of batch 5",
     ),

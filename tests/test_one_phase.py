@@ -18,6 +18,7 @@ import pytest
 
 from sparkonce.errors import (
     CommitUnresolvedError,
+    DecisionUnknownError,
     FencedError,
     LogUnavailableError,
     PrepareRejectedError,
@@ -317,6 +318,23 @@ def test_answer_is_lost(world: OneWorld) -> None:
     world.check()
     assert world.spark.runs == 1
     assert world.spark.drained == []
+
+
+def test_answer_is_lost_and_the_log_goes_away(
+    world: OneWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows may be there, so nobody says that nothing was decided."""
+
+    def away(self: DatabaseLog, record: TransactionRecord, token: int) -> TransactionRecord:
+        raise LogUnavailableError("away; nothing was written")
+
+    world.fate = "lost"
+    with monkeypatch.context() as patched:
+        patched.setattr(DatabaseLog, "complete", away)
+        with pytest.raises(DecisionUnknownError, match="no answer, or no"):
+            world.start(Process())
+    world.start(Process())
+    world.check()
 
 
 def test_message_is_lost(world: OneWorld) -> None:

@@ -194,14 +194,16 @@ def _check_new_query(claim: Claim, known: Known) -> None:
         f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, and the transaction log "
         f"{known.log} has no record of its batches"
     )
+    by_batch = f"batch {claim.batch_id}"
     is_lost = head is None and claim.checkpoint_log_id == known.log_id
-    if is_lost and claim.adopt != f"batch {claim.batch_id}":  # adopt=True may stand in the settings
+    if is_lost and claim.adopt != by_batch:  # adopt=True may stand in the settings
         raise ConfigurationError(
             f"{now}, though it ran with this log: its records are lost. Restore the log from a "
             "copy that has the newest batch (docs/operations.md, LogCorruptError), or pass "
             f'adopt="batch {claim.batch_id}" if {_you_know(claim)}.'
         )
-    if claim.batch_id > 0 and not claim.adopt:
+    is_meant = claim.adopt in (True, by_batch, claim.checkpoint_log_id) and bool(claim.adopt)
+    if claim.batch_id > 0 and not is_meant:
         raise ConfigurationError(
             f"{now}. If it ran with another log, point log= to that one; if it ran without "
             f"sparkonce until now, pass adopt=True if {_you_know(claim)}."
