@@ -160,8 +160,10 @@ def test_rows_that_are_dealt_out_are_computed_once(
     monkeypatch.setattr(kind, "localCheckpoint", watched)
     before = kept()
     job.add(*ids(*range(20)))
-    job.run(job.pipeline(sinks=[DealingSink(job.out, writers=6)]))
+    sink = DealingSink(job.out, writers=6, select=["*", "uuid() AS made"])
+    job.run(job.pipeline(sinks=[sink]))
     assert len(taken) == (not is_checked)
+    assert all("made" in df.columns for df in taken), "select= is evaluated anew behind it"
     assert kept() == before, "the snapshot stays on the executors"
     assert job.visible() == Counter(range(20))
 

@@ -123,6 +123,9 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         dealt_by: a sink may name columns, of those that `write` gets: rows with equal values in
             them reach the same one of `writers` tasks, in every replay. The sink then gets a pass
             of its own.
+        lists_uncommitted_only: a sink may say that `find_branches` shows no committable of its own
+            that was ever committed. Where one of a complete batch is found all the same, the server
+            went back in time, and the sweep commits it again in place of an abort.
 
     Raises:
         ConfigurationError: there is no name, or it has other characters than A-Z a-z 0-9 _ and -,
@@ -133,6 +136,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     kind: ClassVar[str] = ""
     columns: Columns | None = None
     dealt_by: tuple[str, ...] | None = None
+    lists_uncommitted_only: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

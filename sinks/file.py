@@ -15,6 +15,7 @@ and executors share, with an atomic rename (a local disk, NFS).
 from __future__ import annotations
 
 import os
+import socket
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
     PreparedBranchLostError,
+    PrepareRejectedError,
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, Owner
@@ -93,13 +95,14 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
             raise ConfigurationError(f"FileSink: the folder {self._folder} does not exist: make it")
         try:
             self._hidden.mkdir(exist_ok=True)
-            self._id = self._id_of_folder()
+            self._id = id_of_folder(self._folder)
         except OSError as error:
             raise ConfigurationError(
                 f"FileSink: cannot write into {self._folder} ({error}): check its permissions"
             ) from error
 
     def beginTransaction(self, branch_id: BranchId) -> FileHandle:
+        check_shared(self._folder, self._id, branch_id)
         path = self._hidden_path(branch_id)
         return FileHandle(branch_id, path, path.open("xb"))
 
@@ -152,15 +155,6 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return branches_in(self._hidden, owner, _SUFFIX)
 
-    def _id_of_folder(self) -> str:
-        """Any of its ids: two starts at the same time may make two, and both stay."""
-        for path in self._folder.glob(f"{_ID}*"):
-            return path.name.removeprefix(_ID)
-        made = uuid.uuid4().hex
-        (self._folder / f"{_ID}{made}").touch()
-        fsync_folder(self._folder)
-        return made
-
     def _is_here(self, committable: Committable) -> bool:
         folder = committable.payload.get("folder")  # older versions wrote none
         return folder is not None and (self._folder / f"{_ID}{folder}").exists()
@@ -170,6 +164,35 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
 
     def _visible_path(self, branch_id: BranchId) -> Path:
         return self._folder / f"{branch_id}{_SUFFIX}"
+
+
+def id_of_folder(folder: Path) -> str:
+    """Any of its ids, made if there is none: two starts at once may make two, and both stay."""
+    for path in folder.glob(f"{_ID}*"):
+        return path.name.removeprefix(_ID)
+    made = uuid.uuid4().hex
+    (folder / f"{_ID}{made}").touch()
+    fsync_folder(folder)
+    return made
+
+
+def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> None:
+    """Refuse a folder of the same name on an executor's own disk: the driver finds nothing in it.
+
+    Args:
+        folder: as it is here.
+        expected: its id on the driver; None where nobody has looked.
+        branch_id: to be written into it.
+
+    Raises:
+        PrepareRejectedError: it is another folder.
+    """
+    if expected is not None and not (folder / f"{_ID}{expected}").exists():
+        raise PrepareRejectedError(
+            f"the folder {folder} on {socket.gethostname()} is not the one that the driver has: "
+            "put it on a file system that driver and executors share, at the same path",
+            branch_id,
+        )
 
 
 def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable]:

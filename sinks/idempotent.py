@@ -31,10 +31,16 @@ from typing import Literal
 
 import pyarrow as pa
 
-from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+    settle_command,
+)
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.file import branches_in, close_durably
+from sparkonce.sinks.file import branches_in, check_shared, close_durably, id_of_folder
 from sparkonce.sinks.payload import Payload
 
 _SUFFIX = "arrow"  # the full branch id ends with its own dot
@@ -89,6 +95,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._stage = Path(stage).expanduser().absolute()
+        self._id: str | None = None
 
     @abstractmethod
     def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
@@ -105,13 +112,25 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         """
 
     def has(self, branch_id: BranchId) -> bool | None:  # noqa: ARG002 - optional
-        """Whether the store has the branch; asked only where its staged file is gone.
+        """Whether the store has the branch.
+
+        Asked where its staged file is gone, and before it is written again under another key.
 
         Returns:
-            True or False if the store can tell for sure, and no `put` of it can still be on its
-            way; None (the default) if it cannot.
+            True if the store has all of its rows; False if it has none of them, and no `put` of
+            it can still be on its way; None (the default) if it cannot tell, or has a part.
         """
         return None
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Refuse rows that the store will not take. Called in the task, before the decision.
+
+        What `put` refuses is decided already: only an operator can settle that, and other sinks
+        have their rows.
+
+        Raises:
+            PrepareRejectedError: naming what is wrong; the batch is aborted in every sink.
+        """
 
     @property
     def target(self) -> str:
@@ -123,14 +142,17 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
                 f"{self.name}: stage={str(self._stage)!r} is no folder that can be written to: "
                 "make it, at the same path for the driver and every executor"
             )
+        self._id = id_of_folder(self._stage)
 
     # -- on the executors ------------------------------------------------------------------------
 
     def beginTransaction(self, branch_id: BranchId) -> StagedRows:
+        check_shared(self._stage, self._id, branch_id)
         path = self._path(branch_id)
         return StagedRows(branch_id, path, path.open("xb"))
 
     def write(self, handle: StagedRows, batch: pa.RecordBatch) -> None:
+        self.check(batch)
         if handle.writer is None:
             handle.writer = pa.ipc.new_stream(handle.file, batch.schema)
         handle.writer.write_batch(batch)
@@ -192,6 +214,24 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         # Only the stage: what was put stays.
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
         self._path(branch_id).unlink(missing_ok=True)
+
+    def abortDecided(self, committable: Committable) -> None:
+        """Free its rows to be written again, which a replay does under another key.
+
+        Raises:
+            CommitRejectedError: the store has them, or may have: see `has`.
+        """
+        branch_id = committable.branch_id
+        has = self.has(branch_id)
+        if has is not False:
+            told = "has them" if has else "cannot tell whether it has them"
+            raise CommitRejectedError(
+                f"{branch_id}: written again, its rows would have another key, and the store "
+                f"{told}. Start the query, which puts them under the same key once more; or, if "
+                f"they are there, {settle_command(branch_id, 'committed')}",
+                branch_id,
+            )
+        self.abort(committable)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return branches_in(self._stage, owner, _SUFFIX)

@@ -35,6 +35,7 @@ from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
     PartitionWriter,
+    as_sent,
     shares_of,
 )
 from sparkonce.spark_hooks.record_batches import RecordBatches
@@ -122,7 +123,7 @@ class SparkBatch:
             passes.setdefault(sink.name if alone else sink.writers, []).append(sink)
         # Several passes must see the same rows, and a transform that Spark can prune must not
         # starve a stateful query.
-        must_last = len(passes) > 1 or any(s.transform for s in sinks) or self._may_mix(sinks)
+        must_last = len(passes) > 1 or any(s.transform for s in sinks)
         shares: dict[str, Share] = {}
         with _snapshot(self._df) if must_last else nullcontext(self._df) as rows:
             for together in passes.values():
@@ -133,12 +134,12 @@ class SparkBatch:
             self._small.note(shares.values())
         return shares
 
-    def _may_mix(self, sinks: Sequence[AnySink]) -> bool:
+    def _may_mix(self, sink: AnySink) -> bool:
         """Whether rows that are dealt out by chance could go to two tasks, or to none.
 
         A lost executor's part of the shuffle is computed again while others have read the first.
         """
-        if not any(sink.dealt_by for sink in sinks):
+        if not sink.dealt_by:
             return False
         conf = self._df.sparkSession.conf
         # Older versions do not know them. (A default here would hide Spark's own.)
@@ -187,7 +188,8 @@ class SparkBatch:
             yield from table.cast(_arrow_schema(rows)).to_batches()
 
         try:
-            copies = cloudpickle.loads(cloudpickle.dumps(sinks))  # as an executor gets them
+            sent = [as_sent(sink) for sink in sinks]
+            copies = cloudpickle.loads(cloudpickle.dumps(sent))  # as an executor gets them
             # The branches are begun while Spark computes the rows.
             writer = PartitionWriter(copies, incarnation, self.batch_id, lanes, is_eager=True)
             return [writer.write(collected(), 0, attempt_of_small_batch(self.batch_id))]
@@ -211,15 +213,18 @@ class SparkBatch:
         rewrite: Rewrite | None,
     ) -> Sequence[PartitionSummary]:
         df, lanes = with_hashes(df, sinks)
-        if sinks[0].writers is not None:
-            prefix = "" if lanes is None else "lane0."
-            keys = (f"{prefix}{quoted(name)}" for name in sinks[0].dealt_by or ())
-            # With a number, so that adaptive execution leaves the partitions as they are.
-            df = df.repartition(sinks[0].writers, *keys)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
-        # As Arrow, since `collect` takes longer to bring a few rows back than the tasks to write.
-        with self._record_batches.unmeasured(df, self._query):
-            returned = df.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
+        # Behind `transform` and `select`, which may make by chance what the rows are dealt out by.
+        with _snapshot(df) if self._may_mix(sinks[0]) else nullcontext(df) as made:
+            rows = made
+            if sinks[0].writers is not None:
+                prefix = "" if lanes is None else "lane0."
+                keys = (f"{prefix}{quoted(name)}" for name in sinks[0].dealt_by or ())
+                # With a number, so that adaptive execution leaves the partitions as they are.
+                rows = made.repartition(sinks[0].writers, *keys)
+            # As Arrow: `collect` takes longer to bring a few rows back than the tasks to write.
+            with self._record_batches.unmeasured(rows, self._query):
+                returned = rows.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
         summaries = [PartitionSummary.decode(text) for text in returned.column(0).to_pylist()]
         partitions = {summary.partition for summary in summaries}
         if len(partitions) != len(summaries):
@@ -252,9 +257,9 @@ def check_pickles(sink: AnySink) -> None:
         ConfigurationError: it cannot; naming the attribute.
     """
     try:
-        cloudpickle.dumps(sink)
+        cloudpickle.dumps(sent := as_sent(sink))
     except Exception as error:
-        named, state = "it", sink.__getstate__()
+        named, state = "it", sent.__getstate__()
         for name, value in state.items() if isinstance(state, dict) else ():
             try:
                 cloudpickle.dumps(value)

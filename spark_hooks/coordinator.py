@@ -765,6 +765,8 @@ class Coordinator:
                 failures=failures,
             )
         )
+        if sink.lists_uncommitted_only:
+            orphans = [found for found in orphans if not self._commit_again(sink, found)]
         errors = sink.abortBatch(orphans) if orphans else ()
         for found, error in zip(orphans, errors, strict=True):
             if error is not None:
@@ -774,6 +776,35 @@ class Coordinator:
             logger.info("%r: aborted %d left-over branches", sink, aborted)
         if failures:
             raise failures[0]
+
+    def _commit_again(self, sink: AnySink, found: Committable) -> bool:
+        """Commit a branch of a complete batch that is not committed any more; False if it is none.
+
+        That is so where a standby was promoted that had not received the commit, or a backup
+        restored that was made before it. An abort would take the last copy of its rows.
+        """
+        branch_id = found.branch_id
+        if branch_id.batch_id is None:
+            return False
+        record = self._log.find(
+            TransactionId(self.incarnation.pipeline, branch_id.owner.query_id, branch_id.batch_id)
+        )
+        if record is None or record.state not in {State.COMPLETE, State.SETTLED}:
+            return False
+        for committable in record.committables():
+            ruled_out = record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}
+            if committable.branch_id == branch_id and not ruled_out:
+                sink.commit(committable)
+                logger.error(
+                    "%s is complete, and %s was found prepared in %r: its server went back in "
+                    "time (a standby was promoted that had not all of it, or a backup restored). "
+                    "It is committed again; look there for the batches behind it",
+                    record.id,
+                    branch_id,
+                    sink,
+                )
+                return True
+        return False
 
     # -- helpers that hold no choices --------------------------------------------------------------
 

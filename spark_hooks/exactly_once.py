@@ -644,6 +644,11 @@ def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
                 f"{type(sink).__name__} has no name: call super().__init__(name=name) in its "
                 "__init__"
             )
+        if sink.dealt_by and sink.writers is None:
+            raise ConfigurationError(
+                f"{sink!r} has dealt_by={sink.dealt_by!r} and no writers=: say to how many tasks "
+                "its rows are dealt out"
+            )
     names = [sink.name for sink in (*sinks, *removed)]
     for name in names:
         if names.count(name) > 1:

@@ -22,6 +22,7 @@ import operator
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 from queue import Empty, SimpleQueue
@@ -102,6 +103,18 @@ def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -
     }
 
 
+def as_sent(sink: AnySink) -> AnySink:
+    """The sink for the executors, without the `transform` that the driver has applied.
+
+    Such a function may well hold a DataFrame, which does not pickle.
+    """
+    if sink.transform is None:
+        return sink
+    sent = copy(sink)
+    sent.transform = None
+    return sent
+
+
 class PartitionWriter:
     """A function for ``DataFrame.mapInArrow`` that writes a partition into all `sinks`.
 
@@ -136,7 +149,8 @@ class PartitionWriter:
         self._is_eager = is_eager
 
     def __getstate__(self) -> tuple[str, bytes]:
-        return __version__, cloudpickle.dumps(self.__dict__)
+        state = {**self.__dict__, "_sinks": [as_sent(sink) for sink in self._sinks]}
+        return __version__, cloudpickle.dumps(state)
 
     def __setstate__(self, state: tuple[str, bytes]) -> None:
         """Look at the version first: another one may have other fields, and write otherwise.

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, ClassVar, Never
 
 import pytest
 
@@ -932,6 +932,32 @@ def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
     assert all(len(store.prepared) == 2 for store in world.stores.values())
     world.start(Process())
     assert all(store.rows() == world.source() for store in world.stores.values())
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_branch_of_a_complete_batch_on_a_server_that_went_back_in_time(
+    world: World, caplog: pytest.LogCaptureFixture, is_complete: bool
+) -> None:
+    """It is prepared there once more: its rows are committed again, and not swept."""
+
+    class Listing(MemorySink):
+        lists_uncommitted_only: ClassVar[bool] = True
+
+    process = Process()
+    coordinator = world.coordinator(process)
+    coordinator._all_sinks["left"] = sink = Listing(world.stores["left"], process, "left")
+    put_left(world, coordinator, sink)
+    coordinator.run(world.batch(process))
+    store, rows = world.stores["left"], world.stores["left"].rows()
+    name = next(iter(store.visible))
+    if is_complete:
+        store.prepared[name] = store.visible.pop(name)
+    else:  # a left-over of an attempt that was given up
+        store.prepared[name.replace(".p0.", ".p9.")] = [7]
+    coordinator.sweep()
+    assert not store.prepared
+    assert store.rows() == rows
+    assert ("went back in time" in caplog.text) is is_complete
 
 
 @pytest.mark.parametrize("verb", ["find_branches", "abort"])

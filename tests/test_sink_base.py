@@ -13,12 +13,15 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 from sparkonce import ExactlyOnce
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
     PreparedBranchLostError,
+    PrepareRejectedError,
     ProtocolError,
 )
 from sparkonce.failpoints import POINTS
@@ -29,8 +32,10 @@ from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.s3 import S3Sink
 from sparkonce.spark_hooks.batch import check_pickles
+from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.testing.kills import CommitPolicy, Kill, crash_points, sample
 from sparkonce.testing.sink_world import stored
+from sparkonce.txn_log.record import Incarnation
 
 BRANCH = BranchId(Owner("0" * 16, "5b1d"), 7, 4, "list", 0, 11)
 
@@ -241,6 +246,24 @@ def test_sink_that_does_not_pickle() -> None:
         check_pickles(sink)
 
 
+def test_transform_is_not_sent_to_the_executors() -> None:
+    """The driver applies it, and it may hold a DataFrame to join with, which does not pickle."""
+    customers = threading.Lock()
+    sink = ListSink(transform=lambda df: df.join(customers))  # type: ignore[arg-type]
+    check_pickles(sink)
+    writer = PartitionWriter([sink], Incarnation("orders", BRANCH.owner, 4), 7)
+    assert cloudpickle.loads(cloudpickle.dumps(writer))
+    assert sink.transform is not None
+
+
+def test_rows_that_are_dealt_out_need_a_number_of_tasks() -> None:
+    class Dealing(ListSink):
+        dealt_by = ("id",)
+
+    with pytest.raises(ConfigurationError, match="has dealt_by=.* and no writers="):
+        ExactlyOnce("test", sinks=[Dealing()], log="sqlite:///:memory:")
+
+
 # -- idempotent stores -----------------------------------------------------------------------------
 
 
@@ -302,6 +325,53 @@ def test_staged_rows_that_somebody_deleted(
     else:
         with pytest.raises(error, match="are gone"):
             sink.commit(committable)
+
+
+@pytest.mark.parametrize("knows", [True, False, None])
+def test_rows_that_the_store_may_have_are_not_freed_for_another_key(
+    tmp_path: Path, knows: bool | None
+) -> None:
+    """An operator's `redo` writes them under another one; this one's may have landed."""
+    sink = StoreSink(tmp_path)
+    committable = staged(sink)
+    sink.knows = knows
+    if knows is False:
+        sink.abortDecided(committable)
+        assert list(tmp_path.iterdir()) == []
+        return
+    with pytest.raises(CommitRejectedError, match="has them" if knows else "cannot tell"):
+        sink.abortDecided(committable)
+    sink.commit(committable)
+    assert list(sink.store.values()) == [[{"id": 1}, {"id": 2}]]
+
+
+def test_rows_are_refused_before_the_decision(tmp_path: Path) -> None:
+    class Picky(StoreSink):
+        def check(self, batch: pa.RecordBatch) -> None:
+            raise PrepareRejectedError(f"{batch.num_rows} rows are too many")
+
+    sink = Picky(tmp_path)
+    handle = sink.beginTransaction(BRANCH)
+    with pytest.raises(PrepareRejectedError, match="2 rows are too many"):
+        sink.write(handle, pa.record_batch({"id": [1, 2]}))
+    sink.discard(handle)
+
+
+@pytest.mark.parametrize("kind", [StoreSink, FileSink])
+def test_folder_of_an_executors_own_is_refused(
+    tmp_path: Path, kind: type[StoreSink | FileSink]
+) -> None:
+    """The driver would look for what stands there behind the decision, and find nothing."""
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    sink = kind(folder)
+    sink.validate(pa.schema([("id", pa.int64())]))
+    sent = cloudpickle.loads(cloudpickle.dumps(sink))
+    sent.discard(sent.beginTransaction(BRANCH))
+    folder.rename(tmp_path / "of the driver")
+    folder.mkdir()
+    with pytest.raises(PrepareRejectedError, match=f"folder {folder} on .* is not the one"):
+        sent.beginTransaction(BRANCH)
 
 
 def test_staged_file_that_was_cut(tmp_path: Path) -> None:

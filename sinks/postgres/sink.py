@@ -158,6 +158,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
     """
 
     kind: ClassVar[str] = "postgres"
+    lists_uncommitted_only: ClassVar[bool] = True
 
     def __init__(
         self,
