@@ -22,6 +22,7 @@ from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
+from sparkonce.spark_hooks.recovery import claim_again, head_of
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State
@@ -147,10 +148,9 @@ def fail_once_at(point: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return failed
 
 
-def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     """A run that ends, as a crash ends it, between Spark's commits/N and our decision."""
-
-    pipeline = checkpoint_pipeline(job)
+    pipeline = checkpoint_pipeline(job, **settings)
     with monkeypatch.context() as patch:
         patch.setattr(failpoints, "handler", fail_at("decide.before"))
         with pytest.raises(failpoints.InjectedError):
@@ -652,6 +652,86 @@ def test_start_of_a_pipeline_is_recovered_by_its_own_object(
     wait_for(lambda: states(pipeline) == [State.COMPLETE])
     assert job.visible() == Counter([1, 2])
     assert other_job.visible() == Counter([3])
+
+
+def test_object_whose_start_had_no_data_knows_its_checkpoint(
+    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers for no other one's start, whose last batch would stay prepared."""
+    for each, value in ((job, 1), (other_job, 2)):
+        each.add(*ids(value))
+        leave_undecided(each, monkeypatch, log="checkpoint")
+    monkeypatch.setattr(exactly_once, "_listening", [])  # in another process
+    pipeline = checkpoint_pipeline(job, log="checkpoint")
+    newer = checkpoint_pipeline(other_job, log="checkpoint")
+    other_job.run(newer)
+    wait_for(lambda: states_in(other_job) == [State.COMPLETE])
+    job.run(pipeline)
+    wait_for(lambda: states_in(job) == [State.COMPLETE])
+    assert (job.visible(), other_job.visible()) == (Counter([1]), Counter([2]))
+
+
+def test_object_that_was_followed_by_another_has_nothing_to_settle(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would say that its last batch is not committed, of one that is."""
+    job.add(*ids(1))
+    pipeline = slow_pipeline(job, monkeypatch)
+    job.run(pipeline)
+    newer = checkpoint_pipeline(job)
+    newer.awaitTermination(job.start(newer))
+    assert states(newer) == [State.COMPLETE]
+    pipeline.close()
+
+
+def test_failure_behind_which_another_driver_took_over_is_not_tried_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To begin anew would fence that one, and abandon what it has prepared."""
+    job.add(*ids(1))
+    pipeline = checkpoint_pipeline(job)
+
+    def lose(point: str, where: object) -> None:
+        if point == "decide.before":
+            head = head_of(pipeline.log, "orders")
+            targets = {sink.name: sink.target for sink in pipeline.sinks}
+            pipeline.log.begin(claim_again(pipeline.log, head, targets))
+            raise failpoints.InjectedError(point)
+
+    monkeypatch.setattr(failpoints, "handler", lose)
+    with idle(job, pipeline):
+        wait_for(lambda: "was taken over by" in caplog.text)
+    assert token(pipeline) == 2
+
+
+def test_exit_waits_for_no_batch_that_runs(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exactly_once, "_EXIT_WAIT_S", 0.01)
+    pipeline = checkpoint_pipeline(job)
+    with ThreadPoolExecutor(1) as pool, pipeline._lock:
+        pool.submit(pipeline._settle_at_exit).result()
+    assert "still being delivered" in caplog.text
+
+
+def test_query_that_is_being_stopped_is_active_until_its_batch_ends(job: Job) -> None:
+    """Spark may still write commits/N, and the sinks are still in use."""
+    job.add(*ids(1))
+    seen: list[tuple[RunningQuery, bool, bool]] = []
+    begun = threading.Event()
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        running = RunningQuery.calling(df)
+        begun.set()
+        wait_for(lambda: running.is_stopping)
+        seen.append((running, running.is_stopping, running.is_active))
+
+    with idle(job, deliver) as query:
+        begun.wait()
+        query.stop()
+    ((running, was_stopping, was_active),) = seen
+    assert (was_stopping, was_active) == (True, True)
+    assert not running.is_active
 
 
 def test_run_that_is_not_the_active_one_is_not_found(job: Job) -> None:

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql.functions import count, lit
 
 from sparkonce import ExactlyOnce, failpoints
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS
 from sparkonce.spark_hooks.coordinator import CommitPolicy
@@ -748,6 +750,60 @@ def test_second_pipeline_of_the_name_in_one_function_fails_the_query(
     whole = job.pipeline(commit=commit)
     whole.awaitTermination(job.start(whole))
     assert job.visible() == Counter([1] if commit == "prepared" else [1, 2])
+
+
+@pytest.mark.parametrize("way", ["second object", "tried again", "two threads"])
+def test_second_call_for_a_batch_never_passes_for_its_replay(
+    job: Job, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Its rows were in no sink, and nobody said so."""
+    for n in range(2):
+        job.add(*ids(2 * n, 2 * n + 1))
+    pipeline, other = job.pipeline(), job.pipeline()
+
+    def deliver(df: DataFrame, batch_id: int) -> None:
+        if batch_id == 0:
+            pipeline(df, 0)
+        elif way == "second object":
+            other(df.where("id = 2"), 1)
+            pipeline(df.where("id = 3"), 1)
+        elif way == "tried again":
+            pipeline(df.where("id = 2"), 1)
+            with pytest.raises(ProtocolError):
+                pipeline(df.where("id = 3"), 1)
+            pipeline(df.where("id = 3"), 1)
+        else:
+            in_a_thread(df)
+
+    def in_a_thread(df: DataFrame) -> None:
+        """The other object looks whether it is the first to be called, and goes on much later."""
+        looked, delivered = threading.Event(), threading.Event()
+        raised: list[Exception] = []
+
+        def call() -> None:
+            try:
+                other(df.where("id = 2"), 1)
+            except ProtocolError as error:
+                raised.append(error)
+
+        def stand_still(query: object) -> None:
+            looked.set()
+            delivered.wait()
+
+        monkeypatch.setattr(other, "_leave_for", stand_still)
+        late = InheritableThread(target=call)
+        late.start()
+        looked.wait()
+        pipeline(df.where("id = 3"), 1)
+        delivered.set()
+        late.join()
+        raise raised[0]
+
+    query = job.rows().writeStream.foreachBatch(deliver).trigger(availableNow=True)
+    query = query.option("checkpointLocation", str(job.folder / job.checkpoint))
+    with pytest.raises(Exception, match="called a second time for batch 1 in one run"):
+        query.start().awaitTermination()
+    assert job.visible() == Counter([0, 1, 3 if way == "two threads" else 2])
 
 
 @pytest.mark.parametrize("has_conf", [False, True])

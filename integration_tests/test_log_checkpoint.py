@@ -20,7 +20,12 @@ from pyspark import SparkContext
 from tests.test_binding import assert_bound_once
 
 from sparkonce import ExactlyOnce
-from sparkonce.errors import ConfigurationError, DecisionUnknownError, ProtocolError
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogUnavailableError,
+    ProtocolError,
+)
 from sparkonce.sinks import FileSink
 from sparkonce.testing import checks
 from sparkonce.testing.log_cases import claim, deliver
@@ -114,6 +119,28 @@ def test_file_system_without_a_file_context(spark: SparkSession, tmp_path: Path)
     folder = HadoopFolder(f"file:{tmp_path}", context._gateway, conf)
     assert folder._context is None
     assert_bound_once(folder)
+
+
+def test_call_that_was_interrupted_lets_the_next_one_through(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Hadoop's clients set the sign again, by which each further call would fail."""
+    folder = hadoop_folder(f"file:{tmp_path}")
+    thread = SparkContext._active_spark_context._jvm.java.lang.Thread
+
+    def be_interrupted() -> None:
+        thread.currentThread().interrupt()
+        try:
+            thread.sleep(1)
+        finally:
+            thread.currentThread().interrupt()
+
+    with pytest.raises(LogUnavailableError, match="Interrupted"):
+        folder._try(be_interrupted)
+    assert not thread.currentThread().isInterrupted()
+    with pytest.raises(DecisionUnknownError, match="Interrupted"):
+        folder._decide(be_interrupted)
+    assert not thread.currentThread().isInterrupted()
 
 
 class Leaky:

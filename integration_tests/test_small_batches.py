@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from integration_tests.test_exactly_once import Job, ids
@@ -165,6 +166,20 @@ def test_what_the_driver_cannot_write_the_executors_do(
     assert "driver_rows=0 leaves all batches to them" in told[0]
     for folder in (job.out, bad):
         assert not list((folder / "_sparkonce").iterdir())
+
+
+def test_batch_that_is_stopped_is_not_written_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's `stop()` cancels its jobs, and would wait for those that the executors begin."""
+    bad = job.sink_folder("bad")
+    for n in range(4):
+        job.add(*ids(n))
+    pipeline = job.pipeline(sinks=[FailingOnTheDriver(bad, name="bad")])
+    monkeypatch.setattr(RunningQuery, "is_stopping", True)
+    with pytest.raises(StreamingQueryException, match="no route from here"):
+        job.run(pipeline)
+    assert job.visible(bad) == Counter(range(3))
 
 
 def test_lost_branch_of_the_driver_is_written_again(

@@ -187,13 +187,18 @@ class SparkBatch:
                 raise NotSmallError(f"it has more than {most} rows")
             yield from table.cast(_arrow_schema(rows)).to_batches()
 
+        # As an executor gets them.
+        copies = cloudpickle.loads(cloudpickle.dumps([as_sent(sink) for sink in sinks]))
         try:
-            sent = [as_sent(sink) for sink in sinks]
-            copies = cloudpickle.loads(cloudpickle.dumps(sent))  # as an executor gets them
             # The branches are begun while Spark computes the rows.
             writer = PartitionWriter(copies, incarnation, self.batch_id, lanes, is_eager=True)
             return [writer.write(collected(), 0, attempt_of_small_batch(self.batch_id))]
-        except Exception as error:  # noqa: BLE001 - a task that fails is run again, too
+        except Exception as error:
+            for copy in copies:
+                copy.close()  # what it has opened to abort
+            if self._query.is_stopping:
+                raise
+            # A task that fails is run again, too.
             level = logging.INFO if isinstance(error, NotSmallError) else logging.WARNING
             logger.log(
                 level,

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import re
+import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 1 << 18
 _START_MS = 600_000
+_ENDING_S = 0.1
+_ENDING_LOOKS = 20
+"""A thread that Spark calls ended may have its last steps before it."""
 
 
 class RunId(NamedTuple):
@@ -180,8 +184,24 @@ class RunningQuery:
 
     @property
     def is_active(self) -> bool:
-        """Whether Spark may still write into the checkpoint."""
-        return bool(self._query.isActive())
+        """Whether Spark may still write into the checkpoint.
+
+        That is as long as the run's thread lives, a little longer than Spark calls it active:
+        `stop` ends that first, and then waits for the batch that runs.
+        """
+        if not self.is_stopping:
+            return True
+        thread = self._query.queryExecutionThread()
+        for _ in range(_ENDING_LOOKS):
+            if not thread.isAlive():
+                return False
+            time.sleep(_ENDING_S / _ENDING_LOOKS)
+        return True
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run has ended, or is being stopped and interrupts what its batch does."""
+        return not self._query.isActive()
 
     @cached_property
     def is_stateful(self) -> bool:

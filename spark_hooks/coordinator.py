@@ -168,7 +168,6 @@ class Coordinator:
         self._retain = retain
         self._clock = clock
         self.pending: TransactionRecord | None = None
-        self._newest_run = -1
         self._write_began = math.inf
         reach("begin.before", batch=claim.batch_id)
         self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
@@ -236,9 +235,7 @@ class Coordinator:
         Raises:
             SinkError: see `sparkonce.errors`; Spark's replay of the batch goes on from there.
             FencedError: a newer incarnation owns the pipeline.
-            ProtocolError: this incarnation has run the batch before.
         """
-        self._check_first_call(batch.batch_id)
         if self.pending is not None and not self.settle():
             raise ProtocolError(
                 f"batch {batch.batch_id} begins, but the commit log of {self._checkpoint.location} "
@@ -262,25 +259,7 @@ class Coordinator:
                 self._finish(standing, batch)
             logger.info("%s is complete: its replay is read to the end, not written", standing.id)
             batch.drain()
-        self._newest_run = batch.batch_id
         reach("return.before", batch=batch.batch_id)
-
-    def _check_first_call(self, batch_id: int) -> None:
-        """Refuse what would pass for a replay: within a run Spark replays only what has failed."""
-        if batch_id > self._newest_run:
-            return
-        fate = (
-            "complete, and no replay brings the rows of this call, which are in no sink: put them "
-            "in by hand"
-            if self.pending is None
-            else "prepared, and made anew at the next start"
-        )
-        raise ProtocolError(
-            f"pipeline {self.incarnation.pipeline!r} is called a second time for batch {batch_id} "
-            "in one run of the query. Call it once for a batch: transform= gives a sink rows of "
-            "its own, and select= columns; or write two queries, each with a pipeline and a "
-            f"checkpoint of its own. What the first call wrote is {fate}"
-        )
 
     def settle(self) -> bool:
         """Decide and commit the `pending` batch if Spark's checkpoint has reached it.

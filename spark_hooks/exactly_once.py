@@ -202,8 +202,8 @@ class ExactlyOnce:
                 self._leave_for(query)
                 with _turn(query):  # whoever recovers the query's start comes to an end first
                     self._turn_to(query)
-                self._checkpoint = query.checkpoint
                 self._warn_of_unheard_starts(query)
+            self._check_first_call(query, batch_id)
             if self._failure is not None:
                 raise self._failure
             batch = SparkBatch(
@@ -226,7 +226,9 @@ class ExactlyOnce:
                 # Whatever comes next is a new incarnation: it recovers first.
                 self._coordinator = None
                 raise
-            _returned[query.run.query_id] = (query.run, batch_id)
+            with _claiming:
+                self._check_first_call(query, batch_id)  # another thread may have been before
+                _returned[query.run.query_id] = (query.run, batch_id)
             if self._coordinator.pending is not None:
                 threading.Thread(
                     target=self._settle_soon, args=(query, batch_id), daemon=True
@@ -362,24 +364,33 @@ class ExactlyOnce:
             self._check_sinks_are_free(query)
             _serving[query.run.query_id] = self
             self._query, self._coordinator, self._log = query, None, log
+        self._checkpoint = query.checkpoint
         self._small = SmallBatches(self._small.most_rows)
         self._record_batches = RecordBatches()
         self._failure, self._is_validated = None, False
 
     def _check_first_call(self, query: RunningQuery, batch_id: int) -> None:
-        """Refuse a batch that another object has delivered in this run: it is no replay.
+        """Refuse a batch that was delivered in this run, by whichever object: it is no replay.
+
+        Within a run Spark replays nothing, and a call that has failed may be made again.
 
         Raises:
-            ProtocolError: it would pass for one, and its rows would be in no sink.
+            ProtocolError: it would pass for a replay, and its rows would be in no sink.
         """
         run, newest = _returned.get(query.run.query_id, (None, -1))
         if run == query.run and batch_id <= newest:
+            fate = (
+                "complete, and no replay brings the rows of this call, which are in no sink: put "
+                "them in by hand"
+                if self._commit == "prepared"
+                else "prepared, and made anew at the next start"
+            )
             raise ProtocolError(
-                f"batch {batch_id} of the query {query.run.query_id} was delivered by another "
-                f"ExactlyOnce in this run, and pipeline {self.name!r} is called for it too. Make "
-                "one object, with all sinks, and call it once for a batch: transform= gives a sink "
-                "rows of its own, and select= columns. The rows of this call are in no sink: if "
-                'the batch is complete (commit="prepared"), put them in by hand'
+                f"pipeline {self.name!r} is called a second time for batch {batch_id} in one run "
+                "of the query. Make one object, with all sinks, and call it once for a batch: "
+                "transform= gives a sink rows of its own, and select= columns; or write two "
+                "queries, each with a pipeline and a checkpoint of its own. What the first call "
+                f"wrote is {fate}"
             )
 
     def _check_sinks_are_free(self, query: RunningQuery) -> None:
@@ -565,16 +576,31 @@ class ExactlyOnce:
         # Before Spark has the batch, a new incarnation would abandon it.
         if not query.is_active or (committed := query.committed()) < batch_id:
             raise failure
+        head = self.log.head(self.name)
+        if head is None or head.run_id != query.run.run_id:  # not by its token: we may have a newer
+            by = "nobody that the log knows" if head is None else head.driver
+            raise FencedError(
+                f"pipeline {self.name!r} was taken over by {by}, which settles batch {batch_id}"
+            ) from failure
         self._coordinator = self._begin(query, committed + 1)
         self._failure = None
 
     def _settle_at_exit(self) -> None:
         if self._failure is not None:
             return  # it was said when it happened
+        if not self._lock.acquire(timeout=_EXIT_WAIT_S):
+            logger.warning(
+                "pipeline %r: a batch is still being delivered at the interpreter's end; the next "
+                "start goes on with what is decided of it",
+                self.name,
+            )
+            return
         try:
             self._settle_last(_EXIT_WAIT_S)
         except Exception:
             logger.exception("pipeline %r: the last batch is not committed", self.name)
+        finally:
+            self._lock.release()
 
     def _settle_last(self, patience_s: float) -> None:
         """Settle the batch that is pending now, once Spark's checkpoint has it."""
@@ -587,6 +613,8 @@ class ExactlyOnce:
                 coordinator, query = self._coordinator, self._query
                 if coordinator is None or query is None or coordinator.pending is None:
                     return
+                if _serving.get(query.run.query_id) not in {None, self}:
+                    return  # whoever has turned to the query since has recovered it
                 pending = pending or coordinator.pending
                 if coordinator.pending is not pending:
                     return

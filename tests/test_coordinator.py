@@ -151,28 +151,6 @@ def test_replayed_complete_batch_is_drained_and_not_written(world: World) -> Non
     world.check()
 
 
-@pytest.mark.parametrize("is_replay", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_pipeline_that_is_called_twice_for_one_batch_says_so(
-    world: World, policy: CommitPolicy, is_replay: bool
-) -> None:
-    """Its second call holds other rows, which would be taken for a replay; the first one stands."""
-    if is_replay:
-        world.start(Process())
-        world.spark.committed = -1
-    world.commit = policy
-    coordinator = world.coordinator(process := Process())
-    coordinator.run(world.batch(process))
-    stood = [(dict(store.prepared), dict(store.visible)) for store in world.stores.values()]
-    drained = list(world.spark.drained)
-    with pytest.raises(ProtocolError, match="called a second time for batch 0 in one run"):
-        coordinator.run(world.batch(process))
-    assert [(s.prepared, s.visible) for s in world.stores.values()] == stood
-    assert world.spark.drained == drained
-    world.start(Process())
-    world.check()
-
-
 def test_commit_with_a_lost_answer_is_repeated(world: World) -> None:
     """The commit landed, its answer did not: the second call changes nothing (I4)."""
     answers = iter([ConnectionError("the answer is lost"), None])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,9 @@ from sparkonce.errors import LogUnavailableError
 from sparkonce.testing.log_cases import QUERY, claim, deliver
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log import folder as folder_module
 from sparkonce.txn_log.document import DocumentLog
-from sparkonce.txn_log.folder import FolderPlace, LocalFolder
+from sparkonce.txn_log.folder import FolderPlace, LocalFolder, check_create
 
 
 def folder_of(address: str) -> Path:
@@ -138,3 +141,20 @@ def test_folder_that_cannot_be_listed_is_not_empty(
     for log in (begun, fresh):
         with pytest.raises(LogUnavailableError, match=os.strerror(code)):
             log.unfinished("orders")
+
+
+def test_race_for_which_a_thread_cannot_start_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for it for ever, at each start of a query."""
+
+    class Few(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Any:
+            if len(self._threads) == 3:
+                raise RuntimeError("can't start new thread")
+            return super().submit(*args, **kwargs)
+
+    monkeypatch.setattr(folder_module, "_START_S", 0.1)
+    monkeypatch.setattr(folder_module, "ThreadPoolExecutor", Few)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        check_create(LocalFolder(tmp_path))

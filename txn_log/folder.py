@@ -37,6 +37,7 @@ _KEPT_FILES = 8
 _MOST_READS = 16
 _RACERS = 8
 _RACES = 12
+_START_S = 30.0
 
 
 class Folder(Protocol):
@@ -139,7 +140,7 @@ def check_create(folder: Folder) -> None:
         ConfigurationError: the file system cannot do it; it names the way out.
     """
     race = f"probe-{secrets.token_hex(8)}"
-    gate = threading.Barrier(_RACERS)
+    gate = threading.Barrier(_RACERS, timeout=_START_S)  # one may find no thread to run in
 
     def create(racer: int, name: str) -> bool:
         gate.wait()

@@ -49,6 +49,7 @@ class HadoopFolder:
         # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
         self._io_utils: Any = jvm.org.apache.commons.io.IOUtils
+        self._thread: Any = jvm.java.lang.Thread
         self._root = self._path_class(root)
         self._address = address or f"checkpoint:{root.rpartition('/')[0]}"
         try:
@@ -146,6 +147,7 @@ class HadoopFolder:
         try:
             action()
         except Py4JJavaError as error:
+            self._go_on(error)
             if any(name in _classes(error) for name in _EXISTS):
                 return False
             raise DecisionUnknownError(
@@ -162,6 +164,7 @@ class HadoopFolder:
         try:
             return action()
         except Py4JJavaError as error:
+            self._go_on(error)
             if missing and _MISSING in _classes(error):
                 answer: ResultT = missing["missing"]
                 return answer
@@ -173,6 +176,15 @@ class HadoopFolder:
             raise LogUnavailableError(
                 f"{self.address}: the JVM does not answer ({error}), nothing was written"
             ) from error
+
+    def _go_on(self, error: Py4JJavaError) -> None:
+        """Let the next call of this thread through, after one that was interrupted.
+
+        Spark's `stop()` interrupts the thread once, and Hadoop's clients set the sign again: each
+        further call would fail until the patience of whoever asks is over.
+        """
+        if "Interrupted" in _classes(error):
+            self._thread.interrupted()
 
 
 def _classes(error: Py4JJavaError) -> str:

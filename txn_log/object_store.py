@@ -63,6 +63,7 @@ _FIRST_PAUSE_S = 0.05
 _THROTTLED_PAUSES_S = (1.0, 2.0, 4.0)
 _RACERS = 12
 _RACES = 12
+_START_S = 30.0
 _RACING_BYTES = 1 << 16
 
 
@@ -320,7 +321,7 @@ class ObjectPlace:
         return self._put(name, text, condition)
 
     def _check_races(self, name: str) -> None:
-        gate = threading.Barrier(_RACERS)
+        gate = threading.Barrier(_RACERS, timeout=_START_S)  # one may find no thread to run in
 
         def put(racer: int, condition: Mapping[str, str]) -> str | None:
             # No two are equal, or a swap would not change the tag; and they are large, so that a

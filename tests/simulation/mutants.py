@@ -90,12 +90,6 @@ _BEFORE_THE_DECISION: Final = (
         "if self.pending is not None and not self.settle():",
         "if False:",
     ),
-    _tested(
-        "second call for a batch taken for its replay",
-        "I5",
-        Edit(COORDINATOR, "        if batch_id > self._newest_run:\n", "        if True:\n"),
-        "tests/test_coordinator.py::test_pipeline_that_is_called_twice_for_one_batch_says_so",
-    ),
     _coordinator(
         "no orphan is ever aborted",
         "I8",
