@@ -214,7 +214,7 @@ class Coordinator:
             logger.info("%s was decided and is not finished: committing it", record.id)
             reach("recover.before_finish", batch=record.id.batch_id)
             try:
-                lost = self._commit(record)
+                lost = self._commit(record, is_replayed=record.id == replay)
             except SparkOnceError as error:  # the others must not expire meanwhile
                 problems.append(error)
                 continue
@@ -486,11 +486,12 @@ class Coordinator:
 
     def _finish(self, record: TransactionRecord, batch: Batch | None = None) -> None:
         """Commit what is decided; `batch` is Spark's replay of it, if there is one."""
-        lost = self._commit(record)
+        is_replayed = batch is not None
+        lost = self._commit(record, is_replayed=is_replayed)
         for _ in range(_MOST_REWRITES):
             if lost and batch is not None:
                 record = self._redo(record, lost, batch)
-                lost = self._commit(record)
+                lost = self._commit(record, is_replayed=is_replayed)
         if lost:
             why = _NO_REPLAY if batch is None else "each time they were lost again"
             error = cannot_redo(record, lost, why)
@@ -506,8 +507,13 @@ class Coordinator:
             except (LogUnavailableError, DecisionUnknownError):
                 logger.warning("old records could not be dropped now; tried later", exc_info=True)
 
-    def _commit(self, record: TransactionRecord) -> Lost:
+    def _commit(self, record: TransactionRecord, *, is_replayed: bool) -> Lost:
         """Commit every branch, and publish the batch when none is lost; returns what is.
+
+        Args:
+            record: the batch.
+            is_replayed: whether Spark replays it: only then may a branch be given up to be written
+                again.
 
         Raises:
             SinkError: an outcome is not known, or the target refuses it.
@@ -533,7 +539,11 @@ class Coordinator:
 
         self._all(end, settled)
         lost: list[tuple[Committable, PreparedBranchLostError]] = []
-        redo = {c.branch_id for c in record.committables() if record.ruling(c) is Ruling.REDO}
+        redo = {
+            c.branch_id
+            for c in record.committables()
+            if is_replayed and record.ruling(c) is Ruling.REDO
+        }
         self._all(
             lambda some: lost.extend(self._commit_branches(some, deadline, redo)), by_sink.values()
         )

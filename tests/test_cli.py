@@ -343,13 +343,36 @@ def decided(folder: Path) -> str:
     return branch_id.short
 
 
+@pytest.mark.parametrize("way", ["checkpoint", "replaced"])
+@pytest.mark.parametrize("where", [["jobs:make"], ["--log", "sqlite:///log.db"]])
 def test_nothing_is_redone_where_spark_does_not_replay(
-    folder: Path, decided: str, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    decided: str,
+    capsys: pytest.CaptureFixture[str],
+    where: list[str],
+    way: str,
 ) -> None:
-    """It is said before a token is taken."""
-    chosen = ["jobs:make", "0", "--branch", decided, "--yes", "--reason", "lost"]
-    assert run(["settle", *chosen, "--as", "redo"]) == ERROR
+    """It is said before a token is taken; a branch that could still be committed stays."""
+    log = SqliteLog(folder / "log.db")
+    if way == "replaced":
+        log.begin(log_claim(query_id=OTHER_QUERY, replaces=QUERY, sinks=log.head("orders").sinks))
+    else:
+        (record,) = log.unfinished("orders")
+        times = {State.PREPARED: 1.0, **record.times}
+        log._write(lambda store: store.put(replace(record, times=times)))
+    token = log.head("orders").token
+    log.close()
+    (folder / "jobs.py").write_text(JOB)  # whatever the job says now
+    chosen = ["0", "--branch", decided, "--yes", "--reason", "lost"]
+    assert run(["settle", *where, *chosen, "--as", "redo"]) == ERROR
     assert "nothing can be redone" in capsys.readouterr().err
+    log = SqliteLog(folder / "log.db")
+    assert log.head("orders").token == token
+    log.close()
+
+
+def test_word_is_in_the_record(folder: Path, decided: str) -> None:
+    chosen = ["jobs:make", "0", "--branch", decided, "--yes", "--reason", "lost"]
     assert run(["settle", *chosen, "--as", "aborted"]) == 0
     log = SqliteLog(folder / "log.db")
     (record,) = log.unfinished("orders")

@@ -167,6 +167,20 @@ def test_branch_that_is_redone_is_ended_and_written_again(
     assert {c.branch_id.write_pass for c in record.shares[LEFT].committables} == {1}
 
 
+def test_branch_that_no_replay_writes_again_is_not_ended(world: World) -> None:
+    """It could still be committed; ended, its rows would have to be put in by hand."""
+    chosen = branches(world)
+    settle(world, Ruling.REDO, *chosen)
+    world.spark.committed = 0  # an operator has copied commits/0, or the policy was another
+    fail_commit(world, CommitUnresolvedError)
+    with pytest.raises(CommitUnresolvedError, match="no answer"):
+        world.start(Process())
+    assert standing(world)
+    world.prepare_sinks = lambda sinks: None
+    world.start(Process())
+    world.check()
+
+
 def test_branch_whose_commit_is_proven_is_not_redone(world: World) -> None:
     """Proof, where there is one, stands above the word: nothing is written twice (I4)."""
     settle(world, Ruling.REDO, *branches(world))

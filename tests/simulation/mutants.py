@@ -62,7 +62,8 @@ _BEFORE_THE_DECISION: Final = (
         "commit before decide",
         "I2",
         '        if self._policy == "prepared":\n',
-        '        if self._policy == "prepared":\n            self._commit(record)\n',
+        '        if self._policy == "prepared":\n'
+        "            self._commit(record, is_replayed=True)\n",
     ),
     _coordinator(
         "safe_until ignored",
@@ -156,8 +157,9 @@ _COMMIT: Final = (
     _coordinator(
         "complete before the commits",
         "I1",
-        "        lost = self._commit(record)\n        for _ in",
-        "        self._complete(record)\n        lost = self._commit(record)\n        for _ in",
+        "        is_replayed = batch is not None\n        lost = self._commit",
+        "        is_replayed = batch is not None\n"
+        "        self._complete(record)\n        lost = self._commit",
     ),
     Mutant(
         "unknown taken for committed",

@@ -23,7 +23,7 @@ from sparkonce.cli import facts
 from sparkonce.cli.facts import Facts
 from sparkonce.cli.looking import FOUND, find_record, json_option
 from sparkonce.cli.screen import Screen, holder_line, show_orphans, show_pipeline
-from sparkonce.cli.targets import Target, checkpoint_option, log_options, open_job, open_target
+from sparkonce.cli.targets import checkpoint_option, log_options, open_job, open_target
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -193,7 +193,7 @@ def settle(
         record = find_record(target, head, int(batch))
         chosen = _chosen(record, branches)
         word = Ruling(ruling)
-        _check_ruling(target, record, word)
+        _check_ruling(head, record, word)
         for share_name, committable in chosen:
             rows = facts.rows_of(record.shares[share_name], committable)
             click.echo(
@@ -313,16 +313,23 @@ def _chosen(record: TransactionRecord, branches: Sequence[str]) -> list[tuple[st
     return list({str(known[b][1].branch_id): known[b] for b in branches}.values())
 
 
-def _check_ruling(target: Target, record: TransactionRecord, ruling: Ruling) -> None:
+def _check_ruling(head: Head, record: TransactionRecord, ruling: Ruling) -> None:
     if record.state is not State.DECIDED:
         raise ConfigurationError(
             f"{record.id} is {record.state}: only what is decided and not finished can be settled"
         )
-    if ruling is Ruling.REDO and target.job is not None and target.job.commit == "checkpoint":
+    if ruling is not Ruling.REDO:
+        return
+    why = None
+    if State.PREPARED in record.times:
+        why = 'it was delivered with commit="checkpoint", so Spark\'s checkpoint has it'
+    elif record.id.query_id != head.query_id:
+        why = f"it is of the query {record.id.query_id}, which another one has replaced"
+    if why is not None:
         raise ConfigurationError(
-            'with commit="checkpoint" Spark does not replay a decided batch, so nothing can be '
-            "redone: settle the branch as committed and then put its rows into the target by "
-            "hand, or give them up with aborted"
+            f"Spark does not replay {record.id}, so nothing can be redone: {why}. Settle the "
+            "branch as committed and then put its rows into the target by hand, or give them up "
+            "with aborted"
         )
 
 
