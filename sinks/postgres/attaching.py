@@ -73,7 +73,7 @@ class Attach:
 
     Attributes:
         column: the target's partition key.
-        rows: a load with fewer is inserted instead.
+        rows: loads of a batch that have fewer, on average, are inserted instead.
     """
 
     column: str
@@ -108,11 +108,14 @@ def create_attachable(
 
 
 def with_attached(merge: Merge, attach: Attach | None, staged: Sequence[Committable]) -> Merge:
-    """The merge in which the large ones of these staging tables are attached."""
-    if attach is None:
+    """The merge in which these staging tables are attached, where their mean is large enough.
+
+    All or none: every snapshot sees the rows of a partition, and an older one not those that are
+    inserted beside it.
+    """
+    if attach is None or merge.rows < attach.rows * len(staged):
         return merge
-    large = [c.payload["staging"] for c in staged if int(str(c.payload["rows"])) >= attach.rows]
-    return replace(merge, attached=tuple(sorted(map(str, large))))
+    return replace(merge, attached=tuple(sorted(str(c.payload["staging"]) for c in staged)))
 
 
 def attach_partitions(

@@ -151,7 +151,8 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         statement_timeout: how long the merge of a batch may take, in seconds.
         attach: the bigint column by whose LIST the target is partitioned, for the fast append: what
             a task has loaded becomes a partition, instead of being copied (docs/postgres.md).
-        attach_rows: how many rows a task must have loaded for that; fewer are copied.
+        attach_rows: how many rows the tasks of a batch must have loaded for that, on average; the
+            rows of a batch with fewer are copied.
 
     Raises:
         ConfigurationError: a setting cannot work.
