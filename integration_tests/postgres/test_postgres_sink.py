@@ -441,6 +441,17 @@ def test_merge_of_a_role_that_was_switched_is_found_and_aborted(world: World, wa
         world.run(f"DROP OWNED BY {app} CASCADE; DROP ROLE {app}")
 
 
+def test_notices_of_a_talkative_role_and_a_short_lock_timeout_keep_no_commit_back(
+    world: World,
+) -> None:
+    """Each statement that the server logs comes as a notice; only a warning is of a standby."""
+    world.table()
+    options = "-c client_min_messages=log -c log_statement=all"
+    dsn = psycopg.conninfo.make_conninfo(world.dsn, options=options)
+    deliver(world.ready(dsn=dsn, lock_timeout=0.001))
+    assert world.state() == (3, 1, 0, 0)
+
+
 def test_abort_after_the_commit_changes_nothing(world: World) -> None:
     """It only drops staging that is left over."""
     world.table()

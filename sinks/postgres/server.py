@@ -33,6 +33,7 @@ from sparkonce.sinks.postgres.sql import (
 logger = logging.getLogger("sparkonce")
 
 _ROW: Any = namedtuple_row
+_LEAST_PATIENCE_S = 5.0
 
 _ASK = """
     SELECT current_database()::text AS database, current_user::text AS role,
@@ -166,7 +167,7 @@ def warn_of_publications(connection: PgConnection, schema: str, where: str) -> N
 
 def end_prepared(connection: PgConnection, gid: str, timeouts: Timeouts) -> None:
     """COMMIT PREPARED; whether standbys have it is for `await_standbys` to see."""
-    with limited(connection, timeouts.lock):
+    with limited(connection, _patience_s(timeouts)):
         connection.execute(commit_prepared(gid))
 
 
@@ -183,20 +184,29 @@ def await_standbys(
     own look at the marker is in the same message as the wait.
 
     Raises:
-        psycopg.Error: they have not confirmed it within `lock_timeout`, or it is not there.
+        psycopg.Error: they have not confirmed it within `lock_timeout` (5 s, if that is shorter),
+            or it is not there.
     """
     is_there = require_marker(schema, branch_id, "the server that answers does not have the commit")
-    warnings: list[psycopg.errors.Diagnostic] = []
-    connection.add_notice_handler(warnings.append)
+    notices: list[psycopg.errors.Diagnostic] = []
+    patience_s = _patience_s(timeouts)
+    connection.add_notice_handler(notices.append)
     try:
-        with limited(connection, timeouts.lock) as cut:
+        with limited(connection, patience_s) as cut:
             connection.execute(
                 script(READ_COMMITTED, settings(timeouts), is_there, WRITE_NOTHING, COMMIT)
             )
     finally:
-        connection.remove_notice_handler(warnings.append)
-    if warnings or cut.is_set():
+        connection.remove_notice_handler(notices.append)
+    # A role may have the server send notices of every kind, such as each statement that it logs.
+    is_warned = any(notice.severity_nonlocalized == "WARNING" for notice in notices)
+    if is_warned or cut.is_set():
         raise psycopg.OperationalError(
-            f"committed, but no standby in synchronous_standby_names has confirmed it within "
-            f"{timeouts.lock:g} s, so a failover would take it back; let the standby run"
+            "committed, but no standby in synchronous_standby_names has confirmed it within "
+            f"{patience_s:g} s, so a failover would take it back; let the standby run"
         )
+
+
+def _patience_s(timeouts: Timeouts) -> float:
+    """How long a commit may take; `lock_timeout` may be shorter than the way to the server."""
+    return max(timeouts.lock, _LEAST_PATIENCE_S)
