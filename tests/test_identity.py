@@ -59,6 +59,10 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
     ),
     "replay of the newest batch": (claim(2, offsets=offsets(1, 2)), known(1, 2)),
     "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
+    "query that takes its name back": (
+        claim(2, offsets=offsets(1, 2), replaces="other"),
+        known(1, 2, head=replace(HEAD, query_id="other", retired=(QUERY,))),
+    ),
     "sink added": (claim(3, sinks={"kafka": "topic", "s3": "bucket"}), known(2)),
     "checkpoint that ran without us, adopted": (claim(9, adopt=True), known(head=None)),
     "checkpoint that ran without us, adopted at its batch": (
@@ -140,6 +144,11 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         known(head=None),
         "its records are lost. Restore.*adopt=.batch 5",
     ),
+    "query that takes its name back, behind a gap": (
+        claim(9, replaces="other"),
+        known(1, 2, head=replace(HEAD, query_id="other", retired=(QUERY,))),
+        "the next batch of the transaction log .* is 3",
+    ),
     "pipeline renamed": (
         claim(3, checkpoint_log_id=LOG_ID, checkpoint_pipeline="old-name"),
         known(head=None),
@@ -184,6 +193,11 @@ def test_start_that_would_lose_or_repeat_rows_is_refused_with_the_way_out(name: 
     claimed, what_is_known, message = REFUSED[name]
     with pytest.raises(ConfigurationError, match=message):
         admit(claimed, what_is_known, now=5.0)
+
+
+def test_query_that_has_the_name_again_is_not_retired() -> None:
+    before = known(1, 2, head=replace(HEAD, query_id="other", retired=("first", QUERY)))
+    assert admit(claim(3, replaces="other"), before, now=5.0).retired == ("first", "other")
 
 
 def test_adopt_that_is_left_in_the_settings_changes_nothing() -> None:

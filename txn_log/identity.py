@@ -103,7 +103,7 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
         first_batch = claim.batch_id if claim.batch_id > expected else head.first_batch
         retired = head.retired
     elif head is not None:
-        retired = (*head.retired, head.query_id)
+        retired = tuple(q for q in (*head.retired, head.query_id) if q != claim.query_id)
     fresh = Head(
         claim.pipeline, claim.query_id, 0, claim.run_id, claim.driver, now, first_batch=first_batch
     )
@@ -190,6 +190,9 @@ def _check_new_query(claim: Claim, known: Known) -> None:
                 f"lost, with --abandon {record.id.batch_id}: it is in no sink then, and the new "
                 "one has to read its rows"
             )
+    if head is not None and known.newest is not None:  # it had the name before
+        _check_batch_continues(claim, known, replace(head, first_batch=0))
+        return
     now = (
         f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, and the transaction log "
         f"{known.log} has no record of its batches"
