@@ -278,6 +278,26 @@ def test_another_server_behind_the_address_proves_nothing(
     assert world.state() == (3, 1, 0, 0)
 
 
+def test_marker_proves_a_commit_on_another_server(
+    world: World, postgres: PostgresServer, open_server: PostgresServer
+) -> None:
+    """As behind pg_upgrade or a dump: it came there with the rows."""
+    world.table()
+    committable = prepare(world.ready())
+    world.sinks[0].commit(committable)
+    marker = world.run(f"SELECT * FROM {world.schema}.sparkonce_commits")[0]
+    other = open_server if world.prepares else postgres
+    with world_on(other, world.schema, prepares=not world.prepares) as elsewhere:
+        elsewhere.table()
+        sink = elsewhere.ready()
+        values = ", ".join(["%s"] * len(marker))
+        with psycopg.connect(elsewhere.dsn) as connection:
+            insert = f"INSERT INTO {world.schema}.sparkonce_commits VALUES ({values})"
+            connection.execute(insert.encode(), marker)
+        sink.commit(committable)
+        assert elsewhere.rows() == []
+
+
 def test_server_that_is_down_is_a_wrong_setting_at_the_start(prepared: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -35,6 +35,7 @@ from integration_tests.postgres.world import (
 )
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
+from sparkonce.model import Committable
 from sparkonce.sinks import FileSink, PostgresSink
 
 if TYPE_CHECKING:
@@ -390,6 +391,42 @@ def test_other_writer_takes_a_key_from_a_lost_merge(world: World, mode: str) -> 
     sink.commit(committable)
     last = (3, "rival" if mode == "ignore" else "c", "r")
     assert world.rows() == [*after[:-1], last]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER TABLE {s}.orders ALTER amount TYPE numeric(12, 0)", "'amount' was numeric"),
+        ("CREATE RULE nowhere AS ON INSERT TO {s}.orders DO INSTEAD NOTHING", "rule 'nowhere'"),
+        ("DELETE FROM {s}.{staging}", "hold 0 rows now"),
+    ],
+)
+def test_table_that_changed_before_a_lost_merge_is_merged_again(
+    world: World, change: str, told: str
+) -> None:
+    """A cast would round the rows, or a rule take them, and nobody would tell."""
+    world.table("id bigint, amount numeric(12, 2)")
+    amounts = pa.array([Decimal("1.75")], pa.decimal128(12, 2))
+    rows = pa.table({"id": pa.array([1], pa.int64()), "amount": amounts})
+    sink = world.ready(rows.schema)
+    committable = prepare(sink, rows)
+    lose(world, sink)
+    (staging,) = cast("list[str]", committable.payload["staging"])
+    world.run(change.format(s=world.schema, staging=staging))
+    with pytest.raises(CommitRejectedError, match=told):
+        sink.commit(committable)
+    assert world.state() == (0, 0, 1, 0)
+
+
+def test_payload_without_a_shape_is_merged_again(world: World) -> None:
+    """An older sparkonce has decided it."""
+    world.table()
+    sink = world.ready()
+    committable = prepare(sink)
+    payload = {name: value for name, value in committable.payload.items() if name != "shape"}
+    lose(world, sink)
+    sink.commit(Committable(committable.branch_id, payload, version=3))
+    assert world.state() == (3, 1, 0, 0)
 
 
 def test_other_writer_updates_a_row_that_is_deleted(world: World) -> None:

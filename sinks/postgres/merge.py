@@ -14,7 +14,7 @@ violated, goes through the rows in ranges: a range that fails is halved, until o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, cast
 
 from psycopg import sql
@@ -26,11 +26,12 @@ from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target
 from sparkonce.sinks.postgres.new_keys import WORTH_A_LOOK, insert_into_gap
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key
+from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import SORT_IN_MEMORY, columns_of, qualified, script, staging_name
 from sparkonce.sinks.postgres.writing import Write, Writing
 
-PAYLOAD_VERSION = 3
-"""4 was given away once: the next one is 5."""
+PAYLOAD_VERSION = 5
+"""4 was given away once. Older ones have no shape."""
 
 REJECTED = "sparkonce.rejected"
 """A setting of the transaction: how many rows the dead letter table takes."""
@@ -59,6 +60,7 @@ class Merge:
         dead_letter: schema and name of the table that takes rows which the target refuses.
         attached: those of the staging tables that become partitions of the target.
         leading: the key's column to look for a gap by (see `new_keys`); None where it cannot be.
+        shape: of the target's columns, for which the staged rows were encoded.
     """
 
     schema: str
@@ -78,6 +80,7 @@ class Merge:
     dead_letter: tuple[str, str] | None = None
     attached: tuple[str, ...] = ()
     leading: str | None = None
+    shape: Shape = field(default=Shape(()))
 
     @classmethod
     def of(cls, target: Target, writing: Writing, staging: Iterable[str], rows: int) -> Self:
@@ -98,6 +101,7 @@ class Merge:
             target.helpers,
             target.dead_letter,
             leading=target.leading,
+            shape=target.shape,
         )
 
     @classmethod
@@ -120,12 +124,14 @@ class Merge:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in payload.items()
         }
+        lasting["shape"] = Shape(tuple(map(tuple, payload.get("shape", ()))))
         return cls(**lasting)
 
     def to_payload(self) -> dict[str, JsonValue]:
+        fields = {**asdict(self), "shape": [list(column) for column in self.shape.columns]}
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
+            for name, value in fields.items()
         }
 
     @property
@@ -141,6 +147,15 @@ class Merge:
         if self.key is None:
             return False
         return self.mode != "upsert" or not self.update or self.dead_letter is not None
+
+
+def count_rows(merge: Merge) -> sql.Composed:
+    """How many rows the staging tables hold together."""
+    counts = (
+        sql.SQL("(SELECT count(*) FROM {})").format(qualified(merge.schema, name))
+        for name in merge.staging
+    )
+    return sql.SQL("SELECT {}").format(sql.SQL(" + ").join(counts))
 
 
 def statements(merge: Merge, branch_id: BranchId) -> Iterator[sql.Composable]:

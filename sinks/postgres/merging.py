@@ -4,7 +4,8 @@ What `Merge.commit` may meet, and what each proves:
 
     1  COMMIT PREPARED answers yes          committed
     2  gid unknown, marker there            committed before
-    3  gid unknown, then marker absent      not committed: merge again, from the staging tables
+    3  gid unknown, then marker absent      not committed: merge again, from the staging tables, if
+                                            these and the target are still what was voted for
     4  merging again: marker's key taken    somebody else committed it meanwhile
     5  merging again: staging table gone,   lost; nothing can be under way any more, since whoever
        then marker absent                   merges holds a lock that a DROP waits for
@@ -48,6 +49,7 @@ from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import (
     REJECTED,
     Merge,
+    count_rows,
     duplicate_key,
     duplicate_told,
     statements,
@@ -102,11 +104,8 @@ class Merger:
 
     # -- before the decision ---------------------------------------------------------------------
 
-    def prepare(self, shape: Shape) -> PgConnection | None:
+    def prepare(self) -> PgConnection | None:
         """Merge, check every constraint, and leave it to be committed.
-
-        Args:
-            shape: of the target, when its columns were checked.
 
         Returns:
             The connection that holds the open transaction; None where it is a prepared one.
@@ -117,7 +116,7 @@ class Merger:
         connection: PgConnection | None = None
         try:
             connection = self._take_living()
-            retrying()(self._merge_once, connection, shape)
+            retrying()(self._merge_once, connection)
         except psycopg.Error as error:
             self._end(connection)
             raise PrepareRejectedError(
@@ -149,10 +148,15 @@ class Merger:
             roll_back(connection)
             self._pool.give(connection)
 
-    def _merge_once(self, connection: PgConnection, shape: Shape) -> None:
+    def _merge_once(self, connection: PgConnection) -> None:
         try:
-            self._run(connection, script(*self._statements()))
-            self._check_target(connection, shape)
+            self._run(connection, script(*self._opening(), *self._moves()))
+            if told := self._changed(connection):
+                raise PrepareRejectedError(
+                    f"{self._what}: the table has changed since the query began: {told}; start "
+                    "the query again",
+                    self._branch_id,
+                )
             if not self._merge.prepared:
                 return
             tag = connection.execute(prepare(str(self._branch_id))).statusmessage
@@ -165,27 +169,24 @@ class Merger:
                 f"{self._what}: the server answered {tag} to PREPARE TRANSACTION", self._branch_id
             )
 
-    def _check_target(self, connection: PgConnection, shape: Shape) -> None:
-        """After the merge, which locks the target: it stays like this."""
+    def _changed(self, connection: PgConnection) -> str | None:
+        """Why the target does not serve any more; after the merge, whose lock keeps it as it is."""
         columns = self._merge.columns
         table = qualified(self._merge.schema, self._merge.table).as_string()
-        told = shape.difference(Shape.read(connection, table, columns))
+        told = self._merge.shape.difference(Shape.read(connection, table, columns))
         told = told or unfit(connection, table, self._merge.mode)
         if told is None and self._merge.attached:
             told = unseen(connection, table, columns)
-        if told is not None:
-            raise PrepareRejectedError(
-                f"{self._what}: the table has changed since the query began: {told}; start the "
-                "query again",
-                self._branch_id,
-            )
+        return told
 
-    def _statements(self) -> Iterator[sql.Composable]:
+    def _opening(self) -> Iterator[sql.Composable]:
         merged, branch_id = self._merge, self._branch_id
         yield READ_COMMITTED
         yield settings(self._timeouts, staging_name(branch_id))
         yield insert_marker(merged.schema, branch_id, merged.rows)
-        yield from statements(merged, branch_id)
+
+    def _moves(self) -> Iterator[sql.Composable]:
+        yield from statements(self._merge, self._branch_id)
         yield CHECK_CONSTRAINTS_NOW
 
     def _run(self, connection: PgConnection, query: sql.Composed) -> None:
@@ -261,10 +262,9 @@ class Merger:
         """
         is_done = held is not None and self._commit_held(held)
         try:
-            if not (is_done or (self._merge.prepared and self._commit_prepared())):  # else 1
-                self._check_server()
-                if not self._is_committed():  # else 2
-                    self._merge_again()  # 3
+            is_done = is_done or (self._merge.prepared and self._commit_prepared())  # 1
+            if not (is_done or self._pool.run(self._is_committed_here)):  # else 2
+                self._merge_again()  # 3
             self._await_standbys()
         except psycopg.Error as error:  # 6
             self._unresolved(self._address.said(error), error)
@@ -280,26 +280,42 @@ class Merger:
         except pg.UndefinedObject:
             return False
         except pg.FeatureNotSupported:  # it stands, in another database
-            self._check_server()
+            self._pool.run(self._is_committed_here)
             raise
         return True
 
-    def _is_committed(self) -> bool:
-        query = find_marker(self._merge.schema, self._branch_id)
-        return self._pool.run(lambda c: c.execute(query).fetchone()) is not None
+    def _is_committed_here(self, connection: PgConnection) -> bool:
+        """On one connection, since the next one may lead to another server.
 
-    def _check_server(self) -> None:
-        """What is absent here proves something only on the server that held it."""
-        told = self._pool.run(Server.ask).why_not(self._merge.system, self._merge.database)
+        The marker came with the rows, wherever it is: a dump, pg_upgrade or a replica has both or
+        none of them. That it is absent proves something only on the server that held the branch.
+        """
+        server = Server.ask(connection)
+        told = server.why_not(self._merge.system, self._merge.database)
+        if server.is_standby:
+            self._unresolved(str(told))
+        try:
+            query = find_marker(self._merge.schema, self._branch_id)
+            if connection.execute(query).fetchone() is not None:
+                return True
+        except pg.UndefinedTable:
+            if told is None:
+                raise
         if told is not None:
-            self._unresolved(told)
+            self._unresolved(f"{told}, or {settle_command(self._branch_id)}")
+        return False
 
     def _merge_again(self) -> None:
-        query = script(*self._statements(), COMMIT)
-
         def attempt(connection: PgConnection) -> None:
             try:
-                self._run(connection, query)
+                self._run(connection, script(*self._opening()))
+                rows = connection.execute(count_rows(self._merge)).fetchone()
+                if rows != (self._merge.rows,):
+                    self._refuse(f"its staging tables hold {rows and rows[0]} rows now")
+                self._run(connection, script(*self._moves()))
+                if told := self._changed(connection):
+                    self._refuse(f"the table has changed: {told}")
+                connection.execute(COMMIT)
             finally:
                 roll_back(connection)
 
@@ -310,19 +326,22 @@ class Merger:
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
         except psycopg.Error as error:
             missing = self._missing_staging(error)
-            if self._is_committed():  # 4
+            if self._pool.run(self._is_committed_here):  # 4
                 return
             if missing:
                 self._lost(missing, error)  # 5
             if (error.sqlstate or "")[:2] in _REFUSED:
-                raise CommitRejectedError(
-                    f"{self._what}: decided, its merge was lost with its session, and merging it "
-                    f"again is refused: {self._address.said(error)}. The rows are kept in "
-                    f"{', '.join(self._merge.staging)}: make room for them and start "
-                    f"again; or {settle_command(self._branch_id)}",
-                    self._branch_id,
-                ) from self._address.cause(error)
+                self._refuse(self._address.said(error), error)
             raise
+
+    def _refuse(self, why: str, error: psycopg.Error | None = None) -> NoReturn:
+        raise CommitRejectedError(
+            f"{self._what}: decided, its merge of {self._merge.rows} rows was lost with its "
+            f"session, and merging it again is refused: {why}. The rows are kept in "
+            f"{', '.join(self._merge.staging)}: make room for them and start again; or "
+            f"{settle_command(self._branch_id)}",
+            self._branch_id,
+        ) from (None if error is None else self._address.cause(error))
 
     def _end_holders(self) -> None:
         """End a session of a dead driver that still holds this merge open (a cut network).

@@ -30,7 +30,7 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId, Committable, JsonValue
 from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.catalog import Target
@@ -245,19 +245,30 @@ class Finisher:
             end_prepared(connection, str(branch_id), self._timeouts)  # 1
         except (pg.UndefinedObject, pg.FeatureNotSupported) as error:
             # On this connection, since the next one may lead to another server.
-            told = Server.ask(connection).why_not(held.system, held.database)
-            if told is not None:  # 4
-                raise CommitUnresolvedError(f"{what}: {told}", branch_id) from None
-            if isinstance(error, pg.FeatureNotSupported):  # it stands, in another database
-                raise
-            if not self._is_marked(connection, branch_id, held):  # else 2
+            server = Server.ask(connection)
+            told = server.why_not(held.system, held.database)
+            # The marker came with the rows, wherever it is; see `merging`.
+            if server.is_standby or not self._is_marked(
+                connection, branch_id, held, told
+            ):  # else 2
+                if told is not None:  # 4
+                    advice = f", or {settle_command(branch_id)}" * (not server.is_standby)
+                    raise CommitUnresolvedError(f"{what}: {told}{advice}", branch_id) from None
+                if isinstance(error, pg.FeatureNotSupported):  # it stands, in another database
+                    raise
                 self._lost(what, branch_id, held)  # 3
         await_standbys(connection, self._timeouts, held.schema, branch_id)
 
-    def _is_marked(self, connection: PgConnection, branch_id: BranchId, held: Prepared) -> bool:
+    def _is_marked(
+        self, connection: PgConnection, branch_id: BranchId, held: Prepared, elsewhere: str | None
+    ) -> bool:
         try:
             connection.execute(script(READ_COMMITTED, settings(self._timeouts)))
             return connection.execute(find_marker(held.schema, branch_id)).fetchone() is not None
+        except pg.UndefinedTable:
+            if elsewhere is None:
+                raise
+            return False
         finally:
             roll_back(connection)
 

@@ -87,7 +87,8 @@ class Server:
             return (
                 f"conninfo= leads to database {self.database!r} of the server with system "
                 f"identifier {self.system}, and the batch was prepared in {database!r} of "
-                f"{system}; let it lead there again"
+                f"{system}; let it lead there again. If that server is gone for good, as behind "
+                "pg_upgrade or a dump, look for the batch's rows in the table"
             )
         return None
 

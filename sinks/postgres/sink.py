@@ -347,7 +347,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         timeouts = self._timeouts
         if one_phase:
             merge, timeouts = replace(merge, prepared=False), replace(timeouts, idle=_FROZEN_S)
-        held = Merger(self._address, self._pool, timeouts, branch_id, merge).prepare(target.shape)
+        held = Merger(self._address, self._pool, timeouts, branch_id, merge).prepare()
         if held is not None:
             with self._lock:
                 self._held[str(branch_id)] = held
