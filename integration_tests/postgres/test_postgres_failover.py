@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +22,7 @@ from sparkonce.errors import (
     DecisionUnknownError,
     LogUnavailableError,
     PreparedBranchLostError,
+    PrepareRejectedError,
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
@@ -129,6 +131,34 @@ def test_wait_of_a_held_merge_that_is_cut_short_confirms_nothing(
         eventually(lambda: ended_waits(primary, "cancel") > 0, "the COMMIT waits")
         with pytest.raises(CommitUnresolvedError, match="no standby .* has confirmed"):
             outcome.result(30)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prepare_whose_wait_is_cut_short_is_rejected(
+    pair: PostgresPair, worlds: tuple[World, World], mode: str
+) -> None:
+    """It answers as ever, with a warning; a failover would lose what it has prepared."""
+    pair.wait_for_standby()
+    primary, _ = worlds
+    sink = primary.ready(dsn=pair.dsn, mode=mode)
+    pair.cut_off()
+    cancelled = threading.Event()
+
+    def cancel() -> None:
+        while not cancelled.wait(0.05):
+            ended_waits(primary, "cancel")
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(cancel)
+        try:
+            with pytest.raises(PrepareRejectedError, match="no standby has confirmed it"):
+                prepare(sink)
+        finally:
+            cancelled.set()
+    pair.join_again()
+    for branch in sink.find_branches(OWNER):
+        sink.abort(branch)
+    assert primary.state() == (0, 0, 0, 0)
 
 
 def cut_off_once_prepared(

@@ -141,6 +141,25 @@ def ask_as_login(connection: PgConnection, query: sql.Composed) -> list[tuple[An
 
 
 @contextlib.contextmanager
+def warnings_of(connection: PgConnection) -> Iterator[list[str]]:
+    """Gathers the server's warnings: a wait for a standby that is cut short is no error.
+
+    Not its other notices: a role may have it send each statement that it logs.
+    """
+    told: list[str] = []
+
+    def note(notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            told.append(notice.message_primary or "")
+
+    connection.add_notice_handler(note)
+    try:
+        yield told
+    finally:
+        connection.remove_notice_handler(note)
+
+
+@contextlib.contextmanager
 def limited(connection: PgConnection, limit_s: float) -> Iterator[threading.Event]:
     """Cancel what still runs after so many seconds; the event says whether it was.
 

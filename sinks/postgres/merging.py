@@ -44,6 +44,7 @@ from sparkonce.sinks.postgres.connections import (
     ask_as_login,
     retrying,
     roll_back,
+    warnings_of,
 )
 from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import (
@@ -54,7 +55,7 @@ from sparkonce.sinks.postgres.merge import (
     duplicate_told,
     statements,
 )
-from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared
+from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared, standby_away
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
@@ -159,10 +160,15 @@ class Merger:
                 )
             if not self._merge.prepared:
                 return
-            tag = connection.execute(prepare(str(self._branch_id))).statusmessage
+            with warnings_of(connection) as warnings:
+                tag = connection.execute(prepare(str(self._branch_id))).statusmessage
         except PASSING:
             roll_back(connection)
             raise
+        if warnings:
+            raise PrepareRejectedError(
+                f"{self._what}: {standby_away(warnings)}; start the query again", self._branch_id
+            )
         # A failed transaction answers PREPARE TRANSACTION with ROLLBACK, and no error.
         if tag != "PREPARE TRANSACTION":
             raise PrepareRejectedError(
@@ -321,7 +327,7 @@ class Merger:
 
         try:
             retrying()(self._pool.run, attempt)
-        except pg.LockNotAvailable as error:
+        except (pg.LockNotAvailable, pg.QueryCanceled) as error:  # whichever timeout is shorter
             self._end_holders()
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
         except psycopg.Error as error:
@@ -338,7 +344,8 @@ class Merger:
         raise CommitRejectedError(
             f"{self._what}: decided, its merge of {self._merge.rows} rows was lost with its "
             f"session, and merging it again is refused: {why}. The rows are kept in "
-            f"{', '.join(self._merge.staging)}: make room for them and start again; or "
+            f"{', '.join(self._merge.staging)}: undo what has changed, or make room for them, and "
+            f"start again; or "
             f"{settle_command(self._branch_id)}",
             self._branch_id,
         ) from (None if error is None else self._address.cause(error))

@@ -41,10 +41,11 @@ from sparkonce.sinks.postgres.connections import (
     Pool,
     retrying,
     roll_back,
+    warnings_of,
 )
 from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import Merge, duplicate_key, duplicate_told, statements
-from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared
+from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared, standby_away
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
@@ -158,15 +159,18 @@ class PreparedWriter(StagingWriter):
         if self._connection.info.transaction_status != TransactionStatus.INTRANS:
             # A script outside of a transaction is one by itself: the marker without its rows.
             self._reject("the transaction was ended by somebody else", None)
-        cursor = self._connection.execute(
-            script(
-                CHECK_CONSTRAINTS_NOW,
-                insert_marker(self.schema, self.branch_id, self.rows),
-                prepare(str(self.branch_id)),
+        with warnings_of(self._connection) as warnings:
+            cursor = self._connection.execute(
+                script(
+                    CHECK_CONSTRAINTS_NOW,
+                    insert_marker(self.schema, self.branch_id, self.rows),
+                    prepare(str(self.branch_id)),
+                )
             )
-        )
-        while cursor.nextset():
-            pass
+            while cursor.nextset():
+                pass
+        if warnings and cursor.statusmessage == "PREPARE TRANSACTION":
+            self._reject(standby_away(warnings), None)
         # A transaction that has failed answers with ROLLBACK, and no error.
         if cursor.statusmessage != "PREPARE TRANSACTION":
             self._reject(f"the server answered {cursor.statusmessage} to PREPARE TRANSACTION", None)

@@ -8,6 +8,7 @@ lost.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from psycopg.rows import namedtuple_row
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.catalog import system_identifier
-from sparkonce.sinks.postgres.connections import PgConnection, limited
+from sparkonce.sinks.postgres.connections import PgConnection, limited, warnings_of
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
@@ -189,23 +190,24 @@ def await_standbys(
             or it is not there.
     """
     is_there = require_marker(schema, branch_id, "the server that answers does not have the commit")
-    notices: list[psycopg.errors.Diagnostic] = []
     patience_s = _patience_s(timeouts)
-    connection.add_notice_handler(notices.append)
-    try:
-        with limited(connection, patience_s) as cut:
-            connection.execute(
-                script(READ_COMMITTED, settings(timeouts), is_there, WRITE_NOTHING, COMMIT)
-            )
-    finally:
-        connection.remove_notice_handler(notices.append)
-    # A role may have the server send notices of every kind, such as each statement that it logs.
-    is_warned = any(notice.severity_nonlocalized == "WARNING" for notice in notices)
-    if is_warned or cut.is_set():
+    with warnings_of(connection) as warnings, limited(connection, patience_s) as cut:
+        connection.execute(
+            script(READ_COMMITTED, settings(timeouts), is_there, WRITE_NOTHING, COMMIT)
+        )
+    if warnings or cut.is_set():
         raise psycopg.OperationalError(
             "committed, but no standby in synchronous_standby_names has confirmed it within "
             f"{patience_s:g} s, so a failover would take it back; let the standby run"
         )
+
+
+def standby_away(warnings: Sequence[str]) -> str:
+    """Why what PREPARE TRANSACTION has answered with a warning does not count as prepared."""
+    return (
+        f"PREPARE TRANSACTION: {'; '.join(warnings)}. So no standby has confirmed it, and a "
+        "failover would lose it"
+    )
 
 
 def _patience_s(timeouts: Timeouts) -> float:

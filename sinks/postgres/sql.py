@@ -129,6 +129,8 @@ def settings(
         "lock_timeout": f"{max(1, round(timeouts.lock * 1000))}ms",
         "statement_timeout": f"{round(timeouts.statement * 1000)}ms",
         "idle_in_transaction_session_timeout": f"{round(timeouts.idle * 1000)}ms",
+        # A wait for a standby that is cut short says so in no other way.
+        "client_min_messages": "warning",
     }
     if application_name is not None:
         values["application_name"] = application_name
@@ -213,12 +215,10 @@ def rollback_prepared(gid: str) -> sql.Composed:
 
 
 WRITE_NOTHING = sql.SQL(
-    "SELECT set_config('client_min_messages', 'warning', true), "
-    "CASE WHEN current_setting('synchronous_standby_names') <> '' "
+    "SELECT CASE WHEN current_setting('synchronous_standby_names') <> '' "
     "THEN pg_logical_emit_message(true, 'sparkonce', '') END"
 )
-"""What a COMMIT waits for standbys with, as for any write, and nobody reads; a wait that is cut is
-a warning, which the role may have switched off."""
+"""What a COMMIT waits for standbys with, as for any write, and nobody reads."""
 
 SORT_IN_MEMORY = sql.SQL(
     "SELECT set_config('work_mem', '64MB', true) "
