@@ -133,8 +133,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
             # Committed before, or lost: the target tells, where it is the folder that was written
             # to. It is asked for first: it may be mounted at any moment, and is not unmounted.
             is_here = self._is_here(committable)
-            if not visible.exists():
-                if not is_here or hidden.exists():
+            if not is_there(visible):
+                if not is_here or is_there(hidden):
                     raise CommitUnresolvedError(
                         f"{self._folder} is not known to be the folder into which FileSink wrote "
                         f"batch {branch_id.batch_id}: mount that one again, or, if it is gone for "
@@ -157,7 +157,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
 
     def _is_here(self, committable: Committable) -> bool:
         folder = committable.payload.get("folder")  # older versions wrote none
-        return folder is not None and (self._folder / f"{_ID}{folder}").exists()
+        return folder is not None and is_there(self._folder / f"{_ID}{folder}")
 
     def _hidden_path(self, branch_id: BranchId) -> Path:
         return self._hidden / f"{branch_id}{_SUFFIX}"
@@ -197,10 +197,24 @@ def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> Non
 
 def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable]:
     """The owner's branches whose files, named BRANCH and `suffix`, are in `folder`."""
-    for path in folder.glob(f"{owner.prefix}*{suffix}"):
-        branch_id = BranchId.from_name(path.name.removesuffix(suffix))
-        if branch_id is not None:
-            yield Committable(branch_id)
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name.startswith(owner.prefix) and name.endswith(suffix):
+            branch_id = BranchId.from_name(name.removesuffix(suffix))
+            if branch_id is not None:
+                yield Committable(branch_id)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file; `Path.exists` takes every error for "no" since Python 3.14."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def close_durably(file: IO[bytes], folder: Path) -> None:

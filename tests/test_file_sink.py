@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,6 +119,32 @@ def test_folder_that_is_mounted_during_the_commit(tmp_path: Path) -> None:
         MountedNow(folder).commit(committable)
     FileSink(folder).commit(committable)
     assert visible(folder) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOTDIR])
+def test_disk_that_fails_proves_nothing(
+    sink: FileSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Python 3.14's `Path.exists` and `glob` call what they cannot look at absent."""
+    committable = prepare(sink)
+    sink.commit(committable)
+    stat, listdir, scandir = os.stat, os.listdir, os.scandir
+
+    def fails(path: Any) -> None:
+        if str(path) in {f"{tmp_path}/{BRANCH}parquet", f"{tmp_path}/_sparkonce"}:
+            raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "exists", os.path.exists)  # as from 3.14 on
+        broken.setattr(os, "stat", lambda path, **more: fails(path) or stat(path, **more))
+        broken.setattr(os, "listdir", lambda path: fails(path) or listdir(path))
+        broken.setattr(os, "scandir", lambda path: fails(path) or scandir(path))
+        with pytest.raises(OSError, match=os.strerror(number)):
+            sink.commit(committable)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            list(sink.find_branches(OWNER))
+    sink.commit(committable)
+    assert (hidden(tmp_path), visible(tmp_path)) == (0, 2)
 
 
 def test_branch_of_a_version_that_did_not_mark_its_folder(sink: FileSink, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import errno
 import os
 import re
 import shutil
@@ -100,3 +101,26 @@ def test_empty_folder_below_a_mount_proves_nothing_in_the_guide(tmp_path: Path) 
     shutil.rmtree(folder)
     away.rename(folder)
     sink.commit(committable)
+
+
+def test_disk_that_fails_proves_nothing_in_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.14's `Path.exists` calls what it cannot look at absent."""
+    sink = shown()["JsonSink"](tmp_path)
+    sink.validate(SCHEMA)
+    handle = sink.beginTransaction(BRANCH)
+    sink.write(handle, pa.record_batch({"id": [1]}))
+    committable = sink.preCommit(handle)
+    sink.commit(committable)
+    stat = os.stat
+
+    def failing(path: Any, **more: Any) -> os.stat_result:
+        if str(path) == f"{tmp_path}/{BRANCH}json":
+            raise OSError(errno.EIO, "the disk fails")
+        return stat(path, **more)
+
+    monkeypatch.setattr(Path, "exists", os.path.exists)  # as from 3.14 on
+    monkeypatch.setattr(os, "stat", failing)
+    with pytest.raises(OSError, match="the disk fails"):
+        sink.commit(committable)
