@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.stub import ANY, Stubber
 
+from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.finding import Finding, Level
 from sparkonce.sinks.s3.checks import check_server
 from sparkonce.sinks.s3.client import Connection, Purpose
@@ -28,10 +29,15 @@ class Server:
         self.stubber = stubber
 
     def reachable(self, name: str = "") -> None:
-        """The uploads are listed, and the probe is absent."""
+        """The uploads are listed, and the probes are absent."""
+        self.lists(name)
+        self.refuses("head_object", "404", 404)
+        self.refuses("list_parts", "NoSuchUpload", 404)
+
+    def lists(self, name: str = "") -> None:
+        """It lists uploads."""
         headers = {"HTTPHeaders": {"server": name} if name else {}}
         self.stubber.add_response("list_multipart_uploads", {"ResponseMetadata": headers})
-        self.refuses("head_object", "404", 404)
 
     def refuses(self, operation: str, code: str, status: int) -> None:
         self.stubber.add_client_error(operation, code, http_status_code=status)
@@ -80,6 +86,47 @@ def test_lifecycle_without_rules(server: Server, caplog: pytest.LogCaptureFixtur
     server.has_rules({})
     writes(server)
     assert {finding.level for finding in server.found()} == {Level.OK}
+
+
+def test_account_that_could_never_prove_a_loss(server: Server) -> None:
+    """Without the right to list parts a lost branch would wait for ever."""
+    server.lists()
+    server.refuses("head_object", "404", 404)
+    server.refuses("list_parts", "AccessDenied", 403)
+    with pytest.raises(ConfigurationError, match="grant s3:ListMultipartUploadParts"):
+        check_server(server.connection, PLACE)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("InvalidArgument", 400), ("InternalError", 500), ("", 200)]
+)
+def test_odd_answer_about_an_upload_that_never_was(server: Server, code: str, status: int) -> None:
+    """It says nothing of our rights."""
+    server.lists()
+    server.refuses("head_object", "404", 404)
+    if code:
+        server.refuses("list_parts", code, status)
+    else:
+        server.stubber.add_response("list_parts", {})
+    server.has_rules({})
+    check_server(server.connection, PLACE)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "told"),
+    [
+        ("403", 403, "grant s3:GetObject and s3:ListBucket"),
+        ("503", 503, "cannot serve .* now"),
+        ("301", 301, "another region"),
+    ],
+)
+def test_object_that_cannot_be_looked_at(server: Server, code: str, status: int, told: str) -> None:
+    """Only where the server refuses access is a right missing."""
+    server.lists()
+    server.refuses("head_object", code, status)
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        check_server(server.connection, PLACE)
+    assert ("grant" in str(refused.value)) == (status == 403)
 
 
 def test_server_that_purges_uploads_by_itself(

@@ -357,10 +357,19 @@ def test_refused_completion_that_nobody_can_look_after(commit: Callable[..., Non
         commit(400, refusal="ExpiredToken")
 
 
-def test_forbidden_to_list_parts(commit: Callable[..., None]) -> None:
-    """Nobody says that the upload is gone."""
-    with pytest.raises(CommitUnresolvedError):
-        commit(404, 404, refusal="NoSuchUpload", parts="AccessDenied")
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ("AccessDenied", r"ListParts answered AccessDenied.*grant s3:ListMultipartUploadParts"),
+        ("SlowDown", "ListParts answered SlowDown"),
+    ],
+)
+def test_upload_that_cannot_be_looked_at(
+    commit: Callable[..., None], parts: str, told: str
+) -> None:
+    """Nobody says that it is gone, and the message says why not: the batch waits for that."""
+    with pytest.raises(CommitUnresolvedError, match=told):
+        commit(404, 404, refusal="NoSuchUpload", parts=parts)
 
 
 def test_proven_lost(commit: Callable[..., None]) -> None:
@@ -421,6 +430,15 @@ def test_policy_that_demands_a_condition(commit: Callable[..., None], second: st
     """AWS' own example refuses completions without If-None-Match; what stands is what counts."""
     commit(STANDING, refusal=["AccessDenied", second])
     with pytest.raises(CommitUnresolvedError, match=second or "answered 200"):
+        commit(404, refusal=["AccessDenied", second])
+
+
+@pytest.mark.parametrize("second", ["NotImplemented", "InvalidArgument"])
+def test_missing_right_on_a_server_without_the_condition(
+    commit: Callable[..., None], second: str
+) -> None:
+    """What it says of the condition is not why it refuses."""
+    with pytest.raises(CommitUnresolvedError, match="AccessDenied.*grant s3:PutObject"):
         commit(404, refusal=["AccessDenied", second])
 
 

@@ -13,7 +13,7 @@ from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from sparkonce.errors import ConfigurationError
 from sparkonce.s3_errors import code_of, status_of
 from sparkonce.sinks.arrow_types import zone_of
-from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, is_passing
 from sparkonce.sinks.s3.formats import FileFormat
 from sparkonce.sinks.s3.layout import Place
 
@@ -36,6 +36,8 @@ PURGE_FIX = (
 )
 
 ResultT = TypeVar("ResultT")
+
+_FORBIDDEN = frozenset({401, 403})
 
 _FOLDER_TYPES: tuple[Callable[[pa.DataType], bool], ...] = (
     pat.is_string,
@@ -104,22 +106,38 @@ def check_server(connection: Connection, place: Place) -> bool:
         connection,
         place,
     )
-    # The proof of a commit is a HEAD that tells "absent" (404) from "not allowed" (403), which
-    # takes the right to list the bucket.
-    try:
-        client.head_object(Bucket=place.bucket, Key=f"{place.prefix}sparkonce.probe")
-    except S3_ERRORS as error:
-        if status_of(error) != 404:  # noqa: PLR2004
-            raise ConfigurationError(
-                f"S3Sink: {place}: cannot tell whether an object is there ({describe(error)}): "
-                "grant s3:GetObject and s3:ListBucket"
-            ) from error
+    _asking(lambda: _check_proofs(client, place), connection, place)
     is_minio = answer["ResponseMetadata"]["HTTPHeaders"].get("server") == "MinIO"
     if is_minio:
         logger.warning("%s: %s: %s", place, PURGE, PURGE_FIX)
     else:
         _warn_of_lifecycle(client, place)
     return is_minio
+
+
+def _check_proofs(client: S3Client, place: Place) -> None:
+    """Refuse an account that could not tell whether a branch is committed, or lost."""
+    probe = {"Bucket": place.bucket, "Key": f"{place.prefix}sparkonce.probe"}
+    # The proof of a commit is a HEAD that tells "absent" (404) from "not allowed" (403), which
+    # takes the right to list the bucket.
+    try:
+        client.head_object(**probe)
+    except S3_ERRORS as error:
+        if status_of(error) in _FORBIDDEN:
+            raise ConfigurationError(
+                f"S3Sink: {place}: cannot tell whether an object is there ({describe(error)}): "
+                "grant s3:GetObject and s3:ListBucket"
+            ) from error
+        if status_of(error) != 404:  # noqa: PLR2004
+            raise
+    try:
+        client.list_parts(**probe, UploadId="sparkonce.probe")
+    except S3_ERRORS as error:  # servers say no to an upload that never was in many ways
+        if status_of(error) in _FORBIDDEN:
+            raise ConfigurationError(
+                f"S3Sink: {place}: cannot tell whether an upload is there ({describe(error)}): "
+                "grant s3:ListMultipartUploadParts"
+            ) from error
 
 
 def _asking(action: Callable[[], ResultT], connection: Connection, place: Place) -> ResultT:
@@ -138,13 +156,14 @@ def _asking(action: Callable[[], ResultT], connection: Connection, place: Place)
             fix = f"the bucket {place.bucket!r} does not exist at {where}: make it, or correct url="
         elif code in {"InvalidAccessKeyId", "SignatureDoesNotMatch", "XAdminUserNotFound"}:
             fix = f"{where} refuses the credentials: correct access_key= and secret_key="
-        elif status in {401, 403}:
+        elif status in _FORBIDDEN:
             fix = (
                 f"{where} refuses access to {place}: grant s3:ListBucketMultipartUploads, "
                 "s3:ListBucket, s3:GetObject, s3:PutObject, s3:ListMultipartUploadParts and "
                 "s3:AbortMultipartUpload"
             )
         elif status in {301, 400} and code in {
+            "301",  # of a HEAD, whose answer has no body
             "PermanentRedirect",
             "AuthorizationHeaderMalformed",
             "IllegalLocationConstraintException",
@@ -152,6 +171,8 @@ def _asking(action: Callable[[], ResultT], connection: Connection, place: Place)
             fix = f"the bucket {place.bucket!r} is in another region: correct region="
         elif status is None:
             fix = f"{where} cannot be reached: correct endpoint_url= and region=, or start it"
+        elif is_passing(error):
+            fix = f"{where} cannot serve {place} now: start again later"
         else:
             fix = f"{where} does not serve {place}"
         raise ConfigurationError(f"S3Sink: {fix} ({describe(error)})") from error

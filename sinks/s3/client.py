@@ -39,6 +39,12 @@ _ADVICE = {
     "RequestTimeTooSkewed": "correct the clock of this machine or of the server",
 }
 
+_RIGHTS = {
+    "ListParts": "s3:ListMultipartUploadParts",
+    "CompleteMultipartUpload": "s3:PutObject",
+}
+"""Without which a branch that is decided waits for ever."""
+
 
 class Purpose(Enum):
     """How patient a client is: (attempts at a call, seconds of silence that end an attempt)."""
@@ -177,4 +183,6 @@ def describe(error: Exception) -> str:
     asked = error.operation_name if isinstance(error, ClientError) else None
     if (code_of(error), asked) == ("NotImplemented", "CreateMultipartUpload"):
         advice = 'a server that has no CRC32C may need checksum="none"'
+    if code_of(error) == "AccessDenied" and asked in _RIGHTS:
+        advice = f"grant {_RIGHTS[asked]}"
     return f"{said(error)}; {advice}" if advice else said(error)

@@ -36,6 +36,9 @@ _MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-[0-9]+")
 _GONE = frozenset({"NoSuchUpload", "InvalidPart"})
 """What servers answer to the completion of an upload that they do not have (any more)."""
 
+_NO_CONDITION = frozenset({"NotImplemented", "InvalidArgument", "InvalidRequest"})
+"""What servers answer to an If-None-Match that they do not know."""
+
 SETTLE_S = 10.0
 """How long an object has to be absent, after its upload is gone, to be called lost."""
 
@@ -137,7 +140,8 @@ class FileOutcome:
             if code_of(error) == "AccessDenied" and not condition:
                 # A bucket's policy may demand the condition. Not sent at once: S3 may answer 409
                 # to it, which asks for another upload.
-                return self._complete(file, IfNoneMatch="*")
+                second = self._complete(file, IfNoneMatch="*")
+                return error if code_of(second) in _NO_CONDITION else second
             return error
         return None
 
@@ -192,7 +196,13 @@ class FileOutcome:
                 Bucket=self.bucket, Key=file.key, UploadId=file.upload_id, MaxParts=1
             )
         except S3_ERRORS as error:
-            return code_of(error) == "NoSuchUpload"
+            if code_of(error) == "NoSuchUpload":
+                return True
+            raise CommitUnresolvedError(
+                f"S3: {self.name(file)} of batch {self.branch_id.batch_id} is not there, and "
+                f"whether its upload is lost cannot be told ({describe(error)})",
+                self.branch_id,
+            ) from error
         return False
 
     def _unresolved(
