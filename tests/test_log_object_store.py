@@ -6,18 +6,36 @@ import base64
 import hashlib
 import io
 import itertools
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from ssl import SSLCertVerificationError
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    MetadataRetrievalError,
+    PartialCredentialsError,
+    ProxyConnectionError,
+    ReadTimeoutError,
+    SSLError,
+    SSOTokenLoadError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 from botocore.stub import Stubber
 from urllib3 import HTTPResponse
+from urllib3.exceptions import SSLError as Urllib3SSLError
 
-from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.testing.log_cases import QUERY, claim, deliver, record
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.object_store import ObjectPlace
@@ -70,6 +88,52 @@ def test_answer_that_does_not_say_that_the_document_is_absent(
         server.add_client_error("get_object", code, http_status_code=404)
         with pytest.raises(LogUnavailableError, match=f"answered {code}"):
             place.load("orders/head", None)
+
+
+BEFORE_IT_IS_SENT = [
+    CredentialRetrievalError(provider="sso", error_msg="no answer"),
+    MetadataRetrievalError(error_msg="no answer"),
+    TokenRetrievalError(provider="sso", error_msg="no answer"),
+    SSOTokenLoadError(error_msg="no file"),
+    UnauthorizedSSOTokenError(),
+    PartialCredentialsError(provider="env", cred_var="secret_key"),
+    ClientError({"Error": {}, "ResponseMetadata": {"HTTPStatusCode": 500}}, "AssumeRole"),  # type: ignore[typeddict-item]
+    ReadTimeoutError(endpoint_url="https://sts"),
+]
+WHILE_IT_IS_SENT = [
+    (EndpointConnectionError(endpoint_url="https://s3", error="refused"), True),
+    (ConnectTimeoutError(endpoint_url="https://s3", error="silence"), True),
+    (SSLError(endpoint_url="https://s3", error=Urllib3SSLError(SSLCertVerificationError())), True),
+    (SSLError(endpoint_url="https://s3", error=Urllib3SSLError(ssl.SSLError("mac"))), False),
+    # urllib3 says so of a connection too that is cut behind the request.
+    (ProxyConnectionError(proxy_url="http://proxy", error="reset"), False),
+    (ConnectionClosedError(endpoint_url="https://s3"), False),
+    (ReadTimeoutError(endpoint_url="https://s3"), False),
+]
+
+
+@pytest.mark.parametrize(
+    ("event", "error", "is_unsent"),
+    [
+        *(("before-sign", error, True) for error in BEFORE_IT_IS_SENT),
+        *(("before-send", *case) for case in WHILE_IT_IS_SENT),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_write_that_was_never_sent(
+    place: ObjectPlace, server: Server, event: str, error: Exception, is_unsent: bool
+) -> None:
+    """No decision is in doubt then, whatever the time before has brought."""
+
+    def fail(**_: object) -> None:
+        raise error
+
+    place.swap("orders/head", None, "{}")
+    place.client.meta.events.unregister("before-send.s3", server.send)
+    place.client.meta.events.register(f"{event}.s3", fail)
+    expected = LogUnavailableError if is_unsent else DecisionUnknownError
+    with pytest.raises(expected):
+        place.swap("orders/head", None, "{}")
 
 
 class Server:

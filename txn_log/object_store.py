@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from botocore.exceptions import (
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
-    NoCredentialsError,
+    SSLError,
 )
 from botocore.parsers import ResponseParserError
 
@@ -49,7 +50,7 @@ ResultT = TypeVar("ResultT")
 
 _SETTINGS: Final = ("endpoint_url", "region", "path_style")
 _ERRORS = (BotoCoreError, ClientError, ResponseParserError)
-_NEVER_SENT = (EndpointConnectionError, ConnectTimeoutError, NoCredentialsError)
+_NOT_CONNECTED = (EndpointConnectionError, ConnectTimeoutError)
 _NOT_MET = frozenset({404, 409, 412})
 _SERVER_ERROR: Final = 500
 _NOT_IMPLEMENTED: Final = 501
@@ -98,6 +99,7 @@ class ObjectPlace:
         self._prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
         self._settings = settings
         self._address = url
+        self._sending = threading.local()
         self._client: S3Client | None = self._connect()
 
     @property
@@ -141,7 +143,11 @@ class ObjectPlace:
             ),
         )
         when_not_valid(client, self.close)
+        client.meta.events.register("before-send.s3.PutObject", self._note_that_it_is_sent)
         return client
+
+    def _note_that_it_is_sent(self, **_: object) -> None:
+        self._sending.has_begun = True
 
     # -- documents ---------------------------------------------------------------------------------
 
@@ -241,6 +247,7 @@ class ObjectPlace:
     def _send(self, name: str, text: str, condition: Mapping[str, str]) -> str | None:
         """As `_put`, with the errors of boto3."""
         reach("log.before", request="put")
+        self._sending.has_begun = False
         body = text.encode()
         md5 = hashlib.md5(body, usedforsecurity=False)
         try:
@@ -263,7 +270,8 @@ class ObjectPlace:
     def _failed_write(self, error: Exception) -> LogError:
         status = status_of(error)
         refused = status is not None and (status < _SERVER_ERROR or status in _REFUSED)
-        if refused or isinstance(error, _NEVER_SENT):
+        # Whatever boto3 meets before, such as no credentials, has not reached the server.
+        if refused or not self._sending.has_begun or _is_not_connected(error):
             return self._unavailable(error)
         return DecisionUnknownError(
             f"{self.address} did not answer to a write ({said(error)}); read the log again"
@@ -354,3 +362,11 @@ class ObjectPlace:
             f"keep a transaction log: {why}. Two drivers could both decide; use "
             "log=postgresql://… or sqlite:///…"
         )
+
+
+def _is_not_connected(error: Exception) -> bool:
+    """Whether it is one of the connection, for sure; a proxy's may come behind the request too."""
+    if isinstance(error, SSLError):
+        cause = error.kwargs["error"].args[0]  # of urllib3's own error
+        return isinstance(cause, ssl.SSLCertVerificationError)
+    return isinstance(error, _NOT_CONNECTED)
