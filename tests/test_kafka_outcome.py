@@ -202,14 +202,16 @@ def test_markers_that_the_broker_left_out(
     assert written == [f"write markers 5/1 {missing}"]
 
 
-def test_markers_that_a_broker_without_fencing_left_out() -> None:
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_markers_that_a_broker_without_fencing_left_out(epoch: int) -> None:
     """There the coordinator forgets the commit when the id is fenced; that is proven before."""
+    fenced = state("Empty", epoch=epoch)
     finisher = PaperFinisher(
-        ends=[False], fences=False, marks=[OURS], open=[True, True, False], state=state("Empty")
+        ends=[False], fences=False, marks=[OURS], open=[True, True, False], state=fenced
     )
     outcome(finisher, 5).commit(committable())
     changes = [asked for asked in finisher.asked if asked not in {"describe", "marker"}]
-    assert changes == ["fence", "write markers 5/1 {'orders': [2]}"]
+    assert changes == [f"write markers 5/{epoch} {{'orders': [2]}}"]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,6 @@ def test_markers_that_a_broker_without_fencing_left_out() -> None:
         state("PrepareCommit"),
         state("CompleteAbort"),
         state("Empty", epoch=0),
-        state("Empty", epoch=2),
         state("CompleteCommit", epoch=0),  # not fenced: what is open may be a zombie's
         state("CompleteCommit", epoch=2),
         state("CompleteCommit", producer_id=9),
@@ -537,7 +538,7 @@ def test_old_broker_first_commit() -> None:
         ends=[False], fences=False, marks=[errors.UnstableOffsetCommitError, OURS]
     )
     outcome(finisher).commit(committable())
-    assert finisher.asked == ["marker", "end 5/0 commit", "fence", "marker"]
+    assert finisher.asked == ["marker", "end 5/0 commit", "describe", "fence", "marker"]
 
 
 @pytest.mark.parametrize("aborting", ["PrepareAbort", "CompleteAbort"])
@@ -605,9 +606,16 @@ def test_old_broker_abort_without_time_to_wait(caplog: pytest.LogCaptureFixture)
 
 def test_old_broker_second_commit() -> None:
     """EndTxn could commit a zombie's transaction: it is not sent when the marker is ours."""
-    finisher = PaperFinisher(fences=False, marks=[OURS])
+    finisher = PaperFinisher(fences=False, marks=[OURS], state=state("CompleteCommit", epoch=0))
     outcome(finisher).commit(committable())
-    assert finisher.asked == ["marker", "fence", "marker"]
+    assert finisher.asked == ["marker", "describe", "fence", "marker"]
+
+
+def test_old_broker_commit_that_is_fenced_already() -> None:
+    """To fence it once more would take another epoch, by which nobody knows the commit any more."""
+    finisher = PaperFinisher(fences=False, marks=[OURS], state=state("Empty", epoch=1))
+    outcome(finisher).commit(committable())
+    assert finisher.asked == ["marker", "describe", "marker"]
 
 
 # -- abort -----------------------------------------------------------------------------------------

@@ -231,8 +231,14 @@ class Outcome:
         return missing
 
     def _fence(self, branch: KafkaBranch) -> None:
+        def fence() -> None:
+            # Each initialisation takes an epoch: one whose answer was lost is not repeated.
+            state = self._describe(branch.transactional_id)
+            if state is None or not _is_fenced(branch, state):
+                self._finisher.fence(branch.transactional_id)
+
         try:
-            self._patience(lambda: self._finisher.fence(branch.transactional_id))
+            self._patience(fence)
         except errors.KafkaError as error:
             # Committed all the same; see the zombie in this module's head.
             logger.warning("%s could not be fenced: %s", branch.transactional_id, _text(error))
@@ -477,10 +483,11 @@ def _is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) 
     EndTxn that fences leaves CompleteCommit or CompleteAbort; `_fence`, where it does not, leaves
     Empty behind a commit.
     """
+    if commit and _is_fenced(branch, state):
+        return True
     held = (state.producer_id, state.producer_epoch)
     ours = (branch.producer_id, branch.producer_epoch + 1)
-    ends = {"CompleteCommit", "Empty"} if commit else {"CompleteAbort"}
-    return state.state in ends and held == ours
+    return held == ours and state.state == ("CompleteCommit" if commit else "CompleteAbort")
 
 
 def _is_ending(state: TransactionState | None) -> bool:
@@ -514,7 +521,13 @@ def _is_behind(branch: KafkaBranch, state: TransactionState) -> bool:
 
 def _may_be_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
     """Whether `_fence` may have left this behind, as it does after a commit."""
-    return state.state == "Empty" and _is_complete(branch, state, commit=True)
+    return _is_fenced(branch, state) and state.producer_epoch == branch.producer_epoch + 1
+
+
+def _is_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
+    """Whether the id was initialised behind the branch, by whomever."""
+    is_younger = state.producer_epoch > branch.producer_epoch
+    return state.state == "Empty" and state.producer_id == branch.producer_id and is_younger
 
 
 def _story(branch: KafkaBranch, state: TransactionState | None) -> str:
