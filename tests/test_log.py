@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +15,7 @@ import pytest
 from sparkonce.errors import (
     ConfigurationError,
     LogCorruptError,
+    LogUnavailableError,
 )
 from sparkonce.model import Owner
 from sparkonce.testing.log_cases import QUERY, claim, part, record
@@ -186,6 +188,33 @@ class TestSqliteLog(LogContract):
         for local in (spaced / "local", tmp_path):
             SqliteLog(local / "txn.db", mounts=mounts).close()
         SqliteLog(spaced / "txn.db", mounts=tmp_path / "no such list").close()
+
+    @pytest.mark.parametrize("is_made_anew", [False, True])
+    def test_empty_folder_below_a_mount(self, tmp_path: Path, *, is_made_anew: bool) -> None:
+        """A log that was there is away; none is made in its place, nor is another one taken."""
+        folder, away = tmp_path / "mount", tmp_path / "away"
+        folder.mkdir()
+        log = SqliteLog(folder / "txn.db")
+        incarnation = log.begin(claim())
+        log.decide(record(incarnation, 0))
+        log.close()
+        folder.rename(away)
+        folder.mkdir()
+        if is_made_anew:
+            SqliteLog(folder / "txn.db").close()
+        for act in (
+            lambda: log.head("orders"),
+            lambda: log.check_token(incarnation),
+            lambda: log.complete(record(incarnation, 0), incarnation.token),
+            lambda: log.begin(claim()),
+        ):
+            with pytest.raises(LogUnavailableError, match="mounted"):
+                act()
+        assert list(folder.glob("txn.db")) == [folder / "txn.db"] * is_made_anew
+        shutil.rmtree(folder)
+        away.rename(folder)
+        log.check_token(incarnation)
+        assert len(log.unfinished("orders")) == 1
 
     def test_missing_folder_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="nowhere does not exist"):

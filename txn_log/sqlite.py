@@ -74,6 +74,7 @@ class SqliteLog(TransactionLog):
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()
         self._open: sqlite3.Connection | None = None
+        self._log_id = ""
         closed_at_forks(self)
         if not create and not self._path.is_file():
             raise no_log(self.address)
@@ -95,6 +96,7 @@ class SqliteLog(TransactionLog):
                     (secrets.token_hex(8),),
                 )
         self._log_id = self._find_id()
+        self._may_create = False
 
     @property
     def log_id(self) -> str:
@@ -152,11 +154,24 @@ class SqliteLog(TransactionLog):
                 if self._may_create:
                     connection.execute("PRAGMA journal_mode = WAL")
                     connection.executescript(_SCHEMA)
+                if self._log_id:
+                    self._check_is_the_same(connection)
             except BaseException:
                 connection.close()
                 raise
             self._open = connection
         return self._open
+
+    def _check_is_the_same(self, connection: sqlite3.Connection) -> None:
+        """The empty folder below a mount may have got a log since, which knows nothing of ours."""
+        found = connection.execute("SELECT value FROM sparkonce_meta WHERE key = 'log_id'")
+        if found.fetchone() != (self._log_id,):
+            raise LogUnavailableError(
+                f"{self.address}: the log with id {self._log_id} was there, and now another one is; "
+                "nothing was written. Look whether its disk is mounted; if the log is gone, stop "
+                "the query and restore it from a copy that has the newest batch "
+                "(docs/operations.md, LogCorruptError)"
+            )
 
     def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
         with self._lock, self._named_errors():
@@ -199,7 +214,8 @@ class SqliteLog(TransactionLog):
             self.close()
             raise LogUnavailableError(
                 f"{self.address} cannot be used now ({error}), nothing was written; check that the "
-                "file is writable, the disk is not full, and no other process holds its lock"
+                "file is there (is its disk mounted?) and writable, the disk is not full, and no "
+                "other process holds its lock"
             ) from error
         except sqlite3.DatabaseError as error:
             self.close()
