@@ -117,11 +117,11 @@ def check_server(connection: Connection, place: Place) -> bool:
 
 def _check_proofs(client: S3Client, place: Place) -> None:
     """Refuse an account that could not tell whether a branch is committed, or lost."""
-    probe = {"Bucket": place.bucket, "Key": f"{place.prefix}sparkonce.probe"}
+    bucket, key = place.bucket, f"{place.prefix}sparkonce.probe"
     # The proof of a commit is a HEAD that tells "absent" (404) from "not allowed" (403), which
     # takes the right to list the bucket.
     try:
-        client.head_object(**probe)
+        client.head_object(Bucket=bucket, Key=key)
     except S3_ERRORS as error:
         if status_of(error) in _FORBIDDEN:
             raise ConfigurationError(
@@ -131,7 +131,7 @@ def _check_proofs(client: S3Client, place: Place) -> None:
         if status_of(error) != 404:  # noqa: PLR2004
             raise
     try:
-        client.list_parts(**probe, UploadId="sparkonce.probe")
+        client.list_parts(Bucket=bucket, Key=key, UploadId="sparkonce.probe")
     except S3_ERRORS as error:  # servers say no to an upload that never was in many ways
         if status_of(error) in _FORBIDDEN:
             raise ConfigurationError(
