@@ -167,7 +167,7 @@ class SqliteLog(TransactionLog):
         found = connection.execute("SELECT value FROM sparkonce_meta WHERE key = 'log_id'")
         if found.fetchone() != (self._log_id,):
             raise LogUnavailableError(
-                f"{self.address}: the log with id {self._log_id} was there, and now another one is; "
+                f"{self.address}: the log with id {self._log_id} was there, and another is now; "
                 "nothing was written. Look whether its disk is mounted; if the log is gone, stop "
                 "the query and restore it from a copy that has the newest batch "
                 "(docs/operations.md, LogCorruptError)"
