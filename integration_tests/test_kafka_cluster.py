@@ -351,9 +351,12 @@ def test_coordinator_killed_before_it_could_answer(
         asked.append(name)
         return old if len(asked) == 1 else await real(admin, name)
 
+    async def newest(*_: Any) -> int:
+        return together.FENCING_VERSION
+
     real = finisher_module._coordinator
     monkeypatch.setattr(finisher_module, "_coordinator", first_the_old_one)
-    sink._finisher.end_fences()
+    monkeypatch.setattr(Finisher, "_version_to_end", newest)
     admin, _ = sink._finisher._connection._connected()
     connection = admin._manager._conns[old]
     with frozen(world, old), ThreadPoolExecutor(1) as pool:

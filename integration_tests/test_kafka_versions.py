@@ -8,7 +8,7 @@ import pytest
 from kafka.admin import KafkaAdminClient
 
 from integration_tests import test_kafka_sink as contract
-from sparkonce.model import BranchId
+from sparkonce.model import BranchId, Owner
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.outcome import _is_complete
 from sparkonce.testing.services import KafkaServer, ServiceError, start_services
@@ -62,23 +62,19 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaServer]:
         yield services.kafka
 
 
-@pytest.mark.parametrize("connected", ["before", "after"])
 @pytest.mark.parametrize("kafka", [NOT_FINISHED], indirect=True)
 def test_upgrade_is_finished_between_prepare_and_commit(
     kafka: KafkaServer,
     sink: contract.KafkaSink,
     branch: contract.BranchId,
     world: contract.World,
-    connected: str,
 ) -> None:
-    """Whether the driver has noticed or not, what was prepared before it is committed once."""
+    """A connected driver notices, and what was prepared before it is committed once."""
     prepared = contract.prepare(sink, branch)
     assert not sink._finisher.end_fences()
     set_feature(kafka, "UPGRADE", 2)
     try:
-        if connected == "after":
-            sink.close()
-            assert sink._finisher.end_fences()
+        contract.eventually(sink._finisher.end_fences, "noticed")
         for _ in range(2):
             sink.commit(prepared)
             world.sees("1", "2", "3")
@@ -87,6 +83,26 @@ def test_upgrade_is_finished_between_prepare_and_commit(
         world.sees("1", "2", "3")
     finally:
         set_feature(kafka, "SAFE_DOWNGRADE", 0)
+
+
+@pytest.mark.parametrize("kafka", [NOT_FINISHED], indirect=True)
+def test_upgrade_is_taken_back_under_a_connected_driver(
+    kafka: KafkaServer, sink: contract.KafkaSink, owner: Owner, world: contract.World
+) -> None:
+    """EndTxn as before it would leave transactions that nobody can end, and readers waiting."""
+    set_feature(kafka, "UPGRADE", 2)
+    try:
+        sink.close()
+        contract.eventually(sink._finisher.end_fences, "upgraded")
+        together, alone, aborted = (
+            contract.prepare(sink, BranchId(owner, 7, 1, "kafka", 0, i)) for i in range(3)
+        )
+    finally:
+        set_feature(kafka, "SAFE_DOWNGRADE", 0)
+    assert sink.commitBatch([together]) == [None]
+    sink.commit(alone)
+    sink.abort(aborted)
+    world.sees(*"112233")
 
 
 def test_brokers_that_do_not_fence(sink: contract.KafkaSink) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
-from weakref import WeakKeyDictionary
 
 from kafka import errors
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -36,7 +35,9 @@ from sparkonce.sinks.kafka.settings import KafkaSettings
 from sparkonce.sinks.kafka.together import (
     FENCING_VERSION,
     STABLE_OFFSETS_VERSION,
+    ask_features,
     commit_together,
+    lets_fence,
     offsets_wanted,
 )
 
@@ -50,9 +51,6 @@ _OLD_MARKER: Final = errors.TransactionCoordinatorFencedError.errno
 
 _LEADER_EPOCHS_VERSION: Final = 7
 """Of Metadata; every broker since Kafka 2.1 has it."""
-
-_FEATURE: Final = "transaction.version"
-_FENCING_LEVEL: Final = 2
 
 _OFFSETS_TOPIC: Final = "__consumer_offsets"
 STATE_TOPIC: Final = "__transaction_state"
@@ -120,7 +118,6 @@ class Finisher:
     def __init__(self, settings: KafkaSettings, end_version: int = FENCING_VERSION) -> None:
         self._connection = Connection(settings)
         self._end_version = end_version
-        self._end_versions: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def close(self) -> None:
         """Close the connections; the next question opens new ones."""
@@ -161,10 +158,12 @@ class Finisher:
         Raises:
             kafka.errors.KafkaError: of whatever request failed; nothing is known of any branch.
         """
-        return self._connection.ask(
-            lambda admin: commit_together(admin, branches),
-            forget=[branch.transactional_id for branch in branches],
-        )
+
+        async def ask(admin: Any) -> set[str]:
+            knows = self._known_version(admin) >= FENCING_VERSION
+            return await commit_together(admin, branches) if knows else set()
+
+        return self._connection.ask(ask, forget=[branch.transactional_id for branch in branches])
 
     def end_fences(self) -> bool:
         """Whether `end` also fences the producer on these brokers."""
@@ -178,16 +177,16 @@ class Finisher:
         """The highest version of EndTxn that the cluster lets clients use.
 
         That its brokers know it is not enough: until the operator finishes the upgrade to Kafka 4,
-        they refuse it, and may leave the transaction behind in a state that no request ends.
+        they refuse it, and may leave the transaction behind in a state that no request ends. He may
+        take it back at any time, so it is asked for each time.
         """
-        if admin not in self._end_versions:
-            highest = min(_version(admin, EndTxnRequest), self._end_version)
-            if highest >= FENCING_VERSION:
-                features = await admin._async_describe_features()  # noqa: SLF001
-                _, level = features.get(_FEATURE, {}).get("finalized", (0, 0))
-                highest = highest if level >= _FENCING_LEVEL else FENCING_VERSION - 1
-            self._end_versions[admin] = highest
-        return self._end_versions[admin]
+        highest = self._known_version(admin)
+        if highest >= FENCING_VERSION and not await lets_fence(ask_features(admin)):
+            highest = FENCING_VERSION - 1
+        return highest
+
+    def _known_version(self, admin: Any) -> int:
+        return min(_version(admin, EndTxnRequest), self._end_version)
 
     def fence(self, transactional_id: str, producer_id: int = -1, producer_epoch: int = -1) -> None:
         """Initialise the transactional id again, so that its producer can write no more.

@@ -142,9 +142,8 @@ class Outcome:
         ]
         proven: set[str] = set()
         try:
-            if branches and self._finisher.end_fences():
-                for start in range(0, len(branches), TOGETHER):
-                    proven |= self._finisher.commit_together(branches[start : start + TOGETHER])
+            for start in range(0, len(branches), TOGETHER):
+                proven |= self._finisher.commit_together(branches[start : start + TOGETHER])
         except (errors.KafkaError, KeyError) as error:  # KeyError: a partition without a leader
             logger.debug("branches are committed one by one: %s", error)
         return proven

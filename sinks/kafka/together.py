@@ -1,7 +1,7 @@
 """The commit of several branches with one question: what one broker knows is asked for at once.
 
     find the coordinators ─► EndTxn each ─► no partition open, marker stable? ─► committed
-                                            (asked again until a short time has passed)
+    may EndTxn fence?                       (asked again until a short time has passed)
 
 This is the way of a healthy cluster only. A branch that it does not prove to be committed, for
 whatever reason, is committed by `outcome` alone: a second EndTxn changes nothing.
@@ -14,8 +14,14 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+from kafka import errors
 from kafka.protocol.consumer.group import OffsetFetchRequest
-from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.metadata import (
+    ApiVersionsRequest,
+    CoordinatorType,
+    FindCoordinatorRequest,
+    MetadataRequest,
+)
 from kafka.protocol.producer.transaction import EndTxnRequest
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
@@ -23,6 +29,9 @@ from sparkonce.sinks.kafka.open_partitions import open_producers
 
 FENCING_VERSION: Final = 5
 """From this version of EndTxn on (Kafka 4.0, its features finalized) the broker also fences."""
+
+_FEATURE: Final = "transaction.version"
+_FENCING_LEVEL: Final = 2
 
 STABLE_OFFSETS_VERSION: Final = 8
 MANY_KEYS_VERSION: Final = 4
@@ -37,8 +46,10 @@ async def commit_together(admin: Any, branches: Sequence[KafkaBranch]) -> set[st
     """Send EndTxn for each and wait a little; the transactional ids that are proven committed."""
     # All are under way before the first answer is waited for.
     lookups = [_ask_coordinators(admin, branches, kind) for kind in _COORDINATORS]
-    metadata = _ask_leaders(admin, branches)
+    metadata, features = _ask_leaders(admin, branches), ask_features(admin)
     groups, coordinators = [await _coordinators(admin, *lookup) for lookup in lookups]
+    if not await lets_fence(features):
+        return set()
     ended = await _end(admin, branches, coordinators)
     left = [branch for branch in branches if branch.transactional_id in ended]
     leaders = {
@@ -58,6 +69,26 @@ async def commit_together(admin: Any, branches: Sequence[KafkaBranch]) -> set[st
             await admin._manager._net.sleep(wait_s)  # noqa: SLF001
             wait_s *= 2
     return proven
+
+
+def ask_features(admin: Any) -> Any:
+    """The question that `lets_fence` has the answer to."""
+    config = admin._manager.config  # noqa: SLF001
+    names = {name: config[name] for name in ("client_software_name", "client_software_version")}
+    return admin._manager.send(ApiVersionsRequest(**names, min_version=3))  # noqa: SLF001
+
+
+async def lets_fence(answer: Any) -> bool:
+    """Whether the cluster lets clients use the EndTxn that fences.
+
+    Raises:
+        KafkaError: the broker does not say.
+    """
+    told = await answer
+    if told.error_code:
+        raise errors.for_code(told.error_code)
+    levels = {feature.name: feature.max_version_level for feature in told.finalized_features or ()}
+    return bool(levels.get(_FEATURE, 0) >= _FENCING_LEVEL)
 
 
 def _ask_coordinators(admin: Any, branches: Sequence[KafkaBranch], kind: Any) -> tuple[Any, Any]:
