@@ -357,6 +357,7 @@ def test_coordinator_killed_before_it_could_answer(
     real = finisher_module._coordinator
     monkeypatch.setattr(finisher_module, "_coordinator", first_the_old_one)
     monkeypatch.setattr(Finisher, "_version_to_end", newest)
+    sink.prepareBatch(branch, [prepared])  # so that EndTxn is the first that is asked of it
     admin, _ = sink._finisher._connection._connected()
     connection = admin._manager._conns[old]
     with frozen(world, old), ThreadPoolExecutor(1) as pool:

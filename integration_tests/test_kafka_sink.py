@@ -724,6 +724,120 @@ def test_transaction_ended_from_outside(
     assert world.values() == []
 
 
+def abort_by_hand(sink: KafkaSink, branch: KafkaBranch, partitions: dict[str, list[int]]) -> None:
+    """As `kafka-transactions.sh abort` ends it in partitions, behind its coordinator's back."""
+    sink._finisher.write_markers(
+        branch.transactional_id,
+        partitions,
+        branch.producer_id,
+        branch.producer_epoch,
+        commit=False,
+    )
+
+
+def by_hand(sink: KafkaSink, topic: str, committable: Committable) -> None:
+    abort_by_hand(sink, KafkaBranch.of(committable), {topic: [1]})
+
+
+def made_anew(sink: KafkaSink, topic: str, _: Committable, partitions: int = 3) -> None:
+    admin = AdminClient({"bootstrap.servers": sink._settings.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result(30)
+    eventually(lambda: made(admin, topic, partitions), "made anew")
+    eventually(lambda: not sink._finisher.topic(topic).error, "known")
+
+
+def made_smaller(sink: KafkaSink, topic: str, committable: Committable) -> None:
+    made_anew(sink, topic, committable, 1)
+
+
+@pytest.mark.parametrize("how", [KafkaSink.commitBatch, KafkaSink.commit])
+@pytest.mark.parametrize("tear", [by_hand, made_anew, made_smaller])
+def test_branch_of_which_a_part_is_gone(
+    make_sink: Callable[..., KafkaSink],
+    owner: Owner,
+    world: World,
+    fresh_topic: Callable[..., str],
+    tear: Callable[[KafkaSink, str, Committable], None],
+    how: Callable[..., Any],
+) -> None:
+    """EndTxn would commit the rest alone: proven lost instead, to be written again as a whole."""
+    topic = fresh_topic(3)
+    sink = make_sink(None)
+    torn, whole = (BranchId(owner, 7, 1, "kafka", 0, attempt) for attempt in range(2))
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "value": ["1", "2", "3"],
+            "topic": [topic, world.topic, topic],
+            "partition": pa.array([1, 0, 2], pa.int32()),
+        }
+    )
+    beside = prepare(sink, whole, ROWS.append_column("topic", pa.array([world.topic] * 3)))
+    prepared = prepare(sink, torn, rows)
+    tear(sink, topic, prepared)
+    if how == KafkaSink.commitBatch:
+        lost, kept = sink.commitBatch([prepared, beside])
+        assert kept is None
+    else:
+        sink.commit(beside)
+        with pytest.raises(PreparedBranchLostError) as raised:
+            sink.commit(prepared)
+        lost = raised.value
+    assert isinstance(lost, PreparedBranchLostError)
+    for words in (f"'{topic}': [1", "by hand", "replay", "sparkonce orphans JOB --abort"):
+        assert words in str(lost)
+    world.becomes(torn, "CompleteAbort")
+    world.sees("1", "2", "3")
+    assert world.values(topic) == []
+    with pytest.raises(PreparedBranchLostError):
+        sink.commit(prepared)
+    sink.commit(prepare(sink, replace(torn, write_pass=1), rows.drop_columns(["partition"])))
+    world.sees("1", "2", "2", "3")
+    eventually(lambda: world.values(topic) == [b"1", b"3"], "written again")
+
+
+def test_branch_that_was_aborted_by_hand_while_it_was_written(
+    sink: KafkaSink, branch: BranchId, world: World
+) -> None:
+    """It is open again by the rows behind that: they do not become visible alone."""
+    handle = sink.beginTransaction(branch)
+    sink.write(handle, ROWS)
+    assert handle._producer is not None
+    handle._producer.flush(30)
+    (found,) = sink.find_branches(branch.owner)
+    abort_by_hand(sink, KafkaBranch.of(found), {world.topic: [0]})
+    committable = write_and_prepare(sink, handle, ROWS)
+    prepared = KafkaBranch.of(committable)
+    assert sink._finisher.open_partitions(prepared.partitions, prepared.producer_id)
+    with pytest.raises(PreparedBranchLostError, match="by hand"):
+        sink.commit(committable)
+    assert world.values() == []
+
+
+def test_rows_that_are_deleted_before_their_commit(
+    sink: KafkaSink, branch: BranchId, world: World
+) -> None:
+    """DeleteRecords, or retention: whoever deletes them wants them away, so none come back."""
+    committable = prepare(sink, branch)
+    admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
+    (deleted,) = admin.delete_records([TopicPartition(world.topic, 0, -1)]).values()
+    deleted.result(30)
+    sink.commit(committable)
+    world.becomes(branch, committed_state(sink))
+    assert world.values() == []
+
+
+def test_fresh_batch_is_committed_with_no_look_before(
+    sink: KafkaSink, branch: BranchId, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this process has just prepared costs no request more."""
+    committable = prepare(sink, branch)
+    sink.prepareBatch(branch, [committable])
+    monkeypatch.setattr(Finisher, "closed", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(together, "PATIENCE_S", DEADLINE_S)
+    assert sink.commitBatch([committable]) == [None]
+    world.sees("1", "2", "3")
+
+
 def fenced(finisher: Finisher, branch: BranchId) -> bool:
     """Whether the transactional id could be initialised; the abort that it causes takes time."""
     try:
@@ -758,10 +872,10 @@ def test_one_of_its_topics_is_made_anew_after_the_commit(
     assert (world.values(first), world.values(second)) == ([], [b"2"])
 
 
-def made(admin: AdminClient, topic: str) -> bool:
+def made(admin: AdminClient, topic: str, partitions: int = 1) -> bool:
     """Whether it could be made; while an old one goes that is refused."""
     try:
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     except KafkaException:
         return False
     return True

@@ -55,6 +55,8 @@ class PaperFinisher:
     offsets: list[int] = field(default_factory=lambda: [1])
     refused: dict[str, list[int]] = field(default_factory=dict)
     holder: int = 5
+    shut: list[object] = field(default_factory=lambda: [{}])
+    looks: int = 0
 
     @staticmethod
     def _next(answers: list[object]) -> object:
@@ -82,7 +84,7 @@ class PaperFinisher:
     def describe(self, names: list[str]) -> dict[str, TransactionState]:
         self.asked.append("describe")
         found = self._next([self.state])
-        return {} if found is None else {names[0]: found}  # type: ignore[dict-item]
+        return {} if found is None else dict.fromkeys(names, found)  # type: ignore[arg-type]
 
     def markers(self, group: str, topics: list[str]) -> list[object]:
         assert (group, topics[:1]) == (BRANCH.name, ["orders"])
@@ -92,6 +94,11 @@ class PaperFinisher:
     def open_partitions(self, partitions: object, producer_id: int) -> dict[str, list[int]]:
         assert (partitions, producer_id) == ({"orders": [0, 2]}, self.holder)
         return {"orders": [2]} if self._next(self.open) else {}
+
+    def closed(self, branches: list[KafkaBranch]) -> object:
+        assert {branch.transactional_id for branch in branches} == {BRANCH.name}
+        self.looks += 1
+        return self._next(self.shut)
 
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
         assert group == BRANCH.name
@@ -529,6 +536,97 @@ def test_commit_of_what_was_only_found() -> None:
         )
 
 
+def test_proof_on_another_cluster() -> None:
+    """A mirror of offsets may have the proof before the topic's last rows: unresolved."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidProducerIdMappingError], marks=[OURS], cluster="mirror"
+    )
+    with pytest.raises(CommitUnresolvedError, match="mirror.*prepared on cluster"):
+        outcome(finisher).commit(committable())
+
+
+# -- aborted by hand -------------------------------------------------------------------------------
+
+TORN: dict[str, dict[str, list[int]]] = {BRANCH.name: {"orders": [2]}}
+
+
+def test_branch_of_which_a_part_was_aborted_by_hand(caplog: pytest.LogCaptureFixture) -> None:
+    """Its coordinator would say yes: all of it is aborted first, and then it is proven lost."""
+    finisher = PaperFinisher(
+        ends=[True, errors.InvalidTxnStateError], shut=[TORN], state=state("Ongoing", epoch=0)
+    )
+    real = finisher.end
+
+    def end(*identity: object, commit: bool) -> object:
+        finisher.state = state("CompleteAbort")
+        return real(*identity, commit=commit)
+
+    finisher.end = end  # type: ignore[method-assign]
+    with pytest.raises(PreparedBranchLostError, match=r"\{'orders': \[2\]\}.*by hand.*replay"):
+        outcome(finisher).commit(committable())
+    assert finisher.asked == [
+        *("describe", "end 5/0 abort", "marker"),
+        *("end 5/0 commit", "describe", "marker"),
+    ]
+    assert f"{BRANCH.name}: its rows in {TORN[BRANCH.name]} were gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        state("PrepareCommit", epoch=0),
+        state("CompleteCommit"),
+        state("Ongoing"),
+        state("Ongoing", producer_id=9, epoch=0),
+    ],
+)
+def test_branch_that_ended_is_not_called_torn(found: TransactionState | None) -> None:
+    """Closed by its coordinator, or unknown there: EndTxn says what holds."""
+    finisher = PaperFinisher(marks=[OURS], shut=[TORN], state=found)
+    outcome(finisher).commit(committable())
+    assert finisher.asked == ["describe", "end 5/0 commit", "marker"]
+
+
+def test_torn_branch_that_somebody_commits_meanwhile() -> None:
+    """Its abort is refused, and so is nothing else: the proof decides."""
+    finisher = PaperFinisher(
+        ends=[errors.InvalidTxnStateError, True],
+        marks=[OURS],
+        shut=[TORN],
+        state=state("Ongoing", epoch=0),
+    )
+    outcome(finisher).commit(committable())
+    assert finisher.asked == ["describe", "end 5/0 abort", "end 5/0 commit", "marker"]
+
+
+def test_partition_that_cannot_be_looked_at() -> None:
+    """Nothing is sent: what was aborted there would be lost in silence."""
+    finisher = PaperFinisher(shut=[errors.LeaderNotAvailableError])
+    with pytest.raises(CommitUnresolvedError, match="LEADER_NOT_AVAILABLE"):
+        outcome(finisher).commit(committable())
+    assert finisher.asked == ["close"]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "driver_s", "looks"),
+    [(10.0, 0.0, 0), (31.0, 0.0, 2), (10.0, 31.0, 2), (-31.0, 0.0, 2), (10.0, None, 2)],
+    ids=["fresh", "old", "its driver waited", "clocks apart", "another driver"],
+)
+def test_who_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, age_s: float, driver_s: float | None, looks: int
+) -> None:
+    """All but what this very process took from its tasks just now, whatever one clock says."""
+    finisher = PaperFinisher(marks=[OURS])
+    sink, branch = sink_of(finisher), committable(age_s)
+    if driver_s is not None:
+        sink.prepareBatch(BRANCH, [branch])
+        later = time.monotonic() + driver_s
+        monkeypatch.setattr("sparkonce.sinks.kafka.sink.time.monotonic", lambda: later)
+    assert sink.commitBatch([branch]) == [None]
+    assert finisher.looks == looks  # together, and alone since paper commits nothing together
+
+
 # -- brokers before Kafka 4.0 ----------------------------------------------------------------------
 
 
@@ -602,6 +700,29 @@ def test_old_broker_abort_without_time_to_wait(caplog: pytest.LogCaptureFixture)
     outcome(finisher, 0).abort(committable())
     assert finisher.asked == ["describe", "fence 5/0"]
     assert "is being aborted" in caplog.text
+
+
+def test_old_broker_branch_of_which_a_part_was_aborted_by_hand() -> None:
+    """Aborted by the next epoch there; the rest is the same."""
+    finisher = PaperFinisher(
+        ends=[errors.ProducerFencedError],
+        fences=False,
+        shut=[TORN],
+        state=state("Ongoing", epoch=0),
+        fenced=state("CompleteAbort"),
+    )
+    with pytest.raises(PreparedBranchLostError, match="by hand"):
+        outcome(finisher, 5).commit(committable())
+    sent = [asked for asked in finisher.asked if asked not in {"describe", "marker"}]
+    assert sent == ["fence 5/0", "end 5/0 commit"]
+
+
+def test_old_broker_proof_on_another_cluster() -> None:
+    """Nothing is fenced, nor called committed."""
+    finisher = PaperFinisher(fences=False, marks=[OURS], cluster="mirror")
+    with pytest.raises(CommitUnresolvedError, match="mirror.*prepared on cluster"):
+        outcome(finisher).commit(committable())
+    assert finisher.asked == ["marker"]
 
 
 def test_old_broker_second_commit() -> None:

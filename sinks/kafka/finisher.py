@@ -30,7 +30,7 @@ from kafka.protocol.producer.transaction import (
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Connection, refresh
-from sparkonce.sinks.kafka.open_partitions import GONE, open_producers
+from sparkonce.sinks.kafka.open_partitions import GONE, open_in_each, open_producers
 from sparkonce.sinks.kafka.settings import KafkaSettings
 from sparkonce.sinks.kafka.together import (
     FENCING_VERSION,
@@ -424,6 +424,37 @@ class Finisher:
 
         return self._connection.ask(ask)
 
+    def closed(self, branches: Sequence[KafkaBranch]) -> dict[str, dict[str, list[int]]]:
+        """The partitions in which branches are not open (any more), by transactional id and topic.
+
+        Left out are branches that are open wherever they wrote, and topics that are gone.
+
+        Raises:
+            TopicAuthorizationFailedError: one may not be looked at.
+        """
+
+        async def ask(admin: Any) -> dict[str, dict[str, list[int]]]:
+            written: dict[str, set[int]] = defaultdict(set)
+            for branch in branches:
+                for topic, numbers in branch.partitions.items():
+                    written[topic].update(numbers)
+            existing = await _metadata(admin, written)
+            producers = await open_in_each(
+                admin, _led(existing, {topic: sorted(n) for topic, n in written.items()})
+            )
+            found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+            for branch in branches:
+                for topic in filter(existing.__contains__, branch.partitions):
+                    for number in branch.partitions[topic]:
+                        there = producers.get((topic, number))
+                        # Gone with its topic just now; or made anew with fewer of them.
+                        is_lost = there is None and number not in existing[topic]
+                        if is_lost or (there is not None and _is_closed(branch, there)):
+                            found[branch.transactional_id][topic].append(number)
+            return {name: dict(topics) for name, topics in found.items()}
+
+        return self._connection.ask(ask)
+
     def offsets_partition(self, group: str) -> dict[str, list[int]]:
         """The partition in which Kafka keeps the offsets of `group`; none where it is hidden."""
 
@@ -515,7 +546,12 @@ async def _place(admin: Any, topic: str, name: str) -> Any | None:
 
 
 async def _by_leader(admin: Any, partitions: Partitions) -> dict[int, dict[str, list[int]]]:
-    found = await _metadata(admin, partitions)
+    return _led(await _metadata(admin, partitions), partitions)
+
+
+def _led(
+    found: Mapping[str, Mapping[int, Any]], partitions: Partitions
+) -> dict[int, dict[str, list[int]]]:
     by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for topic, numbers in partitions.items():
         for number in numbers:
@@ -524,6 +560,13 @@ async def _by_leader(admin: Any, partitions: Partitions) -> dict[int, dict[str, 
                 _raise_for(partition.error_code)
                 by_leader[partition.leader_id][topic].append(number)
     return by_leader
+
+
+def _is_closed(branch: KafkaBranch, producers: Mapping[int, bool]) -> bool:
+    """Whether it was ended in a partition, of whose open producers `open_in_each` tells."""
+    was_ended = producers.get(branch.producer_id)
+    # A producer's first transaction that has had a marker was ended while its task was writing on.
+    return was_ended is None or (was_ended and branch.producer_epoch == 0)
 
 
 def _java_hash(text: str) -> int:

@@ -37,7 +37,19 @@ async def open_producers(admin: Any, partitions: ByNode) -> set[tuple[str, int, 
     Raises:
         KafkaError: a partition cannot be looked at.
     """
-    unstable = await _unstable(admin, partitions)
+    found = await open_in_each(admin, await _unstable(admin, partitions))
+    return {(*place, producer) for place, producers in found.items() for producer in producers}
+
+
+async def open_in_each(admin: Any, partitions: ByNode) -> dict[tuple[str, int], dict[int, bool]]:
+    """The producer ids of the open transactions, by topic and partition; what is gone is left out.
+
+    Told also where all rows of the partition were deleted, and so nothing is unstable any more.
+    With each, whether a marker has ended a transaction of its there before.
+
+    Raises:
+        KafkaError: a partition cannot be looked at.
+    """
     wanted = DescribeProducersRequest.TopicRequest
     answers = [
         admin._manager.send(  # noqa: SLF001
@@ -46,9 +58,9 @@ async def open_producers(admin: Any, partitions: ByNode) -> set[tuple[str, int, 
             ),
             node_id=node,
         )
-        for node, topics in unstable.items()
+        for node, topics in partitions.items()
     ]
-    found = set()
+    found = {}
     for answer in answers:
         for topic in (await answer).topics:
             for partition in topic.partitions:
@@ -56,8 +68,8 @@ async def open_producers(admin: Any, partitions: ByNode) -> set[tuple[str, int, 
                     continue
                 if partition.error_code:
                     raise errors.for_code(partition.error_code)
-                found |= {
-                    (topic.name, partition.partition_index, producer.producer_id)
+                found[topic.name, partition.partition_index] = {
+                    producer.producer_id: producer.coordinator_epoch >= 0
                     for producer in partition.active_producers
                     if producer.current_txn_start_offset >= 0
                 }

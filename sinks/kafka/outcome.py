@@ -17,6 +17,14 @@ suspended machine; an id that is forgotten before its time gives it away.
 Why EndTxn's yes decides by itself: producer id and epoch belong to one producer, which opens one
 transaction, and a name is not used again before its batch is complete.
 
+What that yes does not cover: an admin has ended the transaction in single partitions
+(`kafka-transactions.sh abort`), or a topic was made anew, or has lost its end. The coordinator does
+not know, and the rest would become visible alone. So a branch that is not fresh is looked at first:
+what its coordinator calls open has to be open in each partition that holds its rows. If not, all of
+it is aborted, and EndTxn, refused now, leads to the proof that it is lost. Rows that went with
+their topic, or were deleted (DeleteRecords, retention: the partition still calls them open), are no
+loss of ours: whoever deletes them wants them away.
+
 Why that is not the end: EndTxn answers when the coordinator has logged the commit; the markers that
 make the rows visible are written after it. A broker that is killed in between and starts again may
 give its markers up ("Couldn't find leader endpoint for partitions …, these partitions are likely
@@ -44,6 +52,7 @@ asked just before.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Sequence
@@ -60,7 +69,7 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable
-from sparkonce.sinks.kafka.access import missing_right
+from sparkonce.sinks.kafka.access import PREFIX, missing_right
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import STATE_TOPIC, Finisher, Partitions, TransactionState
@@ -105,11 +114,19 @@ class Outcome:
         target: of the sink, for messages.
         patience_s: how long, from now on, it asks again before it says that an outcome is unknown;
             all that is asked of it shares that. When it is over each question is asked once.
+        fresh: transactional ids that were prepared so lately that nobody has aborted them by hand.
     """
 
-    def __init__(self, finisher: Finisher, target: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        finisher: Finisher,
+        target: str,
+        patience_s: float = PATIENCE_S,
+        fresh: Collection[str] = (),
+    ) -> None:
         self._finisher = finisher
         self._target = target
+        self._fresh = fresh
         self._patience = Patience(patience_s)
 
     # -- commit ----------------------------------------------------------------------------------
@@ -143,7 +160,10 @@ class Outcome:
         proven: set[str] = set()
         try:
             for start in range(0, len(branches), TOGETHER):
-                proven |= self._finisher.commit_together(branches[start : start + TOGETHER])
+                some = branches[start : start + TOGETHER]
+                torn = self._torn(some)
+                whole = [branch for branch in some if branch.transactional_id not in torn]
+                proven |= self._finisher.commit_together(whole)
         except (errors.KafkaError, KeyError) as error:  # KeyError: a partition without a leader
             logger.debug("branches are committed one by one: %s", error)
         return proven
@@ -154,13 +174,32 @@ class Outcome:
         if not fencing and self._is_marked(branch_id, branch):
             self._fence(branch)
             return
+        torn = self._patience(lambda: self._torn([branch])).get(branch.transactional_id)
+        if torn is not None:
+            logger.warning(
+                "%s: %s; all of it is aborted", branch.transactional_id, _what_tore(torn)
+            )
+            with contextlib.suppress(*_REFUSED_FOR_GOOD):  # it has ended meanwhile: EndTxn tells
+                self._abort(branch)
         try:
             fenced = self._patience(lambda: self._end(branch, commit=True))
         except _REFUSED_FOR_GOOD as refusal:
-            self._settle(branch_id, branch, refusal)
+            self._settle(branch_id, branch, refusal, torn)
             fenced = fencing
         if not fenced:
             self._fence(branch)
+
+    def _torn(self, branches: Sequence[KafkaBranch]) -> dict[str, Partitions]:
+        """The partitions, by transactional id, in which an open branch is not open any more."""
+        looked_at = [branch for branch in branches if branch.transactional_id not in self._fresh]
+        closed = self._finisher.closed(looked_at) if looked_at else {}
+        # Asked behind it: what its coordinator calls open now has had no marker from it before.
+        states = self._finisher.describe(closed) if closed else {}
+        return {
+            name: closed[name]
+            for branch in looked_at
+            if (name := branch.transactional_id) in states and _is_open(branch, states[name])
+        }
 
     def _make_visible(self, branch: KafkaBranch) -> None:
         self._write_missing(branch, commit=True)
@@ -247,6 +286,7 @@ class Outcome:
         branch_id: BranchId,
         branch: KafkaBranch,
         refusal: errors.KafkaError,
+        torn: Partitions | None,
     ) -> None:
         """EndTxn was refused for good: return if the branch is committed, raise what holds if not.
 
@@ -319,12 +359,15 @@ class Outcome:
                 f"lose {STATE_TOPIC}? A proof of its commit may be gone as well: check the topic, "
                 f"then {settle_command(branch_id)}",
             )
+        keep = "make transaction.max.timeout.ms of the brokers longer than the driver may be down"
+        if torn is not None:
+            story = f"{_what_tore(torn)}, so all of it was aborted"
+            keep = f"end what begins with {PREFIX!r} by `sparkonce orphans JOB --abort` only"
         raise PreparedBranchLostError(
             f"batch {branch_id.batch_id} of the sink {branch_id.sink!r}: the prepared transaction "
             f"{branch.transactional_id!r} in {self._target} is gone and was never committed: "
             f"{story} (EndTxn: {_text(refusal)}). Its rows must be written again from Spark's "
-            "replay of the batch; to keep it from happening, make transaction.max.timeout.ms of "
-            "the brokers longer than the driver may be down",
+            f"replay of the batch; to keep it from happening, {keep}",
             branch_id,
         )
 
@@ -550,6 +593,13 @@ def _story(branch: KafkaBranch, state: TransactionState | None) -> str:
             )
         return f"somebody aborted it ({now})"
     return f"the brokers say {now}"
+
+
+def _what_tore(torn: Partitions) -> str:
+    return (
+        f"its rows in {dict(torn)} were gone before it was committed: aborted there by hand "
+        "(kafka-transactions.sh), or the topic was made anew, or has lost its end"
+    )
 
 
 def _text(error: errors.KafkaError) -> str:

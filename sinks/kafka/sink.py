@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 from confluent_kafka import KafkaException, Producer
 from kafka import errors
@@ -50,6 +50,9 @@ _LONG_WRITE: Final = 0.5
 RIGHTS_NAME: Final = f"{PREFIX}validate"
 """A transactional id and a group that nobody uses, to ask for rights by."""
 
+FRESH_S: Final = 30.0
+"""Within this time nobody finds an open transaction and aborts it by hand."""
+
 _MAX_TIMEOUT: Final = "transaction.max.timeout.ms"
 
 
@@ -62,6 +65,13 @@ class _Seen:
     max_message_bytes: int | None
     brokers: int | None = None
     proof_kept_s: float | None = None
+
+
+_TakenOver: TypeAlias = tuple[frozenset[str], float, float]
+"""The branches that this process had from its tasks last, when the oldest began, and when it was by
+the clock that nobody sets."""
+
+_NOTHING_YET: Final[_TakenOver] = (frozenset(), 0.0, 0.0)
 
 
 class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
@@ -140,6 +150,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         self._timeout_ms = transaction_timeout_ms
         self._patience_s = PATIENCE_S
         self._seen: _Seen | None = None
+        self._taken_over = _NOTHING_YET
         if key is not None or key_format is not None or value_format is not None:
             names = key if key is None or isinstance(key, str) else tuple(key)
             self.columns = Layout(names, key_format, value_format)
@@ -238,6 +249,8 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
                     took_s,
                     timeout_s,
                 )
+            names = frozenset(branch.transactional_id for branch in branches)
+            self._taken_over = names, oldest.began_at, time.monotonic()
         return committables
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
@@ -416,12 +429,16 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     @property
     def _outcome(self) -> Outcome:
         """Begins its patience now; branches that are given to the same one share that."""
-        return Outcome(self._finisher, self.where, self._patience_s)
+        names, began_at, taken_at = self._taken_over
+        # One clock stands still while the machine does, the other one may be wrong.
+        is_fresh = abs(time.time() - began_at) < FRESH_S and time.monotonic() - taken_at < FRESH_S
+        fresh = names if is_fresh else frozenset[str]()
+        return Outcome(self._finisher, self.where, self._patience_s, fresh)
 
     # Connections and locks stay in their process; settings and what `validate` saw travel.
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
+        state = {**self.__dict__, "_taken_over": _NOTHING_YET}
         del state["_finisher"]
         return state
 
