@@ -301,16 +301,10 @@ class Outcome:
         """
         state = self._patience(lambda: self._describe(branch.transactional_id))
         markers = self._patience(lambda: self._markers(branch))
+        self._check_cluster(branch_id, branch)
         if _prove(markers, branch_id):
             return
         story = _story(branch, state)
-        cluster_id = self._patience(self._finisher.cluster_id)
-        if cluster_id != branch.cluster_id:
-            raise self._unresolved(
-                branch_id,
-                f"the cluster there is {cluster_id}, and the branch was prepared on "
-                f"{branch.cluster_id}; point bootstrap_servers at that one",
-            )
         newest = max((batch_id for batch_id, _ in markers), default=0)
         if newest > (branch_id.batch_id or 0):
             raise self._unresolved(
@@ -489,7 +483,20 @@ class Outcome:
             except errors.UnstableOffsetCommitError:  # open still
                 return []
 
-        return _prove(self._patience(read), branch_id)
+        if not _prove(self._patience(read), branch_id):
+            return False
+        self._check_cluster(branch_id, branch)
+        return True
+
+    def _check_cluster(self, branch_id: BranchId, branch: KafkaBranch) -> None:
+        """Raise where another cluster answers: its proofs may be copies that came before rows."""
+        cluster_id = self._patience(self._finisher.cluster_id)
+        if cluster_id != branch.cluster_id:
+            raise self._unresolved(
+                branch_id,
+                f"the cluster there is {cluster_id}, and the branch was prepared on "
+                f"{branch.cluster_id}; point bootstrap_servers at that one",
+            )
 
     def _describe(self, transactional_id: str) -> TransactionState | None:
         return self._finisher.describe([transactional_id]).get(transactional_id)
