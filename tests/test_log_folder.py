@@ -124,6 +124,61 @@ def test_file_that_a_faster_writer_removed_is_read_again(tmp_path: Path) -> None
     assert newest.id.batch_id == 11
 
 
+@pytest.mark.parametrize(
+    "name", ["backup.json", f"{99:020d}.json.json", "99.json", f"old/{99:020d}.json"]
+)
+def test_foreign_file_beside_the_heads(tmp_path: Path, name: str) -> None:
+    """An operator's copy is no document: it neither counts nor goes."""
+    folder = tmp_path / "sparkonce-log"
+    log = DocumentLog(FolderPlace(LocalFolder(folder)))
+    incarnation = log.begin(claim())
+    foreign = folder / "orders" / "head" / name
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_text("{}")
+    for batch_id in range(20):
+        deliver(log, incarnation, batch_id)
+    newest = DocumentLog(FolderPlace(LocalFolder(folder))).newest("orders", QUERY)
+    assert newest is not None
+    assert newest.id.batch_id == 19
+    assert foreign.read_text() == "{}"
+
+
+def test_id_that_is_gone_while_pipelines_stand_is_not_made_anew(tmp_path: Path) -> None:
+    """Nobody would sweep what stands in the name of the old one."""
+    folder = tmp_path / "sparkonce-log"
+    log = DocumentLog(FolderPlace(LocalFolder(folder)))
+    incarnation = log.begin(claim())
+    deliver(log, incarnation, 0)
+    text = (folder / "log.json").read_text()
+    (folder / "log.json").unlink()
+    for _ in range(2):
+        with pytest.raises(LogUnavailableError, match=rf"{tmp_path}: log.json is gone.*orders"):
+            DocumentLog(FolderPlace(LocalFolder(folder)))
+    assert not (folder / "log.json").exists()
+    (folder / "log.json").write_text(text)
+    assert DocumentLog(FolderPlace(LocalFolder(folder))).log_id == log.log_id
+
+
+def test_log_that_another_driver_makes_at_the_same_time(tmp_path: Path) -> None:
+    """Its first pipeline may stand before this driver has looked for any."""
+    folder = tmp_path / "sparkonce-log"
+
+    class Slow(LocalFolder):
+        made: DocumentLog | None = None
+
+        def read(self, name: str) -> str | None:
+            text = super().read(name)
+            if self.made is None:
+                self.made = DocumentLog(FolderPlace(LocalFolder(folder)))
+                self.made.begin(claim())
+            return text
+
+    slow = Slow(folder)
+    log_id = DocumentLog(FolderPlace(slow)).log_id
+    assert slow.made is not None
+    assert log_id == slow.made.log_id
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])
 def test_folder_that_cannot_be_listed_is_not_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int

@@ -294,6 +294,19 @@ def test_foreign_object_below_the_log(place: ObjectPlace, server: Server, name: 
     assert foreign in server.objects
 
 
+def test_id_that_was_deleted_while_pipelines_stand(place: ObjectPlace, server: Server) -> None:
+    """Nobody would sweep what stands in its name; what else is below the prefix is no pipeline."""
+    server.objects["a/other/head/file"] = server.objects["a/other.tool/head"] = b""
+    log = DocumentLog(place)
+    log.begin(claim())
+    kept = server.objects.pop("a/log.json")
+    with pytest.raises(LogUnavailableError, match=r"//logs/a\?.*log\.json is gone.*orders"):
+        DocumentLog(place)
+    assert "a/log.json" not in server.objects
+    server.objects["a/log.json"] = kept
+    assert DocumentLog(place).log_id == log.log_id
+
+
 def test_head_that_was_deleted_in_a_versioned_bucket(place: ObjectPlace, server: Server) -> None:
     """It is no pipeline that never was: the bucket has its versions."""
     log = DocumentLog(place)

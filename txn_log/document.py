@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from sparkonce.errors import LogCorruptError, LogError, LogUnavailableError
-from sparkonce.model import TransactionId
+from sparkonce.model import TransactionId, is_label
 from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
@@ -137,6 +137,7 @@ class DocumentLog(OptimisticLog):
 
     Raises:
         ConfigurationError: there is none, and none may be made.
+        LogUnavailableError: its id is gone, and pipelines stand there.
     """
 
     def __init__(self, place: Place, *, create: bool = True) -> None:
@@ -164,12 +165,28 @@ class DocumentLog(OptimisticLog):
 
     def _read_or_make_id(self, *, create: bool) -> str:
         text = self._place.read("log.json")
+        if text is None and (standing := self._heads()):
+            text = self._place.read("log.json")  # another may have made the log just now
+            if text is None:
+                raise LogUnavailableError(
+                    f"{self.address}: log.json is gone, and these pipelines stand there: "
+                    f"{', '.join(standing)}; nothing was written. Under a new id nobody would "
+                    "sweep what stands in the name of the old one. Restore it from a copy of any "
+                    "age: it holds the log's id alone, which is also in the sparkonce.json of each "
+                    "checkpoint that began in this log (docs/operations.md, LogUnavailableError)"
+                )
         if text is None and not create:
             raise no_log(self.address)
         if text is None:
             self._place.create("log.json", seal({"log_id": secrets.token_hex(8)}))
             text = self._place.read("log.json") or ""
         return str(unseal(text, f"log.json in {self.address}")["log_id"])
+
+    def _heads(self) -> list[str]:
+        """The pipelines whose document is there."""
+        paths = (name.split("/") for name in self._place.names(""))
+        named = {path[0] for path in paths if path[1:2] == ["head"] and is_label(path[0])}
+        return [name for name in sorted(named) if self._place.load(f"{name}/head", None)]
 
     def _view(self) -> _DocumentView:
         return _DocumentView(self, is_fresh=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -129,8 +130,10 @@ class FolderPlace:
 
     def _numbers(self, name: str) -> list[int]:
         reach("log.before", request="list")
-        names = self._folder.names(name)
-        return sorted(int(found.rpartition("/")[2].partition(".")[0]) for found in names)
+        # Beside ours there may be an operator's copy of one.
+        ours = re.compile(rf"(?:.*/)?{re.escape(name)}/([0-9]{{20}})\.json", re.DOTALL)
+        found = map(ours.fullmatch, self._folder.names(name))
+        return sorted(int(match[1]) for match in found if match)
 
 
 def check_create(folder: Folder) -> None:
