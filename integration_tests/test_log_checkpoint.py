@@ -107,6 +107,21 @@ def test_file_system_that_is_not_known(spark: SparkSession) -> None:
         open_log("checkpoint:nofs://x/ck")
 
 
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("hdfs://nowhere.invalid/ck", LogUnavailableError),
+        ("hdfs://[/ck", ConfigurationError),
+    ],
+)
+def test_file_system_that_cannot_be_opened(
+    spark: SparkSession, location: str, expected: type[Exception]
+) -> None:
+    """A name that is not found now may be later; an address that is none stays none."""
+    with pytest.raises(expected, match="cannot be used"):
+        open_log(f"checkpoint:{location}")
+
+
 def test_checkpoint_is_bound_once(spark: SparkSession, tmp_path: Path) -> None:
     """Through Hadoop: of two drivers that saw it free, or lost, only the first one binds it."""
     assert_bound_once(hadoop_folder(f"file:{tmp_path}"))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import LogUnavailableError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.testing.log_cases import QUERY, claim, deliver
 from sparkonce.testing.log_contract import LogContract
-from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log import TransactionLog, checkpoint_log
 from sparkonce.txn_log import folder as folder_module
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, LocalFolder, check_create
@@ -177,6 +177,30 @@ def test_log_that_another_driver_makes_at_the_same_time(tmp_path: Path) -> None:
     log_id = DocumentLog(FolderPlace(slow)).log_id
     assert slow.made is not None
     assert log_id == slow.made.log_id
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.ENOSPC, LogUnavailableError),
+        (errno.EIO, LogUnavailableError),
+        (errno.EMFILE, LogUnavailableError),
+        (errno.EACCES, ConfigurationError),
+        (errno.ENOTDIR, ConfigurationError),
+        (errno.EROFS, ConfigurationError),
+    ],
+)
+def test_folder_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[Exception]
+) -> None:
+    """With commit="checkpoint" a start tries again what time may mend, and nothing else."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(expected, match=os.strerror(code)):
+        checkpoint_log(str(tmp_path / "ckpt"))
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.EIO])

@@ -19,6 +19,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from errno import EACCES, EEXIST, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -39,6 +40,8 @@ _MOST_READS = 16
 _RACERS = 8
 _RACES = 12
 _START_S = 30.0
+_LASTING = frozenset({EACCES, EPERM, EROFS, ENOTDIR, EEXIST, ENAMETOOLONG})
+"""Errors of the place or of our rights there; a full disk may be emptied."""
 
 
 class Folder(Protocol):
@@ -173,7 +176,8 @@ class LocalFolder:
         mode: of its files, before the umask.
 
     Raises:
-        ConfigurationError: it cannot be created.
+        ConfigurationError: it cannot be created there.
+        LogUnavailableError: it cannot be created now.
     """
 
     def __init__(
@@ -186,7 +190,8 @@ class LocalFolder:
             if create:
                 root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigurationError(f"the folder {root} cannot be made ({error})") from error
+            kind = ConfigurationError if error.errno in _LASTING else LogUnavailableError
+            raise kind(f"the folder {root} cannot be made ({error})") from error
 
     @property
     def address(self) -> str:

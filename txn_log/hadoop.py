@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import IllegalArgumentException
 
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.failpoints import reach
@@ -29,6 +30,16 @@ _OBJECT_STORES: Final = frozenset({"s3a", "s3", "s3n", "gs"})
 _EXISTS: Final = ("FileAlreadyExistsException", "RemoteFileChangedException")
 _MISSING: Final = "FileNotFoundException"
 _NO_CONTEXT: Final = "UnsupportedFileSystemException"
+_NO_HOST: Final = "UnknownHostException"
+_LASTING: Final = (
+    _NO_CONTEXT,  # no FileSystem for the scheme either
+    "IllegalArgumentException",
+    "URISyntaxException",
+    "ClassNotFoundException",
+    "AccessControlException",
+    "AccessDeniedException",
+)
+"""What is wrong with the address, Hadoop's settings or our rights."""
 
 
 class HadoopFolder:
@@ -42,6 +53,7 @@ class HadoopFolder:
 
     Raises:
         ConfigurationError: the file system is not known there, or refuses us.
+        LogUnavailableError: it does not answer now.
     """
 
     def __init__(self, root: str, gateway: JavaGateway, conf: Any, address: str = "") -> None:
@@ -50,9 +62,9 @@ class HadoopFolder:
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
         self._io_utils: Any = jvm.org.apache.commons.io.IOUtils
         self._thread: Any = jvm.java.lang.Thread
-        self._root = self._path_class(root)
         self._address = address or f"checkpoint:{root.rpartition('/')[0]}"
         try:
+            self._root = self._path_class(root)
             self._fs = self._root.getFileSystem(conf)
             self._root = self._root.makeQualified(self._fs.getUri(), self._fs.getWorkingDirectory())
             self._base = str(self._root.toUri().getPath()).rstrip("/") + "/"
@@ -61,8 +73,12 @@ class HadoopFolder:
             rename = getattr(jvm.org.apache.hadoop.fs, "Options$Rename")
             self._no_overwrite = gateway.new_array(rename, 1)
             self._no_overwrite[0] = rename.NONE
-        except Py4JJavaError as error:
-            raise ConfigurationError(
+        except (Py4JJavaError, IllegalArgumentException) as error:
+            found = _classes(error)
+            # HDFS calls a host whose name is not found now an illegal argument.
+            is_lasting = any(name in found for name in _LASTING) and _NO_HOST not in found
+            kind = ConfigurationError if is_lasting else LogUnavailableError
+            raise kind(
                 f"{root} cannot be used: {_said(error)}; check the address, and that Spark's own "
                 "checkpoint works there"
             ) from None
@@ -187,8 +203,10 @@ class HadoopFolder:
             self._thread.interrupted()
 
 
-def _classes(error: Py4JJavaError) -> str:
+def _classes(error: Py4JJavaError | IllegalArgumentException) -> str:
     """Names of the exception's class and of those of its causes."""
+    if isinstance(error, IllegalArgumentException):  # PySpark's own; the text names the cause
+        return f"{type(error).__name__} {error}"
     names, exception = [], error.java_exception
     while exception is not None:
         names.append(str(exception.getClass().getName()))
@@ -196,6 +214,7 @@ def _classes(error: Py4JJavaError) -> str:
     return " ".join(names)
 
 
-def _said(error: Py4JJavaError) -> str:
-    text = str(error.java_exception.toString())
+def _said(error: Py4JJavaError | IllegalArgumentException) -> str:
+    is_java = isinstance(error, Py4JJavaError)
+    text = str(error.java_exception.toString() if is_java else error)
     return text.splitlines()[0] if text else type(error).__name__
