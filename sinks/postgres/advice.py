@@ -31,6 +31,11 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
             f"statement_timeout={timeouts.statement:g} s: make the batches smaller, or raise "
             "statement_timeout="
         )
+    if isinstance(error, pg.ReadOnlySqlTransaction):
+        return (
+            "it is a standby, or default_transaction_read_only is on, as where a database is held "
+            "still while it moves; let conninfo= lead to where it moves, or reset the setting"
+        )
     if isinstance(error, pg.OutOfMemory):
         if error.diag.source_function == _NO_ROOM_TO_PREPARE:
             return (

@@ -24,7 +24,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from sparkonce.sinks.postgres.connections import PgConnection, roll_back
-from sparkonce.sinks.postgres.sql import COMMIT, READ_COMMITTED, columns_of, script
+from sparkonce.sinks.postgres.sql import COMMIT, TO_WRITE, columns_of, script
 from sparkonce.sinks.postgres.types import (
     PostgresType,
     UnmappableError,
@@ -152,7 +152,7 @@ def _create(connection: PgConnection, table: Sequence[str], columns: sql.Composa
         sql.Literal(f"sparkonce {name.as_string()}")
     )
     try:
-        connection.execute(script(READ_COMMITTED, lock, statement, COMMIT))
+        connection.execute(script(TO_WRITE, lock, statement, COMMIT))
     finally:
         roll_back(connection)
 

@@ -61,7 +61,7 @@ from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     COMMIT,
     MARKER_TABLE,
-    READ_COMMITTED,
+    TO_WRITE,
     Timeouts,
     end_holders,
     find_marker,
@@ -69,6 +69,7 @@ from sparkonce.sinks.postgres.sql import (
     prepare,
     qualified,
     require_marker,
+    require_system,
     script,
     settings,
     staging_name,
@@ -151,7 +152,8 @@ class Merger:
 
     def _merge_once(self, connection: PgConnection) -> None:
         try:
-            self._run(connection, script(*self._opening(), *self._moves()))
+            here = require_system(self._merge.system)
+            self._run(connection, script(*self._opening(), *self._moves(), here))
             if told := self._changed(connection):
                 raise PrepareRejectedError(
                     f"{self._what}: the table has changed since the query began: {told}; start "
@@ -187,7 +189,7 @@ class Merger:
 
     def _opening(self) -> Iterator[sql.Composable]:
         merged, branch_id = self._merge, self._branch_id
-        yield READ_COMMITTED
+        yield TO_WRITE
         yield settings(self._timeouts, staging_name(branch_id))
         yield insert_marker(merged.schema, branch_id, merged.rows)
 
@@ -273,7 +275,7 @@ class Merger:
                 self._merge_again()  # 3
             self._await_standbys()
         except psycopg.Error as error:  # 6
-            self._unresolved(self._address.said(error), error)
+            self._unresolved(self._address.said(error) + next_step(error, self._timeouts), error)
 
     def _await_standbys(self) -> None:
         schema, branch_id = self._merge.schema, self._branch_id

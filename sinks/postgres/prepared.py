@@ -58,6 +58,7 @@ from sparkonce.sinks.postgres.sql import (
     insert_marker,
     prepare,
     qualified,
+    require_system,
     rollback_prepared,
     script,
     settings,
@@ -163,6 +164,7 @@ class PreparedWriter(StagingWriter):
             cursor = self._connection.execute(
                 script(
                     CHECK_CONSTRAINTS_NOW,
+                    require_system(self._target.system),
                     insert_marker(self.schema, self.branch_id, self.rows),
                     prepare(str(self.branch_id)),
                 )

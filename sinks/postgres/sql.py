@@ -45,6 +45,12 @@ OPEN, PREPARED, STAGED = 1, 2, 3
 """Where something of ours stands: in a session, as a prepared transaction, as a table."""
 
 READ_COMMITTED = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+"""Fails on a standby, also where nothing is written."""
+
+TO_WRITE = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED")
+"""Fails where default_transaction_read_only is on, as in a database that is held still while it
+moves to another server, on which the rows would be missing."""
+
 BEGIN = sql.SQL("BEGIN")
 COMMIT = sql.SQL("COMMIT")
 
@@ -236,7 +242,7 @@ def create_marker_table(schema: str) -> sql.Composed:
     columns = ", ".join(f"{name} {type_sql}" for name, type_sql in MARKER_COLUMNS.items())
     table = qualified(schema, MARKER_TABLE)
     return script(
-        READ_COMMITTED,
+        TO_WRITE,
         # IF NOT EXISTS alone is no protection: two sessions at once, and one gets an error.
         sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 0))").format(
             sql.Literal(f"{schema}.{MARKER_TABLE}")
@@ -281,6 +287,19 @@ def require_marker(schema: str, branch_id: BranchId, otherwise: str) -> sql.Comp
     return sql.SQL(
         "SELECT CASE count(*) WHEN 0 THEN concat({})::int END FROM {} WHERE branch = {}"
     ).format(sql.Literal(otherwise), qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id)))
+
+
+def require_system(system: str) -> sql.Composed:
+    """Fails on another server than the one of this identifier, if that may be read (not empty)."""
+    if not system:
+        return script(sql.SQL("SELECT"))
+    return sql.SQL(
+        "SELECT CASE WHEN system_identifier::text <> {} THEN concat({})::int END "
+        "FROM pg_catalog.pg_control_system()"
+    ).format(
+        sql.Literal(system),
+        sql.Literal("conninfo= leads to another server since the query began; start it again"),
+    )
 
 
 # -- what stands -----------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from sparkonce.sinks.postgres.catalog import Target
 from sparkonce.sinks.postgres.connections import Address, pool_of
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
-    READ_COMMITTED,
+    TO_WRITE,
     Timeouts,
     copy_into,
     create_staging,
@@ -68,7 +68,7 @@ class StagingWriter:
         # The PREPARE TRANSACTION of the merge flushes all that was written before it, staging too;
         # a crash of the server before that aborts the batch. A merge that is held open does not.
         rules = settings(timeouts, self.name, is_flushed=not target.can_prepare)
-        begin = script(READ_COMMITTED, rules, *self._opening())
+        begin = script(TO_WRITE, rules, *self._opening())
         with self._errors():
             self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
         try:
