@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
             newest=replace(record(INCARNATION, 2), state=State.ABANDONED),
             records={2: replace(record(INCARNATION, 2), state=State.ABANDONED)},
         ),
-        "Delete commits/2",
+        "Delete commits/2 and all later .* after offsets/2 .* below state/ with N above 2",
     ),
     "old checkpoint that never met a log": (
         claim(5),
@@ -175,6 +175,11 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         "no longer remembers.* would be written again",
     ),
     "batches ran without the log": (claim(9), known(2), "nothing of batch 9, which Spark"),
+    "log and targets restored to an earlier time": (
+        claim(106),
+        known(100),
+        "restored to an earlier time, and nothing of batch 101 .* in any sink, delete commits/101",
+    ),
     "sink removed while a record names it": (
         claim(3, sinks={}),
         known(2, unfinished=unfinished(kafka=Share("topic", (), BRANCHES))),

@@ -389,7 +389,8 @@ class TransactionLog(ABC):
         if record.id.batch_id != expected:
             raise ProtocolError(
                 f"{record.id} cannot follow: the next batch of the log is {expected}. Call "
-                "ExactlyOnce for every batch of the query, in their order"
+                "ExactlyOnce for every batch of the query, in their order; if the log was restored "
+                "to an earlier time, start the query again, which says what to do"
             )
         store.put(record)
         return record

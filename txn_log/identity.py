@@ -250,8 +250,8 @@ def _check_gap(claim: Claim, known: Known, expected: int) -> None:
     if newest is not None and newest.state is State.ABANDONED and newest.id.batch_id == expected:
         raise ConfigurationError(
             f"{gap}it was abandoned and aborted, and another driver's Spark has moved on past it: "
-            f"its rows are in no sink, so adopt= does not help. Delete commits/{expected} and all "
-            "later files of commits/ and offsets/ from the checkpoint, so that it is replayed."
+            "its rows are in no sink, so adopt= does not help. Delete "
+            f"{_files_behind(expected)} from the checkpoint, so that it is replayed."
         )
     is_of_lost_log = claim.checkpoint_log_id not in {None, known.log_id}  # that adopt= names
     if not is_of_lost_log and claim.adopt != f"batch {claim.batch_id}":
@@ -259,8 +259,24 @@ def _check_gap(claim: Claim, known: Known, expected: int) -> None:
             f"{gap}the ones between ran without it, or the function returned without calling the "
             "pipeline, as with `if df.isEmpty(): return` (call it for each batch, empty ones too). "
             "Point log= to the log that was in use, or pass "
-            f'adopt="batch {claim.batch_id}" if {_you_know(claim)}.'
+            f'adopt="batch {claim.batch_id}" if {_you_know(claim)}. If the log and its targets '
+            f"were restored to an earlier time, and nothing of batch {expected} and the later ones "
+            f"is in any sink, delete {_files_behind(expected)} from the checkpoint, so that Spark "
+            "makes them anew."
         )
+
+
+def _files_behind(batch_id: int) -> str:
+    """What of a checkpoint has to go for Spark to run the batch, and all later ones, again.
+
+    Without its offsets Spark makes a later batch with other rows, and an old snapshot of a version
+    that it writes again would stand in the place of the new state.
+    """
+    return (
+        f"commits/{batch_id} and all later files of commits/, the files after offsets/{batch_id} "
+        "of offsets/ and, of a query with state, each N.delta, N.snapshot, N.changelog and N.zip "
+        f"below state/ with N above {batch_id}"
+    )
 
 
 def _you_know(claim: Claim) -> str:
