@@ -3,9 +3,9 @@
     CHECKPOINT/sparkonce.json      {"log_id": …, "pipeline": …}, from the first start on
               /sparkonce.1.json    the same, of the log that took the checkpoint over; and so on
 
-The highest number counts. Each file is created atomically and none is replaced, so of two drivers
-that were admitted by logs of their own, each unaware of the other, one alone can bind what both
-have seen, be it nothing or a log that is lost.
+The highest number counts. Each is created atomically and none that counts is replaced, so of two
+drivers that were admitted by logs of their own, each unaware of the other, one alone can bind what
+both have seen, be it nothing or a log that is lost.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     A prepared transaction lives as long as its timeout allows: the broker's
     ``transaction.max.timeout.ms``, 15 minutes by default. A driver that is down for longer finds
-    the branch gone, and it is written again from Spark's replay.
+    the branch gone, and it is written again from Spark's replay, if its rows are equal. With
+    commit="checkpoint" Spark no longer replays it, and an operator settles it.
 
     Needs Kafka 3.0; from Kafka 4.0 on the broker itself keeps a zombie executor out. With ACLs:
     Read and Write on the topics, Write on transactional ids and Read on groups that start with

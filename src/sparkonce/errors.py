@@ -1,7 +1,7 @@
 """Every error of sparkonce, by what the caller must do next.
 
     SparkOnceError
-    ├── ConfigurationError            fix the settings; no data has moved
+    ├── ConfigurationError            fix the settings; no new rows are visible
     ├── ProtocolError                 fix the calling code: a verb out of order
     ├── FencedError                   stop and touch nothing: a newer driver owns the pipeline
     ├── SinkError(branch_id)
@@ -11,7 +11,7 @@
     │   └── PreparedBranchLostError   redo from the replay, or `sparkonce settle`
     └── LogError
         ├── DecisionUnknownError      read the log again
-        ├── LogUnavailableError       retry: nothing was decided
+        ├── LogUnavailableError       retry: this call wrote nothing
         └── LogCorruptError           an operator restores the log
 
 Each error pickles (an executor's error reaches the driver), names what is at fault and the next
@@ -50,7 +50,7 @@ class SparkOnceError(Exception):
 
 
 class ConfigurationError(SparkOnceError):
-    """A setting, a schema or a server cannot work. No data has moved; fix it and start again."""
+    """A setting, a schema or a server cannot work. No new rows are visible; fix it, start again."""
 
 
 class ProtocolError(SparkOnceError):
@@ -101,7 +101,7 @@ class DecisionUnknownError(LogError):
 
 
 class LogUnavailableError(LogError):
-    """The log cannot be reached; nothing was written. Try again."""
+    """The log cannot be reached; this call wrote nothing. Try again."""
 
 
 class LogCorruptError(LogError):

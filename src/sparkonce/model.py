@@ -155,8 +155,8 @@ class Committable:
             transaction log and shown to operators.
         version: of the payload, chosen by the sink, so that a newer library reads older ones.
         safe_until: Unix time in seconds up to which the external system keeps the prepared
-            branch by its own promise; None when it keeps it until told otherwise. A decision is
-            refused after it. It holds the sink's own safety margin.
+            branch by its own promise; None when it keeps it until told otherwise. A batch's first
+            record is refused after it. It holds the sink's own safety margin.
     """
 
     branch_id: BranchId
