@@ -325,6 +325,13 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             ConfigurationError: naming the setting, topic, table, column or bucket, and the fix.
         """
 
+    def check_log(self, address: str) -> None:
+        """Refuse a transaction log at this address, where its files would be among the rows.
+
+        Raises:
+            ConfigurationError: naming both places.
+        """
+
     def diagnose(self) -> Iterable[Finding]:
         """Ask the server, without a schema, what would bite later; for `sparkonce doctor`.
 

@@ -158,6 +158,9 @@ class ExactlyOnce:
             )
         if driver_rows < 0:
             raise ConfigurationError(f"driver_rows={driver_rows}: expected 0 or more")
+        if log != IN_CHECKPOINT:  # before one is made there
+            for sink in sinks:
+                sink.check_log(log if isinstance(log, str) else log.address)
         self.name = name
         self.sinks = tuple(sinks)
         # That in the checkpoint is opened as soon as a query tells where its checkpoint is.

@@ -237,3 +237,14 @@ def test_race_for_which_a_thread_cannot_start_ends(
     monkeypatch.setattr(folder_module, "ThreadPoolExecutor", Few)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         check_create(LocalFolder(tmp_path))
+
+
+def test_foreign_folders_are_no_pipelines(tmp_path: Path) -> None:
+    """Whatever else was put into the log's place: each of ours has a head."""
+    root = tmp_path / "sparkonce-log"
+    log = DocumentLog(FolderPlace(LocalFolder(root)))
+    log.begin(claim())
+    for folder in ("day=1", "lake/orders"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "head.json").write_text("{}")
+    assert log.pipelines() == ["orders"]

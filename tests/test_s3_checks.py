@@ -10,12 +10,14 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks import S3Sink
 from sparkonce.sinks.finding import Finding, Level
 from sparkonce.sinks.s3.checks import check_server
 from sparkonce.sinks.s3.client import Connection, Purpose
 from sparkonce.sinks.s3.diagnosis import diagnose
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.upload import ObjectSettings
+from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 PLACE = Place("lake", "orders/")
 SETTINGS = ObjectSettings(encryption="aws:kms", kms_key="key")
@@ -170,3 +172,38 @@ def test_probe_that_may_not_be_written(server: Server, number: int) -> None:
     server.stubber.add_response("delete_object", {})
     (finding,) = [finding for finding in server.found() if finding.level is Level.ERROR]
     assert finding.fix == "grant s3:PutObject on the prefix"
+
+
+OTHER = "endpoint_url=http://minio:9000"
+
+
+@pytest.mark.parametrize(
+    ("log", "settings"),
+    [
+        ("s3://lake/orders", {}),
+        ("s3://lake/orders/log?region=eu-west-1", {}),
+        ("s3://lake/orders/_sparkonce/", {}),
+        ("s3://lake", {}),
+        (f"s3://lake/orders?{OTHER}", {"endpoint_url": "http://minio:9000/"}),
+    ],
+)
+def test_log_among_the_rows(log: str, settings: dict[str, Any]) -> None:
+    """A pipeline and its folder may have one name: its head would be among the data."""
+    sink = S3Sink("s3://lake/orders", region="us-east-1", **settings)
+    with pytest.raises(ConfigurationError, match=r"s3://lake/orders .*give log= a prefix"):
+        ExactlyOnce("orders", sinks=[sink], log=log)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "s3://lake/orders-log",
+        "s3://logs/orders",
+        f"s3://lake/orders?{OTHER}",
+        "s3://lake/orders?region=cn-north-1",
+        "sqlite:///lake/orders",
+    ],
+)
+def test_log_beside_the_rows(log: str) -> None:
+    """In another prefix, bucket or partition of Amazon's, or on another server."""
+    S3Sink("s3://lake/orders", region="us-east-1").check_log(log)

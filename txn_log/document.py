@@ -200,7 +200,8 @@ class DocumentLog(OptimisticLog):
             return super()._write(step)
 
     def _pipelines(self) -> list[str]:
-        return sorted({name.partition("/")[0] for name in self._place.names("") if "/" in name})
+        names = (name.split("/") for name in self._place.names(""))
+        return sorted({found[0] for found in names if found[1:2] == ["head"]})
 
     # -- one pipeline's documents, for its view ----------------------------------------------------
 

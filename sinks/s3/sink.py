@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 
@@ -232,6 +233,21 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             check_schema(schema, self._format)
         check_server(self._connection, self._place)
 
+    def check_log(self, address: str) -> None:
+        url = urlsplit(address)
+        prefix = f"{url.path.strip('/')}/".lstrip("/")
+        is_apart = not (prefix.startswith(ours := self._place.prefix) or ours.startswith(prefix))
+        if (url.scheme, url.netloc) != ("s3", self._place.bucket) or is_apart:
+            return
+        settings = dict(parse_qsl(url.query))
+        its = Connection(settings.get("endpoint_url"), settings.get("region"))
+        if _server_of(its) == _server_of(self._connection):
+            raise ConfigurationError(
+                f"S3Sink: {self._place} and log=s3://{url.netloc}{url.path} lie in one another, so "
+                "that documents of the log would be among the rows: give log= a prefix of its own, "
+                f"such as s3://{url.netloc}/sparkonce-log (`sparkonce log copy` moves what it has)"
+            )
+
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(self._connection, self._place, self._settings)
 
@@ -364,6 +380,11 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             raise PrepareRejectedError(
                 f"S3: rows for {self._place} do not fit into its files ({error})", branch_id
             ) from error
+
+
+def _server_of(connection: Connection) -> tuple[str, str | None]:
+    """Within which names of buckets are unique, as far as addresses tell."""
+    return (connection.other_server or "").rstrip("/"), connection.partition
 
 
 def _for_each(action: Callable[[StagedFile], None], files: Sequence[StagedFile]) -> list[Exception]:
