@@ -304,6 +304,7 @@ def test_staged_file_survives_json() -> None:
         ({"format": "csv", "compression": "snappy"}, "compression='snappy'"),
         ({"format": "json", "parquet": {"compression_level": 3}}, "parquet="),
         ({"parquet": {"no_such_setting": 3}}, "no_such_setting"),
+        ({"parquet": {"flavor": "spark"}}, "flavor"),
         ({"target_file_size": 0}, "target_file_size=0"),
         ({"session_token": "hunter2"}, "session_token="),
         ({"checksum": "crc64"}, "checksum='crc64'"),

@@ -129,6 +129,11 @@ class FileFormat:
             )
         if self.parquet and self.name != "parquet":
             raise ConfigurationError(f"S3Sink: parquet= is for Parquet, not {self.name!r}")
+        if self.parquet.get("flavor"):
+            raise ConfigurationError(
+                "S3Sink: parquet= has a flavor, with which pyarrow gives columns other names than "
+                "read_committed looks for: leave it out, and rename columns by select="
+            )
         if self.name == "parquet":
             try:
                 self.writer(pa.BufferOutputStream(), pa.schema([("x", pa.int64())])).close()

@@ -147,7 +147,8 @@ class BranchWriter:
             raise PrepareRejectedError(
                 f"a task has rows for more than {limit} folders of {self._place} "
                 f"(partition_by={list(self._format.partition_by)}), each of which is an open file. "
-                "Repartition the batch by these columns, S3Sink(transform=lambda df: "
+                "Repartition the batch by these columns and leave writers= out, "
+                "S3Sink(transform=lambda df: "
                 f"df.repartition({', '.join(map(repr, self._format.partition_by))})), partition by "
                 "columns with fewer values, or give max_open_files= and the memory for it",
                 self.branch_id,
