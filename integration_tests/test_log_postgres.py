@@ -206,6 +206,54 @@ class TestPostgresLog(LogContract):
         deliver(log, log.begin(claim()), 0)
         log.close()
 
+    @pytest.mark.parametrize("is_owner", [False, True])
+    @pytest.mark.parametrize("tables", [["meta", "heads", "records"], ["records"]])
+    def test_records_that_row_security_hides(
+        self, postgres: PostgresServer, address: str, tables: list[str], *, is_owner: bool
+    ) -> None:
+        """Nothing is taken for absent: what a hidden decision names would be swept."""
+        poor = address.replace(f"{ROLE}:", "poor:")
+        schema = sql.Identifier(schema_of(address))
+        log = self.open_log(address)
+        incarnation = log.begin(claim())
+        decided = log.decide(record(incarnation, 0))
+        log.close()
+        with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+
+            def run(query: str, **parts: sql.Composable) -> None:
+                connection.execute(sql.SQL(query).format(schema=schema, **parts))
+
+            run(
+                "DO $$ BEGIN CREATE ROLE poor LOGIN;"
+                " EXCEPTION WHEN duplicate_object THEN NULL; END $$"
+            )
+            for what in ("SCHEMA {schema}", "ALL TABLES IN SCHEMA {schema}"):
+                run(f"GRANT ALL ON {what} TO poor")
+            log = self.open_log(poor)
+            assert log.unfinished("orders") == [decided]
+            for table in map(sql.Identifier, tables):
+                run("ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY", table=table)
+                if is_owner:
+                    run("ALTER TABLE {schema}.{table} FORCE ROW LEVEL SECURITY", table=table)
+                    run("ALTER TABLE {schema}.{table} OWNER TO poor", table=table)
+            for ask in (
+                lambda: log.unfinished("orders"),
+                lambda: log.find(decided.id),
+                lambda: log.history("orders"),
+                lambda: log.complete(decided, incarnation.token),
+                lambda: log.begin(claim()),
+            ):
+                with pytest.raises(LogUnavailableError, match="row security may hide.*BYPASSRLS"):
+                    ask()
+            if "meta" in tables:
+                with pytest.raises(LogUnavailableError, match="row security may hide"):
+                    self.open_log(poor)
+            for table in map(sql.Identifier, tables):
+                run("ALTER TABLE {schema}.{table} DISABLE ROW LEVEL SECURITY", table=table)
+        log.complete(decided, incarnation.token)
+        assert log.unfinished("orders") == []
+        log.close()
+
     def test_drivers_that_start_together(self, postgres: PostgresServer, address: str) -> None:
         """The schema is made once, and all get one log id."""
         racers = [self.start(address, "begin", 1) for _ in range(4)]

@@ -1,6 +1,6 @@
 """The transaction log in a Postgres schema of its own; it may be a sink's database.
 
-A write is one statement, and so one transaction in one round trip: it changes the pipeline's head
+A write is one message, and so one transaction in one round trip: it changes the pipeline's head
 row only if its version is still the one that was read, and the records only if it changed the head.
 No lock is held between two round trips.
 
@@ -93,6 +93,13 @@ SELECT {found}, set_config('synchronous_commit',
     ELSE 'on' END, true)
 """
 """The setting holds for this transaction: a decision is on the disk before it is answered."""
+
+_UNHIDDEN = "SELECT set_config('row_security', 'off', true);"
+"""Before a statement, in its message and so in its transaction, also behind a pooler: row security
+then ends it, instead of leaving records out."""
+
+_HIDDEN = "check_enable_rls"
+"""The function of the server that says so; its words differ with the server's language."""
 
 _COUNTED = "(SELECT count(*) FROM head)"
 _REQUIRED = """
@@ -224,7 +231,7 @@ class PostgresLog(OptimisticLog):
         name = f'"{self._schema}".meta'
         if connection.execute("SELECT to_regclass(%s)", (name,)).fetchall() == [(None,)]:
             return {}
-        rows = connection.execute(self._sql("SELECT key, value FROM {schema}.meta")).fetchall()
+        rows = _run(connection, self._sql(_UNHIDDEN + "SELECT key, value FROM {schema}.meta"))
         found = {str(key): str(value) for key, value in rows}
         if int(found.get("version", 0)) > len(_MIGRATIONS):
             raise ConfigurationError(
@@ -310,12 +317,11 @@ class PostgresLog(OptimisticLog):
         reach("log.before", request=text.split(maxsplit=1)[0].lower())
         had_one = self._open is not None and not self._open.closed
         try:
-            cursor = self._connect().execute(statement, values or None)
+            return _run(self._connect(), statement, values)
         except psycopg.OperationalError:
             if not had_one or self._open is None or not self._open.closed:
                 raise
-            cursor = self._connect().execute(statement, values or None)
-        return cursor.fetchall() if cursor.description else []
+            return _run(self._connect(), statement, values)
 
     def why_two_phases(self, ask: Ask) -> str | None:
         with self._lock:
@@ -343,13 +349,13 @@ class PostgresLog(OptimisticLog):
 
     def _swap(self, head: str, values: Mapping[str, object]) -> bool:
         """Whether the head had the version that was seen, and everything is written."""
-        statement = self._sql(_SWAP, head=self._sql(head), found=sql.SQL(_COUNTED))
+        statement = self._sql(_UNHIDDEN + _SWAP, head=self._sql(head), found=sql.SQL(_COUNTED))
         reach("log.before", request="swap")
         connection = self._connect()
         warnings: list[psycopg.errors.Diagnostic] = []
         connection.add_notice_handler(warnings.append)
         try:
-            ((count, _),) = connection.execute(statement, values).fetchall()
+            ((count, _),) = _run(connection, statement, values)
         except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
             return False  # the server undid it, since others wrote at the same time
         except psycopg.Error as error:
@@ -376,6 +382,12 @@ class PostgresLog(OptimisticLog):
         try:
             yield
         except psycopg.errors.InsufficientPrivilege as error:
+            if error.diag.source_function == _HIDDEN:
+                raise LogUnavailableError(
+                    f"{self.address}: {self._said(error)}, nothing was written; row security may "
+                    "hide records from this role: ALTER TABLE … DISABLE ROW LEVEL SECURITY, or "
+                    "ALTER ROLE … BYPASSRLS"
+                ) from None
             raise ConfigurationError(
                 f"{self.address}: {self._said(error)}. The log needs a schema in which this role "
                 f'may create tables: CREATE SCHEMA "{self._schema}" AUTHORIZATION …'
@@ -410,7 +422,7 @@ class _PostgresView:
 
     def pipelines(self) -> Sequence[str]:
         rows = self._log._ask(  # noqa: SLF001 - one module
-            "SELECT pipeline FROM {schema}.heads ORDER BY pipeline"
+            _UNHIDDEN + "SELECT pipeline FROM {schema}.heads ORDER BY pipeline"
         )
         return [str(pipeline) for (pipeline,) in rows]
 
@@ -451,7 +463,8 @@ class _PostgresView:
 
     def _seen(self, pipeline: str) -> tuple[int | None, Head | None]:
         rows = self._log._ask(  # noqa: SLF001 - one module
-            "SELECT version, token, body FROM {schema}.heads WHERE pipeline = %s", pipeline
+            _UNHIDDEN + "SELECT version, token, body FROM {schema}.heads WHERE pipeline = %s",
+            pipeline,
         )
         for version, token, body in rows:
             return version, Head.of_row(pipeline, token, body, self._log.address)
@@ -460,7 +473,8 @@ class _PostgresView:
     def _records(self, pipeline: str, where: str, *values: object) -> list[TransactionRecord]:
         self._load(pipeline)
         rows = self._log._ask(  # noqa: SLF001
-            "SELECT query_id, batch_id, state, body FROM {schema}.records WHERE pipeline = %s "
+            _UNHIDDEN
+            + "SELECT query_id, batch_id, state, body FROM {schema}.records WHERE pipeline = %s "
             + where,
             pipeline,
             *values,
@@ -525,6 +539,19 @@ class _PostgresView:
             "below": [below for _, below in self._forgets],
         }
         return _FIRST_HEAD if self._version is None else _NEXT_HEAD, values
+
+
+def _run(
+    connection: _Connection,
+    statements: sql.Composed,
+    values: Sequence[object] | Mapping[str, object] = (),
+) -> list[tuple[Any, ...]]:
+    """The rows of the last of several statements, which are one message, and so one transaction."""
+    cursor = psycopg.ClientCursor(connection)  # the server binds values to single statements only
+    cursor.execute(statements, values or None)
+    while cursor.nextset():
+        pass
+    return cursor.fetchall() if cursor.description else []
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:
