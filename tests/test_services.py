@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import stat
@@ -378,6 +379,30 @@ def test_server_that_never_answers(guard: Guard, tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match="did not answer within 0 s"):
         LocalRuntime(plan, guard).start()
     assert guard.status() is not None
+
+
+def test_port_on_which_another_server_answers(guard: Guard, tmp_path: Path) -> None:
+    """What answers there is not taken for the server that has ended."""
+    command = python("import sys; sys.exit('address in use')", tmp_path / "log")
+
+    def is_ready() -> bool:
+        while guard.status() is None:
+            time.sleep(0.01)
+        return True
+
+    plan = LocalPlan("Thing", command, free_port(), is_ready)
+    with pytest.raises(ServiceError, match="Thing ended at its start.*address in use"):
+        LocalRuntime(plan, guard).start()
+
+
+def test_free_ports_differ_where_runs_have_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins seed `random` before each test, in each of the runs side by side."""
+    found = set()
+    for _ in range(10):
+        monkeypatch.setattr("sparkonce.testing.services.process._given_ports", set())
+        random.seed(0)
+        found.add(free_port())
+    assert len(found) > 1
 
 
 def test_program_that_is_not_there(guard: Guard, tmp_path: Path) -> None:

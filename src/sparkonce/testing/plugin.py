@@ -10,7 +10,7 @@ pytest finds by itself, so that runs which do not ask for it start as fast as wi
 | `kafka`, `postgres` | the server, for the whole run |
 | `s3` | each S3 server in turn |
 | `services` | every kind that can run here |
-| `spark` | a session with Spark's Kafka connector |
+| `spark` | a session with Spark's Kafka connector and S3A, where there are any for this PySpark |
 | `fresh_name` | a function that gives names for topics, tables and buckets |
 | `fresh_topic`, `fresh_schema`, `fresh_table`, `fresh_bucket` | made for the test |
 | `s3_client` | a boto3 client of the server in turn |
@@ -23,6 +23,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     )
 
 _S3_KINDS: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
+_left_out: list[str] = []
 
 
 @pytest.fixture(scope="session")
@@ -90,17 +92,23 @@ def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Servi
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one session of the test run, with Spark's Kafka connector and S3A."""
+    """The one session of the test run, with Spark's Kafka connector and S3A, if they fit it."""
     from pyspark.sql import SparkSession
 
     from sparkonce.testing.quick_spark import jvm_options
-    from sparkonce.testing.services import s3a_jars, spark_kafka_jars
+    from sparkonce.testing.services import ServiceError, s3a_jars, spark_kafka_jars
 
+    jars: list[Path] = []
+    for wanted in (spark_kafka_jars, s3a_jars):
+        try:
+            jars += wanted()
+        except ServiceError as error:  # most tests need none
+            _left_out.append(str(error))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
         .appName("sparkonce-tests")
-        .config("spark.jars", ",".join(map(str, [*spark_kafka_jars(), *s3a_jars()])))
+        .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.driver.extraJavaOptions", jvm_options())
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -113,6 +121,12 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which connectors the session went without, and why."""
+    for reason in _left_out:
+        terminalreporter.write_line(f"The fixture spark goes without jars: {reason}")
 
 
 @pytest.fixture

@@ -169,6 +169,8 @@ def log_tail(log: Path, start: int = 0) -> str:
     return ""
 
 
+_ports = random.SystemRandom()
+"""Not `random` itself: test runs side by side may seed that with the same number."""
 _given_ports: set[int] = set()
 _ports_lock = threading.Lock()
 
@@ -186,7 +188,7 @@ def free_port() -> int:
     choices = range(15000, low) if low >= 16000 else range(15000, 65000)  # noqa: PLR2004
     with _ports_lock:
         for _ in range(1000):
-            port = random.choice(choices)  # noqa: S311
+            port = _ports.choice(choices)
             if port not in _given_ports and not is_port_taken(port):
                 _given_ports.add(port)
                 return port

@@ -84,8 +84,11 @@ class LocalRuntime(Runtime):
         self._guard.start(plan.command)
         self._running = True
         deadline = time.monotonic() + plan.start_timeout_s
-        while not plan.is_ready():
+        while True:
+            is_ready = plan.is_ready()
             status = self._guard.status()
+            if is_ready and status is None:  # else another process has answered
+                return
             if status is not None or time.monotonic() > deadline:
                 self.kill()
                 what = (
