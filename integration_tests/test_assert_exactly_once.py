@@ -14,10 +14,12 @@ import pyarrow as pa
 import pytest
 from examples.http_sink import Api, HttpSink, serve
 from examples.sqlite_sink import SqliteSink, Staging
+from pyspark import TaskContext
 from tests.test_guide import write_the_guides_files
 from tests.test_sink_contracts import outcome
 
 from sparkonce import ExactlyOnce
+from sparkonce.model import Committable
 from sparkonce.testing import Kill, assert_exactly_once, crash_points
 
 ROWS = 20
@@ -40,7 +42,7 @@ class Shop:
         self.readers = {"sqlite": self.in_sqlite, "http": self.in_api}
         self.standing = {
             "sqlite": lambda: self._ask("SELECT * FROM sparkonce_orders"),
-            "http": lambda: list(self.stage.iterdir()),
+            "http": lambda: list(self.stage.glob("*.arrow")),
         }
 
     def _ask(self, query: str) -> list[Any]:
@@ -135,6 +137,47 @@ def test_report_tells_row_batch_and_kill(shop: Shop, tmp_path: Path) -> None:
     assert "{'sqlite': 'some'}" in told
     assert "kill 2 of 2: batch 1, return.before" in told
     assert "kill 1 of 2: batch 0, decide.after" in told
+
+
+class RepeatingSink(SqliteSink):
+    """Its commit looks for no proof, and leaves the staged rows to the sweep."""
+
+    def commit(self, committable: Committable) -> None:
+        with self._transaction() as db:
+            db.execute(
+                f'INSERT INTO "{self._table}" (id) '
+                f'SELECT id FROM "{self._staging}" WHERE sparkonce_branch = ?',
+                [str(committable.branch_id)],
+            )
+
+
+class TasksSink(SqliteSink):
+    """Writes all rows in a task of Spark's only."""
+
+    def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().write_rows(handle, rows if TaskContext.get() else rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("sink", "kills", "told"),
+    [
+        (RepeatingSink, 1, r"[1-9]\d* too often"),
+        (TasksSink, [Kill("return.before", "all")], r"[1-9]\d* rows lost"),
+    ],
+)
+def test_mistake_that_only_a_query_shows(
+    shop: Shop, tmp_path: Path, sink: type[SqliteSink], kills: int | Sequence[Kill], told: str
+) -> None:
+    """Whatever kills are chosen, a commit is repeated, and the driver writes a batch itself."""
+    path = shop.path
+    with pytest.raises(AssertionError, match=told):
+        assert_exactly_once(
+            lambda log: ExactlyOnce("shop", sinks=[sink(path, "orders")], log=log),
+            batches(2),
+            {"sqlite": shop.in_sqlite},
+            kills,
+            folder=tmp_path / "run",
+        )
 
 
 def test_source_with_too_few_batches(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -438,6 +439,16 @@ def test_sample_of_kills_is_the_seeds() -> None:
     every = sample(chain, 99, seed=3)
     place = every.index(chain[decided])
     assert every[place : place + 7] == chain[decided : decided + 7]
+
+
+@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+def test_sample_of_kills_repeats_every_commit(policy: CommitPolicy) -> None:
+    """Whatever the seed: a sink whose commit is not idempotent does not pass by chance."""
+    chain = crash_points(["left", "right"], policy)
+    for count, seed in itertools.product((1, 5), range(50)):
+        chosen = sample(chain, count, seed)
+        assert sum(not kill.again for kill in chosen) == count
+        assert "complete.before" in {kill.point for kill in chosen}
 
 
 @pytest.mark.parametrize("policy", ["prepared", "checkpoint"])

@@ -8,6 +8,7 @@
     )
 
 Each kill is gated on the state: the driver stands at the point, an outsider looks, then SIGKILL.
+Executors write the first batch, the driver itself the second one, and so on in turn.
 Rows are compared as multisets, at every kill and at the end.
 """
 
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +100,7 @@ def assert_exactly_once(
             run.history.append(f"{told}kill {number} of {len(chain)}: batch {batch}, {kill}")
             seen = run.meet(kill, batch)
             progress(f"{run.history[-1]}; visible then: {seen}")
-        run.finish(standing or {})
+        run.finish(batch + 1, standing or {})
     if folder is None:
         shutil.rmtree(place)
     progress(f"{len(chain)} kills; every row once in {', '.join(readers)}")
@@ -127,7 +129,9 @@ class _Run:
         self._write(source)
         where = (folder / "source", self._checkpoint)
         order = Order(pipeline, self._log, source[0].schema, *where, tuple(readers))
-        (folder / "order").write_bytes(cloudpickle.dumps(order))
+        self._orders = [
+            cloudpickle.dumps(replace(order, is_written_here=is_here)) for is_here in (False, True)
+        ]
         self._failpoints = Failpoints(folder / "failpoints")
         self.driver = DriverProcess(
             [sys.executable, "-P", "-m", "sparkonce.testing.job", str(folder / "order")],
@@ -151,10 +155,15 @@ class _Run:
                 age = batch * 2 + part
                 os.utime(path, (age, age))  # Spark takes the oldest first
 
+    def _start(self, batch: int) -> None:
+        """Start a driver for the batch; each second batch it may write itself, if that is small."""
+        (self._folder / "order").write_bytes(self._orders[batch % 2])
+        self.driver.start()
+
     def meet(self, kill: Kill, batch: int) -> dict[str, str]:
         """Kill a driver there; what each sink showed of the batch."""
         arms = kill.arm(self._failpoints, batch, self._readers)
-        self.driver.start()
+        self._start(batch)
         try:
             self.driver.wait_for(*arms, timeout_s=PATIENCE_S)
         except AssertionError as error:
@@ -170,10 +179,10 @@ class _Run:
             raise AssertionError(self._report(str(error))) from None
         return seen
 
-    def finish(self, standing: Mapping[str, Callable[[], Collection[object]]]) -> None:
-        """Let a driver run to the end, then compare everything."""
+    def finish(self, batch: int, standing: Mapping[str, Callable[[], Collection[object]]]) -> None:
+        """Let a driver run from the batch to the end, then compare everything."""
         self.history.append("the last driver, which nobody killed")
-        self.driver.start()
+        self._start(batch)
         if self.driver.wait(timeout_s=PATIENCE_S) != 0:
             raise AssertionError(self._report("it failed"))
         for name in self._readers:

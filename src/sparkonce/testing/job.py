@@ -19,6 +19,8 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sparkonce.spark_hooks import small_batches
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -38,6 +40,7 @@ class Order:
         source: folder with the files, `FILES_PER_BATCH` for each batch.
         checkpoint: folder.
         sinks: that the pipeline should have, by name.
+        is_written_here: small batches are written by the driver, from its first one on.
     """
 
     pipeline: Callable[[str], ExactlyOnce]
@@ -46,6 +49,7 @@ class Order:
     source: Path
     checkpoint: Path
     sinks: tuple[str, ...]
+    is_written_here: bool = False
 
 
 def quiet_session(master: str, folder: Path) -> SparkSession:
@@ -67,6 +71,8 @@ def quiet_session(master: str, folder: Path) -> SparkSession:
 
 
 def main(order: Order) -> None:
+    if order.is_written_here:
+        small_batches._IN_A_ROW = 0  # type: ignore[misc]  # noqa: SLF001 - a setting for tests alone
     spark = quiet_session("local[2]", order.checkpoint.parent)
     pipeline = order.pipeline(order.log)
     names = [sink.name for sink in pipeline.sinks]

@@ -104,6 +104,8 @@ def crash_points(
 def sample(kills: Sequence[Kill], count: int, seed: int) -> list[Kill]:
     """Some of the kills, each with those that follow it in its recovery.
 
+    At least one of them lets every sink's commit be repeated, where the chain has such.
+
     Args:
         kills: a chain.
         count: how many of its batches.
@@ -115,7 +117,11 @@ def sample(kills: Sequence[Kill], count: int, seed: int) -> list[Kill]:
             groups[-1].append(kill)
         else:
             groups.append([kill])
-    chosen = random.Random(seed).sample(groups, min(count, len(groups)))  # noqa: S311
+    choice = random.Random(seed)  # noqa: S311
+    chosen = choice.sample(groups, min(count, len(groups)))
+    repeating = [group for group in groups if any(k.point == "complete.before" for k in group)]
+    if repeating and not any(group in repeating for group in chosen):
+        chosen[:1] = [choice.choice(repeating)]
     return [kill for group in chosen for kill in group]
 
 
