@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 import pyarrow as pa
 import pytest
+from kafka.admin import KafkaAdminClient
 from psycopg import sql
 
 from sparkonce.model import Committable
@@ -23,8 +26,19 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
     from sparkonce.testing.services import KafkaServer, PostgresServer, S3Server
+    from sparkonce.testing.services.server import Server
 
 LAG_S = 20.0
+
+_ENDING = ["PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
+"""States of a transaction whose markers are not written yet."""
+
+
+@contextlib.contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    server.stop()
+    yield
+    server.start()
 
 
 class TestKafkaSink(SinkContract):
@@ -35,8 +49,15 @@ class TestKafkaSink(SinkContract):
     @pytest.fixture
     def make_world(
         self, kafka: KafkaServer, fresh_topic: Callable[..., str]
-    ) -> Callable[[pa.Schema], SinkWorld]:
+    ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
         topic = fresh_topic(2)
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+
+        def refresh() -> None:
+            deadline = time.monotonic() + LAG_S
+            while any(admin.list_transactions(state_filters=_ENDING).values()):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
 
         def visible() -> list[Any]:
             with checks.CommittedReader(kafka.bootstrap_servers, topic) as reader:
@@ -53,7 +74,7 @@ class TestKafkaSink(SinkContract):
             finisher.end(payload["transactional_id"], *producer, commit=False)
             finisher.close()
 
-        return lambda schema: SinkWorld(
+        yield lambda schema: SinkWorld(
             sink=lambda: KafkaSink(topic, bootstrap_servers=kafka.bootstrap_servers),
             visible=visible,
             standing=lambda: checks.kafka_leaks(
@@ -62,8 +83,9 @@ class TestKafkaSink(SinkContract):
             shaped=shaped,
             lose=lose,
             reads_in_order=True,
-            settle_s=LAG_S,
+            refresh=refresh,
         )
+        admin.close()
 
     @pytest.mark.parametrize("name", [])
     def test_rows_of_type(self, name: str) -> None:
@@ -84,6 +106,7 @@ class TestPostgresSink(SinkContract):
         "binary": "bytea",
         "date32[day]": "date",
         "timestamp[us, tz=UTC]": "timestamptz",
+        "timestamp[us, tz=America/New_York]": "timestamptz",
         "timestamp[us]": "timestamp",
         "list<item: string>": "text[]",
         "struct<a: int64, b: string>": "jsonb",
@@ -107,6 +130,7 @@ class TestPostgresSink(SinkContract):
                 ],
                 standing=standing,
                 lose=lose,
+                away=lambda: stopped(postgres),
             )
 
         def standing() -> list[checks.Leak]:
@@ -160,4 +184,5 @@ class TestS3Sink(SinkContract):
             visible=lambda: checks.read_s3_parquet(s3, fresh_bucket, "out"),
             standing=lambda: checks.s3_leaks(s3, fresh_bucket),
             lose=lose,
+            away=lambda: stopped(s3),
         )

@@ -6,20 +6,25 @@ The sinks that they are made from pass all of it (test_sink_contracts.py).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from examples.sqlite_sink import SqliteSink, Staged
+from examples.sqlite_sink import SqliteSink, Staged, Staging
 
 from sparkonce.errors import PreparedBranchLostError, SparkOnceError
-from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import FileSink
+from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.file import FileHandle
 from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
@@ -187,3 +192,213 @@ def test_end_of_a_branch_ends_others(tmp_path: Path, sink: type[FileSink], end: 
         contract.test_end_of_a_branch_leaves_others_alone(stage, stage.sink(), end, 12, 1)
 
     caught(file_world(tmp_path, sink), neighbours)
+
+
+class ChecksThenActs(SqliteSink):
+    """Looks for the proof in one transaction, and writes the rows in the next one."""
+
+    def commit(self, committable: Committable) -> None:
+        branch, staged = str(committable.branch_id), Staged.of(committable)
+        columns = ", ".join(staged.columns)
+        with self._transaction() as db:
+            proof = "SELECT 1 FROM sparkonce_commits WHERE branch = ?"
+            if db.execute(proof, [branch]).fetchone():
+                return
+            rows = db.execute(
+                f'SELECT {columns} FROM "{self._staging}" WHERE sparkonce_branch = ?', [branch]
+            ).fetchall()
+        if len(rows) != staged.rows:
+            raise PreparedBranchLostError("gone", committable.branch_id)
+        with self._transaction() as db:
+            marks = ", ".join("?" * len(staged.columns))
+            db.executemany(f'INSERT INTO "{self._table}" ({columns}) VALUES ({marks})', rows)
+            db.execute("INSERT OR IGNORE INTO sparkonce_commits VALUES (?)", [branch])
+            db.execute(f'DELETE FROM "{self._staging}" WHERE sparkonce_branch = ?', [branch])
+
+
+def test_proof_is_looked_for_before_the_act(tmp_path: Path) -> None:
+    """A commit that stood still in between acts on what it saw then."""
+
+    def behind_another(contract: SinkContract, stage: Stage) -> None:
+        contract.test_commit_that_goes_on_behind_another_one(stage, stage.sink())
+
+    caught(sqlite_world(tmp_path / "shop.db", SCHEMA, ChecksThenActs), behind_another)
+
+
+LAG_S = 0.3
+
+
+def lagging_world(folder: Path, sink: Callable[[Path], AnySink]) -> SinkWorld:
+    """Readers see a file some time after it came."""
+
+    def visible() -> list[dict[str, Any]]:
+        seen_until = time.time() - LAG_S
+        files = [path for path in folder.glob("*.parquet") if path.stat().st_ctime <= seen_until]
+        return [row for path in files for row in pq.read_table(path).to_pylist()]
+
+    return replace(file_world(folder, sink), visible=visible, settle_s=LAG_S + 0.1)
+
+
+class DoublesAgain(FileSink):
+    """A commit that is repeated copies the rows."""
+
+    def commit(self, committable: Committable) -> None:
+        visible = self._visible_path(committable.branch_id)
+        if visible.exists():
+            shutil.copyfile(visible, visible.with_name(f"{uuid.uuid4()}.parquet"))
+        super().commit(committable)
+
+
+class ShowsEarly(FileSink):
+    """Its preCommit shows the rows."""
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        committable = super().preCommit(handle)
+        super().commit(committable)
+        return committable
+
+
+@pytest.mark.parametrize(
+    ("sink", "test"),
+    [
+        (DoublesAgain, SinkContract.test_commit_twice),
+        (ShowsEarly, SinkContract.test_rows_become_visible_by_commit_and_not_before),
+    ],
+)
+def test_readers_lag(
+    tmp_path: Path, sink: type[FileSink], test: Callable[[SinkContract, Stage, AnySink], None]
+) -> None:
+    """What readers get later than they should, or too early, comes while nobody looks."""
+    caught(
+        lagging_world(tmp_path, sink), lambda contract, stage: test(contract, stage, stage.sink())
+    )
+
+
+class CommittedWhereAway(SqliteSink):
+    """Takes every error for a commit that was made before."""
+
+    def commit(self, committable: Committable) -> None:
+        with suppress(sqlite3.Error):
+            super().commit(committable)
+
+
+class LostWhereAway(SqliteSink):
+    """Takes every error for a loss."""
+
+    def commit(self, committable: Committable) -> None:
+        try:
+            super().commit(committable)
+        except sqlite3.Error as error:
+            raise PreparedBranchLostError("gone", committable.branch_id) from error
+
+
+class PreparedWhereAway(SqliteSink):
+    """Prepares less than it was given."""
+
+    def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
+        with suppress(sqlite3.Error):
+            super().write_rows(handle, rows)
+
+
+@pytest.mark.parametrize("sink", [CommittedWhereAway, LostWhereAway, PreparedWhereAway])
+def test_target_is_away(tmp_path: Path, sink: type[SqliteSink]) -> None:
+    def while_away(contract: SinkContract, stage: Stage) -> None:
+        contract.test_target_that_is_away(stage, stage.sink())
+
+    caught(sqlite_world(tmp_path / "shop.db", SCHEMA, sink), while_away)
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def test_no_answer_is_lost(tmp_path: Path) -> None:
+    """The world patches another client than the sink's."""
+
+    def answered(contract: SinkContract, stage: Stage) -> None:
+        contract.test_answer_to_a_commit_is_lost(stage, stage.sink())
+
+    caught(replace(file_world(tmp_path), lost_answer=nothing), answered)
+
+
+class DropsZone(FileSink):
+    """Keeps the clock's time of an instant, as if it were UTC's."""
+
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        columns = {
+            field.name: pc.assume_timezone(pc.local_timestamp(column), "UTC")
+            if pa.types.is_timestamp(field.type) and field.type.tz
+            else column
+            for field, column in zip(batch.schema, batch.columns, strict=True)
+        }
+        super().write(handle, pa.record_batch(columns))
+
+
+def test_zone_of_an_instant_is_dropped(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="missing"):
+        SinkContract().test_rows_of_type(
+            lambda schema: file_world(tmp_path, DropsZone), "timestamp of a zone"
+        )
+
+
+class PublishesOnce(FileSink):
+    def publishBatch(self, batch: CommittedBatch) -> None:
+        (self._folder / f"_batch-{batch.batch_id}-of-{batch.owner.digest}").touch(exist_ok=False)
+
+
+class PublishesRows(FileSink):
+    def publishBatch(self, batch: CommittedBatch) -> None:
+        first = batch.committables[0].branch_id
+        (self._folder / f"_batch-{first.batch_id}").touch()
+
+
+class IdlesWithRows(FileSink):
+    """Counts on rows before it has to wait for some."""
+
+    def idle(self, handle: FileHandle) -> None:
+        if handle.writer is None:
+            self.discard(handle)
+            raise ValueError("no writer")
+
+
+@pytest.mark.parametrize(
+    ("sink", "test"),
+    [
+        (PublishesOnce, SinkContract.test_nothing_is_left_after_a_commit),
+        (PublishesRows, SinkContract.test_batch_without_rows),
+        (IdlesWithRows, SinkContract.test_nothing_is_left_after_a_commit),
+    ],
+)
+def test_optional_verb_fails(
+    tmp_path: Path, sink: type[FileSink], test: Callable[[SinkContract, Stage, AnySink], None]
+) -> None:
+    world = file_world(tmp_path, sink)
+    errors = FileExistsError, IndexError, ValueError
+    caught(world, lambda contract, stage: test(contract, stage, stage.sink()), *errors)
+
+
+class DropsProof(SqliteSink):
+    """Its abort takes all that it has of the branch."""
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        super().abort(branch)
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        with self._transaction() as db:
+            if self._is_staged(db):
+                db.execute("DELETE FROM sparkonce_commits WHERE branch = ?", [str(branch_id)])
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        SinkContract.test_abort_never_undoes_a_commit,
+        SinkContract.test_abort_by_the_branch_id_never_undoes_a_commit,
+    ],
+)
+def test_abort_drops_the_proof(
+    tmp_path: Path, test: Callable[[SinkContract, Stage, AnySink], None]
+) -> None:
+    """A commit that was made is called lost: written again, its rows would come twice."""
+    world = sqlite_world(tmp_path / "shop.db", SCHEMA, DropsProof)
+    caught(world, lambda contract, stage: test(contract, stage, stage.sink()))

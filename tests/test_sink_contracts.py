@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -20,11 +21,12 @@ import pytest
 from examples.http_sink import HttpSink, serve
 from examples.sqlite_sink import SqliteSink
 
-from sparkonce.model import Committable
-from sparkonce.sinks import FileSink
+from sparkonce.model import BranchId, Committable
+from sparkonce.sinks import FileSink, IdempotentSink
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing import SinkContract, SinkWorld
+from sparkonce.testing import SinkContract, SinkWorld, sink_process
 from sparkonce.testing.commit_lines import chosen
+from sparkonce.testing.sink_world import SCHEMA, branch
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,11 +41,19 @@ def file_world(folder: Path, sink: Callable[[Path], AnySink] = FileSink) -> Sink
     def lose(committable: Committable) -> None:
         (hidden / f"{committable.branch_id}parquet").unlink()
 
+    @contextlib.contextmanager
+    def away() -> Iterator[None]:
+        aside = folder.with_name(f"{folder.name}-aside")
+        folder.rename(aside)
+        yield
+        aside.rename(folder)
+
     return SinkWorld(
         sink=lambda: sink(folder),
         visible=visible,
         standing=lambda: [path.name for path in hidden.iterdir()],
         lose=lose,
+        away=away,
     )
 
 
@@ -65,6 +75,15 @@ def sqlite_world(
     def lose(_: Committable) -> None:
         asked("DELETE FROM sparkonce_orders")
 
+    @contextlib.contextmanager
+    def away() -> Iterator[None]:
+        aside = path.with_suffix(".aside")
+        path.rename(aside)
+        path.mkdir()  # where there is nothing, SQLite makes a new database
+        yield
+        path.rmdir()
+        aside.rename(path)
+
     asked(f"CREATE TABLE orders ({columns})")
     return SinkWorld(
         sink=lambda: sink(path, "orders"),
@@ -75,6 +94,7 @@ def sqlite_world(
         standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_orders"),
         expected=as_sqlite,
         lose=lose,
+        away=away,
     )
 
 
@@ -106,6 +126,14 @@ def as_sqlite(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in row.items()}
 
 
+class Silent(BaseHTTPRequestHandler):
+    """Hangs up, as long as the API is away."""
+
+    def do_PUT(self) -> None: ...
+
+    def do_HEAD(self) -> None: ...
+
+
 class TestHttpSink(SinkContract):
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
@@ -121,15 +149,70 @@ class TestHttpSink(SinkContract):
             yield
             api.forget_answers = False
 
+        @contextlib.contextmanager
+        def away() -> Iterator[None]:
+            handler, api.RequestHandlerClass = api.RequestHandlerClass, Silent
+            yield
+            api.RequestHandlerClass = handler
+
         yield lambda schema: SinkWorld(
             sink=lambda: HttpSink(api.url, stage=tmp_path),
             visible=visible,
-            standing=lambda: [path.name for path in tmp_path.iterdir()],
+            standing=lambda: [path.name for path in tmp_path.glob("*.arrow")],
             expected=lambda row: json.loads(json.dumps(row, default=str)),
             lost_answer=lost_answer,
+            away=away,
         )
         api.shutdown()
         api.server_close()
+
+
+class VersionSink(IdempotentSink):
+    """The store remembers the last batch of each query, as Delta does by its txnVersion."""
+
+    kind = "versions"
+
+    def __init__(self, path: Path, stage: Path) -> None:
+        super().__init__(stage, writers=1)
+        self._store = path
+
+    def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
+        values = [tuple(row.values()) for batch in rows for row in batch.to_pylist()]
+        with contextlib.closing(sqlite3.connect(self._store, timeout=60)) as db, db:
+            is_newer = db.execute(
+                "INSERT INTO versions VALUES (?, ?) ON CONFLICT (app) DO UPDATE "
+                "SET batch = excluded.batch WHERE excluded.batch > batch",
+                [branch_id.owner.prefix, branch_id.batch_id],
+            ).rowcount
+            if is_newer:
+                db.executemany("INSERT INTO orders VALUES (?, ?)", values)
+
+
+class TestVersionSink(SinkContract):
+    most_kills = 4
+
+    @pytest.fixture
+    def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
+        path = tmp_path / "store.db"
+
+        def asked(query: str) -> list[Any]:
+            with contextlib.closing(sqlite3.connect(path, timeout=60)) as db, db:
+                return db.execute(query).fetchall()
+
+        asked("CREATE TABLE orders (id, name)")
+        asked("CREATE TABLE versions (app PRIMARY KEY, batch)")
+        return lambda schema: SinkWorld(
+            sink=lambda: VersionSink(path, tmp_path),
+            visible=lambda: [
+                {"id": id_, "name": name} for id_, name in asked("SELECT * FROM orders")
+            ],
+            standing=lambda: [path.name for path in tmp_path.glob("*.arrow")],
+            one_branch_a_batch=True,
+        )
+
+    @pytest.mark.parametrize("name", [])
+    def test_rows_of_type(self, name: str) -> None:
+        """As SQLite's."""
 
 
 WRONG = """
@@ -283,6 +366,25 @@ def killed_between_the_lines(folder: Path, source: str, module: str = "lazy_sink
     return said
 
 
+def test_commit_that_prints(tmp_path: Path) -> None:
+    """What a sink says on its standard output is not taken for the answer of its process."""
+    source = lazy_sink().replace("self._connect()\n", "self._connect(); print('made')\n")
+    assert "too much: {'id': 0" in killed_between_the_lines(tmp_path, source)
+
+
+def test_process_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verb that waits for what the test's own process holds ends the test, with what it said."""
+    monkeypatch.setattr(sink_process, "PATIENCE_S", 5.0)
+    world = sqlite_world(tmp_path / "shop.db", SCHEMA)
+    sink = world.sink()
+    sink.validate(SCHEMA)
+    lock = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    with contextlib.closing(lock):
+        lock.execute("BEGIN IMMEDIATE")
+        with pytest.raises(AssertionError, match="abort in another process does not end in 5 s"):
+            sink_process.in_other_process(sink, "abort", branch())
+
+
 def lazy_sink(settings: int = 1) -> str:
     lines = "\n".join(f"            client.append({n})" for n in range(settings))
     return LAZY_SINK.replace("SETTINGS", lines)
@@ -308,7 +410,7 @@ def test_commit_that_outlives_its_kills(tmp_path: Path) -> None:
             pass
 """
     source = lazy_sink().replace("self._connect()\n", shorter)
-    assert "outlived" in killed_between_the_lines(tmp_path, source)
+    assert "ended before the line" in killed_between_the_lines(tmp_path, source)
 
 
 @pytest.mark.parametrize(

@@ -28,27 +28,22 @@ import pytest
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
-    PreparedBranchLostError,
     SparkOnceError,
 )
 from sparkonce.model import Committable, Owner
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import chosen
-from sparkonce.testing.sink_verbs import BRANCH, A, B, SinkVerbs, at_once
-from sparkonce.testing.sink_world import (
-    OWNER,
-    SinkWorld,
-    Stage,
-    branch,
+from sparkonce.testing.sink_process import (
+    commit_behind_another,
     in_other_process,
     lines_of_commit,
-    lists_branches,
-    rows_of,
 )
+from sparkonce.testing.sink_verbs import BRANCH, A, B, SinkVerbs, at_once, needs_many_branches
+from sparkonce.testing.sink_world import OWNER, SinkWorld, Stage, branch, lists_branches, rows_of
 
 _UTC = dt.UTC
 _TRIES = 5
-"""How often a commit may run fewer lines than the one before, and so miss its kill."""
+"""How often a commit may run fewer lines than the one before, and so miss its line."""
 
 TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     "boolean": (pa.bool_(), [True, False]),
@@ -67,6 +62,13 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
         [
             dt.datetime(1969, 12, 31, 23, 59, 59, 999999, _UTC),
             dt.datetime(2026, 1, 1, tzinfo=_UTC),
+        ],
+    ),
+    "timestamp of a zone": (
+        pa.timestamp("us", tz="America/New_York"),
+        [  # both at half past one by the clock
+            dt.datetime(2026, 11, 1, 5, 30, tzinfo=_UTC),
+            dt.datetime(2026, 11, 1, 6, 30, tzinfo=_UTC),
         ],
     ),
     "timestamp_ntz": (pa.timestamp("us"), [dt.datetime(2026, 1, 1, 1, 2, 3, 4)]),  # noqa: DTZ001
@@ -96,7 +98,8 @@ class SinkContract(SinkVerbs):
     Attributes:
         large_rows: in the largest branch.
         parallel: how many branches are written at once.
-        most_kills: at how many lines of `commit` a process is killed.
+        most_kills: at how many lines of `commit` a process is killed, or stands still.
+        stands_s: how long it stands there for another commit, which may have to wait for it.
     """
 
     # -- attempts, passes and tokens ---------------------------------------------------------------
@@ -143,6 +146,8 @@ class SinkContract(SinkVerbs):
     @pytest.mark.parametrize("part", APART)
     def test_branches_one_part_apart(self, stage: Stage, sink: AnySink, part: str) -> None:
         """Neither the rows nor the proof of a branch stand for another one, whatever differs."""
+        if part in {"token", "pass"}:
+            needs_many_branches(stage)
         stage.commit(sink, stage.prepare(sink, BRANCH, A))
         stage.sweep(sink)
         stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
@@ -196,31 +201,42 @@ class SinkContract(SinkVerbs):
 
     def test_process_killed_between_the_lines_of_commit(self, stage: Stage, sink: AnySink) -> None:
         """Wherever in its own code a commit is killed, the next one brings the rows once."""
-        # The first one in a target may have more to do than those that are killed.
-        stage.commit(sink, stage.prepare(sink, branch(0, batch_id=0), A))
-        committables = stage.prepare(sink, branch(1, batch_id=1), A)
-        sink.close()
-        places = lines_of_commit(sink, committables)
-        seen = [A, A]
-        for line in chosen(places, self.most_kills):
-            killed_at = line
-            for _ in range(_TRIES):
-                n = len(seen)
-                committables = stage.prepare(sink, branch(n, batch_id=n), A)
-                sink.close()
-                outlived = lines_of_commit(sink, committables, killed_at=killed_at)
-                stage.commit(sink, committables)
-                seen.append(A)
-                stage.sees(*seen)
-                if not outlived:
-                    break
-                killed_at = min(killed_at, len(outlived))  # a poll takes more or fewer lines
-            else:
-                raise AssertionError(
-                    f"{_TRIES} commits outlived their kill: each ran fewer lines than the one "
-                    f"before, the last one {len(outlived)}, so nothing is proven for what it is "
-                    "killed in: let commits of equal branches take equal steps"
-                )
+
+        def killed(committables: list[Committable], line: int) -> list[int]:
+            places = lines_of_commit(sink, committables, killed_at=line)
+            stage.commit(sink, committables)
+            return places
+
+        self._at_each_line(stage, sink, killed)
+
+    def test_commit_that_goes_on_behind_another_one(self, stage: Stage, sink: AnySink) -> None:
+        """A paused driver goes on from the middle of its commit, when its successor has completed.
+
+        Wherever in its own code it stood still, the rows come once.
+        """
+        successor = stage.sink()
+        gone_by = 0
+
+        def behind(committables: list[Committable], line: int) -> list[int]:
+            def commit_and_sweep() -> None:
+                stage.commit(successor, committables)
+                stage.sweep(successor)
+
+            nonlocal gone_by
+            places, is_gone_by = commit_behind_another(
+                sink, committables, line, commit_and_sweep, stands_s=self.stands_s
+            )
+            gone_by += is_gone_by
+            if places:  # it was made once, and may not know its outcome
+                commit_and_sweep()
+            return places
+
+        self._at_each_line(stage, sink, behind)
+        assert gone_by, (
+            f"wherever a commit stood still, another one of the same branch took {self.stands_s} s "
+            "or more, so nothing is proven: give the contract a higher stands_s"
+        )
+        stage.nothing_left_by_sweep(sink)
 
     def test_other_process_aborts(self, stage: Stage, sink: AnySink) -> None:
         """The next driver aborts what nobody decided."""
@@ -247,6 +263,7 @@ class SinkContract(SinkVerbs):
 
     def test_concurrent_branches(self, stage: Stage, sink: AnySink) -> None:
         """Tasks that write side by side, each with its own object: every row comes once."""
+        needs_many_branches(stage)
         sinks = [stage.sink() for _ in range(self.parallel)]
         parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
         tasks = at_once(
@@ -258,6 +275,7 @@ class SinkContract(SinkVerbs):
 
     def test_commits_in_parallel(self, stage: Stage, sink: AnySink) -> None:
         """One object commits many batches' branches from several threads."""
+        needs_many_branches(stage)
         parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
         prepared = [
             stage.prepare(sink, branch(n, batch_id=n), part) for n, part in enumerate(parts)
@@ -267,6 +285,7 @@ class SinkContract(SinkVerbs):
 
     def test_commit_of_a_batch_gives_an_outcome_for_each(self, stage: Stage, sink: AnySink) -> None:
         """Of a batch one branch is gone: its outcome says so, and the others are committed."""
+        needs_many_branches(stage)
         parts = {1: A, 2: B}
         tasks = [stage.task(sink, branch(attempt), rows) for attempt, rows in parts.items()]
         committables = stage.vote(sink, *tasks)
@@ -341,32 +360,6 @@ class SinkContract(SinkVerbs):
         assert replace(found, batch_id=made.batch_id) == made
         assert found.batch_id in {None, made.batch_id}
 
-    # -- what the world can do ---------------------------------------------------------------------
-
-    def test_lost_branch_is_told(self, stage: Stage, sink: AnySink) -> None:
-        """A prepared branch that somebody destroyed is lost, and never called committed."""
-        lose = stage.world.lose
-        if lose is None:
-            pytest.skip("the world gives no lose=")
-        committables = stage.prepare(sink, BRANCH, A)
-        for committable in committables:
-            lose(committable)
-        with pytest.raises(PreparedBranchLostError):
-            stage.commit(stage.sink(), committables)
-        stage.sees()
-
-    def test_answer_to_a_commit_is_lost(self, stage: Stage, sink: AnySink) -> None:
-        """The commit has landed and says that it does not know; asked again, it proves it."""
-        lost_answer = stage.world.lost_answer
-        if lost_answer is None:
-            pytest.skip("the world gives no lost_answer=")
-        committables = stage.prepare(sink, BRANCH, A)
-        with lost_answer():
-            outcomes = sink.commitBatch(committables)
-        assert all(e is None or isinstance(e, CommitUnresolvedError) for e in outcomes), outcomes
-        stage.commit(sink, committables)
-        stage.sees(A)
-
     # -- what lasts --------------------------------------------------------------------------------
 
     def test_name_and_target_are_lasting(self, stage: Stage) -> None:
@@ -411,6 +404,42 @@ class SinkContract(SinkVerbs):
             stage.sees(rows)
 
     # -- helpers -----------------------------------------------------------------------------------
+
+    def _at_each_line(
+        self, stage: Stage, sink: AnySink, meet: Callable[[list[Committable], int], list[int]]
+    ) -> None:
+        """Let commits meet something, each before another line of the sink's own code.
+
+        Args:
+            stage: of the test.
+            sink: prepares.
+            meet: has the branches committed, and a commit of them in another process meet it
+                before the line. It returns that one's places where it ended before the line.
+        """
+        # The first one in a target may have more to do than those that follow.
+        stage.commit(sink, stage.prepare(sink, branch(0, batch_id=0), A))
+        committables = stage.prepare(sink, branch(1, batch_id=1), A)
+        sink.close()
+        places = lines_of_commit(sink, committables)
+        seen = [A, A]
+        for chosen_line in chosen(places, self.most_kills):
+            line = chosen_line
+            for _ in range(_TRIES):
+                n = len(seen)
+                committables = stage.prepare(sink, branch(n, batch_id=n), A)
+                sink.close()
+                ended = meet(committables, line)
+                seen.append(A)
+                stage.sees(*seen)
+                if not ended:
+                    break
+                line = min(line, len(ended))  # a poll takes more or fewer lines
+            else:
+                raise AssertionError(
+                    f"{_TRIES} commits ended before the line at which they were to be met: each "
+                    f"ran fewer lines than the one before, the last one {len(ended)}, so nothing "
+                    "is proven: let commits of equal branches take equal steps"
+                )
 
     @staticmethod
     def _elsewhere(

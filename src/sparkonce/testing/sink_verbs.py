@@ -1,9 +1,10 @@
-"""The first half of `SinkContract`: each verb in and out of order, twice, and aborted."""
+"""The first half of `SinkContract`: each verb in and out of order, twice, aborted, and failing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Barrier
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from sparkonce.errors import ProtocolError, SparkOnceError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    ProtocolError,
+    SparkOnceError,
+)
+from sparkonce.model import Committable
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, rows_of
 
@@ -34,12 +41,18 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
         return [done.result() for done in [pool.submit(run, call) for call in calls]]
 
 
+def needs_many_branches(stage: Stage) -> None:
+    if stage.world.one_branch_a_batch:
+        pytest.skip("the target takes one branch of each batch, in their order")
+
+
 class SinkVerbs:
     """What `SinkContract` inherits; see there."""
 
     large_rows: ClassVar[int] = 50_000
     parallel: ClassVar[int] = 4
     most_kills: ClassVar[int] = 12
+    stands_s: ClassVar[float] = 1.0
 
     @pytest.fixture
     def make_world(self) -> Callable[[pa.Schema], SinkWorld]:
@@ -83,9 +96,10 @@ class SinkVerbs:
 
     def test_equal_rows_are_all_kept(self, stage: Stage, sink: AnySink) -> None:
         """A sink drops no row because it has one like it."""
-        tasks = [stage.task(sink, branch(n), A, A) for n in (1, 2)]
+        attempts = (1,) if stage.world.one_branch_a_batch else (1, 2)
+        tasks = [stage.task(sink, branch(n), A, A) for n in attempts]
         stage.commit(sink, stage.vote(sink, *tasks))
-        stage.sees(A, A, A, A)
+        stage.sees(*[A, A] * len(attempts))
 
     def test_one_batch_after_the_other(self, stage: Stage, sink: AnySink) -> None:
         """Each commit adds its own batch and leaves those before it alone."""
@@ -97,6 +111,7 @@ class SinkVerbs:
 
     def test_commits_come_in_another_order_than_prepares(self, stage: Stage, sink: AnySink) -> None:
         """A later branch is committed first; each commit shows its own rows only."""
+        needs_many_branches(stage)
         first = stage.prepare(sink, branch(1, batch_id=1), A)
         second = stage.prepare(sink, branch(2, batch_id=2), B)
         stage.commit(sink, second)
@@ -227,6 +242,7 @@ class SinkVerbs:
         stage.commit(sink, committables)
         stage.abort(sink, committables)
         stage.abort(stage.sink(), committables)
+        self._is_not_lost(stage.sink(), committables)
         stage.sees(A)
 
     def test_abort_by_the_branch_id_never_undoes_a_commit(
@@ -237,6 +253,7 @@ class SinkVerbs:
         stage.commit(sink, committables)
         for committable in committables:
             sink.abort(committable.branch_id)
+        self._is_not_lost(sink, committables)
         stage.sees(A)
 
     def test_replay_of_an_aborted_batch(self, stage: Stage, sink: AnySink) -> None:
@@ -278,3 +295,67 @@ class SinkVerbs:
         stage.sweep(sink)
         stage.sees()
         stage.nothing_stands()
+
+    # -- what the world can do ---------------------------------------------------------------------
+
+    def test_lost_branch_is_told(self, stage: Stage, sink: AnySink) -> None:
+        """A prepared branch that somebody destroyed is lost, and never called committed."""
+        lose = stage.world.lose
+        if lose is None:
+            pytest.skip("the world gives no lose=")
+        committables = stage.prepare(sink, BRANCH, A)
+        for committable in committables:
+            lose(committable)
+        with pytest.raises(PreparedBranchLostError):
+            stage.commit(stage.sink(), committables)
+        stage.sees()
+
+    def test_answer_to_a_commit_is_lost(self, stage: Stage, sink: AnySink) -> None:
+        """The commit has landed and says that it does not know; asked again, it proves it."""
+        lost_answer = stage.world.lost_answer
+        if lost_answer is None:
+            pytest.skip("the world gives no lost_answer=")
+        committables = stage.prepare(sink, BRANCH, A)
+        with lost_answer() as lost:
+            outcomes = sink.commitBatch(committables)
+        assert lost or any(outcomes), (
+            "no answer was lost: world.lost_answer() must lose those to the client of commit"
+        )
+        assert all(e is None or isinstance(e, CommitUnresolvedError) for e in outcomes), outcomes
+        stage.sees(A)
+        stage.commit(sink, committables)
+        stage.sees(A)
+
+    def test_target_that_is_away(self, stage: Stage, sink: AnySink) -> None:
+        """What is prepared stays so; what cannot be prepared says it; no outcome is made up."""
+        away = stage.world.away
+        if away is None:
+            pytest.skip("the world gives no away=")
+        decided, gone = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
+        sink.close()
+        late: list[Committable] = []
+        with away():
+            with suppress(Exception):
+                late = stage.prepare(sink, branch(3, batch_id=3), B)
+            for error in sink.commitBatch(decided):
+                assert isinstance(error, CommitUnresolvedError), (
+                    f"commit said {error!r} while the target was away: whether it has the rows is "
+                    "not known, so raise CommitUnresolvedError, or let the client's error pass"
+                )
+            with suppress(Exception):  # then it is aborted again
+                stage.abort(sink, gone)
+        sink.close()
+        stage.commit(sink, decided)
+        stage.commit(sink, late)
+        stage.abort(sink, gone)
+        stage.sees(A, *([B] if late else ()))
+        stage.nothing_left_by_sweep(sink)
+
+    @staticmethod
+    def _is_not_lost(sink: AnySink, committables: Sequence[Committable]) -> None:
+        """That what was committed is still committed, or not known."""
+        for error in sink.commitBatch(committables):
+            assert error is None or isinstance(error, CommitUnresolvedError), (
+                "a branch that was committed, and then aborted, is not lost, and its rows must not "
+                f"be written again: abort has to leave the proof alone ({error!r})"
+            )

@@ -1,9 +1,7 @@
-"""A sink's world as `SinkContract` sees it: the sink, its target from outside, a second process.
+"""A sink's world as `SinkContract` sees it: the sink, and its target from outside.
 
-SinkWorld          what a user gives: how to make the sink, and what an outsider sees
-Stage              takes branches through the verbs as the coordinator does
-in_other_process   runs a verb in a real second process, which may be killed at its end
-lines_of_commit    the lines that a commit runs there, each a place to kill it
+SinkWorld   what a user gives: how to make the sink, and what an outsider sees
+Stage       takes branches through the verbs as the coordinator does
 """
 
 from __future__ import annotations
@@ -11,24 +9,17 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import os
-import pickle
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from sparkonce.errors import CommitUnresolvedError
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink, check_committable
-from sparkonce.testing.commit_lines import LineTrace
 
 Row: TypeAlias = "Mapping[str, Any]"
 
@@ -51,10 +42,18 @@ class SinkWorld:
         shaped: makes of a batch what `write` gets, as Spark would by `select` or `columns`;
             default: the batch.
         lose: destroys a prepared branch as an accident would, so that its commit must say so.
-        lost_answer: a context in which the target carries a commit out and its answer is lost.
+        lost_answer: a context in which the target carries a commit out and its answer is lost. A
+            sink that asks at once what became of it has no error to show: then the context gives a
+            list, which is no longer empty when an answer was lost.
+        away: a context in which the target cannot be reached, or refuses everything.
+        one_branch_a_batch: the target takes one branch of each batch, in the order of the batches,
+            as one does that keeps the number of its last batch: tests that need more are skipped.
         reads_in_order: readers get nothing that was written after the rows of a branch which is
             still open, as in Kafka.
-        settle_s: how long readers may lag behind a commit that has returned, in seconds.
+        refresh: lets readers see what was written so far, such as the refresh of a search index;
+            called before each look.
+        settle_s: where nothing does so: by how many seconds readers lag at most. Each look waits
+            for so long, since what comes twice, or too early, would else come behind it.
     """
 
     sink: Callable[[], AnySink]
@@ -64,7 +63,10 @@ class SinkWorld:
     shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch
     lose: Callable[[Committable], None] | None = None
     lost_answer: Callable[[], contextlib.AbstractContextManager[object]] | None = None
+    away: Callable[[], contextlib.AbstractContextManager[object]] | None = None
+    one_branch_a_batch: bool = False
     reads_in_order: bool = False
+    refresh: Callable[[], object] = lambda: None
     settle_s: float = 0.0
 
 
@@ -108,8 +110,9 @@ class Stage:
         return sink
 
     def write(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Any:
-        """Begin a branch and write the batches; the handle."""
+        """Begin a branch, wait for rows, and write the batches; the handle."""
         handle = sink.beginTransaction(self.named(sink, branch_id))
+        sink.idle(handle)
         for batch in batches:
             sink.write(handle, self.world.shaped(batch))
         return handle
@@ -134,6 +137,16 @@ class Stage:
         return self.vote(sink, self.task(sink, branch_id, *batches))
 
     def commit(self, sink: AnySink, committables: Sequence[Committable]) -> None:
+        """Commit all of a batch, and publish it; twice, as after a crash."""
+        self.commit_all(sink, committables)
+        first = committables[0].branch_id if committables else branch()
+        whole = CommittedBatch(
+            "contract", first.owner, first.batch_id or 0, 0, (), tuple(committables)
+        )
+        for _ in range(2):
+            sink.publishBatch(whole)
+
+    def commit_all(self, sink: AnySink, committables: Sequence[Committable]) -> None:
         """Commit all; repeated, as by the coordinator, while the outcome is unknown."""
         deadline = time.monotonic() + self.patience_s
         left = list(committables)
@@ -181,12 +194,8 @@ class Stage:
         """
         rows = [row for batch in batches for row in batch.to_pylist()]
         wanted = Counter(map(canonical, map(self.world.expected, rows)))
-        deadline = time.monotonic() + self.world.settle_s
-        while True:
-            found = Counter(map(canonical, self.world.visible()))
-            if found == wanted or time.monotonic() >= deadline:
-                break
-            time.sleep(_POLL_S)
+        self._let_readers_see()
+        found = Counter(map(canonical, self.world.visible()))
         assert found == wanted, (
             f"readers should get {wanted.total()} rows and get {found.total()}:\n"
             f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}"
@@ -199,12 +208,15 @@ class Stage:
 
     def nothing_stands(self) -> None:
         """Nothing is open, prepared or staged any more."""
-        deadline = time.monotonic() + self.world.settle_s
-        while (standing := self.world.standing()) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        self._let_readers_see()
+        standing = self.world.standing()
         assert not standing, (
             f"nothing may be left open, prepared or staged, and there is: {list(standing)[:10]}"
         )
+
+    def _let_readers_see(self) -> None:
+        self.world.refresh()
+        time.sleep(self.world.settle_s)
 
     def nothing_left_by_sweep(self, sink: AnySink) -> None:
         """Nothing stands after a sweep; asked only of sinks that can list."""
@@ -248,130 +260,3 @@ def shown(rows: Counter[str], most: int = 5) -> str:
     """The first few rows of a difference, with their counts."""
     listed = [f"{row} x{count}" for row, count in rows.most_common(most)]
     return ", ".join(listed) + (" …" if len(rows) > most else "") if listed else "nothing"
-
-
-# -- a second process ----------------------------------------------------------------------------
-
-Verb: TypeAlias = Literal["write", "task", "commit", "abort"]
-
-
-def in_other_process(
-    sink: AnySink,
-    verb: Verb,
-    *args: Any,
-    is_killed: bool = False,
-    shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
-) -> list[Committable]:
-    """Run a verb in a process of its own, which gets the sink as an executor does.
-
-    Args:
-        sink: pickled, as Spark does.
-        verb: "write" and "task" take a branch id and record batches, "commit" and "abort"
-            committables.
-        args: of the verb.
-        is_killed: SIGKILL it at the end, before it can free anything.
-        shaped: see `SinkWorld`.
-
-    Returns:
-        What "task" prepared.
-
-    Raises:
-        AssertionError: the verb failed there; with its last lines.
-    """
-    if verb in {"write", "task"}:
-        args = (args[0], *map(shaped, args[1:]))
-    ends = {-signal.SIGKILL} if is_killed else {0}
-    said = _said_elsewhere((sink, verb, args, is_killed, None), ends)
-    return [Committable.from_json(value) for value in said.get("prepared", ())]
-
-
-def lines_of_commit(
-    sink: AnySink, committables: Sequence[Committable], *, killed_at: int | None = None
-) -> list[int]:
-    """Each line of the sink's own code that a commit runs in a process that has just begun.
-
-    It opens its connections there, as the process does that is killed.
-
-    Args:
-        sink: pickled, as Spark does.
-        committables: to be committed.
-        killed_at: SIGKILL it before it runs its nth line.
-
-    Returns:
-        For each line, in order, the number of its place, as `LineTrace` has it; none where it was
-        killed.
-
-    Raises:
-        AssertionError: none was seen, so a commit could be killed nowhere.
-    """
-    order: _Order = (sink, "commit", tuple(committables), False, killed_at)
-    said = _said_elsewhere(order, {0, -signal.SIGKILL} if killed_at else {0})
-    if not said:
-        return []
-    places: list[int] = said["places"]
-    kind = type(sink)
-    assert places, (
-        f"no line of commit of {kind.__name__} was seen, so it can be killed nowhere and nothing "
-        f"is proven: write it in Python, in files of the package of {kind.__module__} (or beside "
-        "that module), and run it in the process, though in any thread of it, that calls commit"
-    )
-    return places
-
-
-_Order: TypeAlias = "tuple[AnySink, Verb, tuple[Any, ...], bool, int | None]"
-"""What a second process shall do: sink, verb, its arguments, whether it is killed at the end, and
-before which line it is."""
-
-
-def _said_elsewhere(order: _Order, ends: Collection[int]) -> dict[str, Any]:
-    from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles, without starting it
-
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "sparkonce.testing.sink_world"],
-        input=cloudpickle.dumps(order),
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))},
-        cwd=Path.cwd(),
-        check=False,
-    )
-    assert done.returncode in ends, (
-        f"{order[1]} failed in another process (exit code {done.returncode}): a sink needs "
-        "nothing but what it is pickled with. It said:\n"
-        f"{done.stderr.decode(errors='replace')[-2000:]}"
-    )
-    said: dict[str, Any] = json.loads(done.stdout or "{}")
-    return said
-
-
-def main() -> None:
-    """The second process; its order comes by standard input."""
-    killed_at_line: int | None = None
-
-    def reached(line: int) -> None:
-        if line == killed_at_line:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    trace = LineTrace(reached)
-    sink, verb, args, is_killed, killed_at_line = pickle.load(sys.stdin.buffer)  # noqa: S301 - ours
-    prepared: list[Committable] = []
-    if verb in {"write", "task"}:
-        handle = sink.beginTransaction(args[0])
-        for batch in args[1:]:
-            sink.write(handle, batch)
-        if verb == "task":
-            prepared.append(sink.preCommit(handle))
-    elif verb == "commit":
-        trace.begin(sink)
-        Stage(SinkWorld(lambda: sink, list, list)).commit(sink, args)
-        trace.end()
-    else:
-        for committable in args:
-            sink.abort(committable)
-    said = {"prepared": [committable.to_json() for committable in prepared], "places": trace.places}
-    print(json.dumps(said), flush=True)  # noqa: T201
-    if is_killed:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
