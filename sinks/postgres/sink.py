@@ -115,8 +115,8 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
     Where the sink is the pipeline's only one and the transaction log is in the same database, the
     merge and the log's record are committed in one transaction instead.
 
-    The table ``sparkonce_commits`` in the target's schema has a row for each committed batch; with
-    mode="prepared" for each task of it.
+    The table ``sparkonce_commits`` in the target's schema has a row for each committed batch with
+    rows; with mode="prepared" for each task of it.
 
     Args:
         conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. It reaches the executors,
