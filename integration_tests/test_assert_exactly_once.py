@@ -164,6 +164,7 @@ class TasksSink(SqliteSink):
         (RepeatingSink, 1, r"[1-9]\d* too often"),
         (TasksSink, [Kill("return.before", "all")], r"[1-9]\d* rows lost"),
     ],
+    ids=["commit", "driver"],
 )
 def test_mistake_that_only_a_query_shows(
     shop: Shop, tmp_path: Path, sink: type[SqliteSink], kills: int | Sequence[Kill], told: str

@@ -19,8 +19,9 @@
 
 The verbs of one task share a handle, which never leaves that process and never has to pickle.
 `commit` and `abort` take lasting values only, so that normal running and recovery share one path:
-they may run in another process, days later, twice, or at the same time for different branches (so
-they must be safe to call from several threads). They, `find_branches` and `publishBatch` may be
+they may run in another process, days later, twice, or at the same time: for different branches (so
+they must be safe to call from several threads), and in another process for the same one, of which
+a driver that stood still may go on from the middle. They, `find_branches` and `publishBatch` may be
 called in a sink that was never validated.
 
 What a sink promises:
