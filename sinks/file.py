@@ -187,7 +187,7 @@ def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> Non
     Raises:
         PrepareRejectedError: it is another folder.
     """
-    if expected is not None and not (folder / f"{_ID}{expected}").exists():
+    if expected is not None and not is_there(folder / f"{_ID}{expected}"):
         raise PrepareRejectedError(
             f"the folder {folder} on {socket.gethostname()} is not the one that the driver has: "
             "put it on a file system that driver and executors share, at the same path",

@@ -55,7 +55,7 @@ from sparkonce.sinks.postgres.merge import (
     duplicate_told,
     statements,
 )
-from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared, standby_away
+from sparkonce.sinks.postgres.server import await_standbys, end_prepared, is_committed, standby_away
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
@@ -64,7 +64,6 @@ from sparkonce.sinks.postgres.sql import (
     TO_WRITE,
     Timeouts,
     end_holders,
-    find_marker,
     insert_marker,
     prepare,
     qualified,
@@ -271,7 +270,7 @@ class Merger:
         is_done = held is not None and self._commit_held(held)
         try:
             is_done = is_done or (self._merge.prepared and self._commit_prepared())  # 1
-            if not (is_done or self._pool.run(self._is_committed_here)):  # else 2
+            if not (is_done or self._is_committed()):  # else 2
                 self._merge_again()  # 3
             self._await_standbys()
         except psycopg.Error as error:  # 6
@@ -288,30 +287,13 @@ class Merger:
         except pg.UndefinedObject:
             return False
         except pg.FeatureNotSupported:  # it stands, in another database
-            self._pool.run(self._is_committed_here)
+            self._is_committed()
             raise
         return True
 
-    def _is_committed_here(self, connection: PgConnection) -> bool:
-        """On one connection, since the next one may lead to another server.
-
-        The marker came with the rows, wherever it is: a dump, pg_upgrade or a replica has both or
-        none of them. That it is absent proves something only on the server that held the branch.
-        """
-        server = Server.ask(connection)
-        told = server.why_not(self._merge.system, self._merge.database)
-        if server.is_standby:
-            self._unresolved(str(told))
-        try:
-            query = find_marker(self._merge.schema, self._branch_id)
-            if connection.execute(query).fetchone() is not None:
-                return True
-        except pg.UndefinedTable:
-            if told is None:
-                raise
-        if told is not None:
-            self._unresolved(f"{told}, or {settle_command(self._branch_id)}")
-        return False
+    def _is_committed(self) -> bool:
+        asked = (self._timeouts, self._merge, self._what, self._branch_id)
+        return self._pool.run(lambda connection: is_committed(connection, *asked))
 
     def _merge_again(self) -> None:
         def attempt(connection: PgConnection) -> None:
@@ -334,7 +316,7 @@ class Merger:
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
         except psycopg.Error as error:
             missing = self._missing_staging(error)
-            if self._pool.run(self._is_committed_here):  # 4
+            if self._is_committed():  # 4
                 return
             if missing:
                 self._lost(missing, error)  # 5

@@ -30,7 +30,7 @@ from psycopg import errors as pg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, JsonValue
 from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.catalog import Target
@@ -40,21 +40,24 @@ from sparkonce.sinks.postgres.connections import (
     PgConnection,
     Pool,
     retrying,
-    roll_back,
     warnings_of,
 )
 from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import Merge, duplicate_key, duplicate_told, statements
-from sparkonce.sinks.postgres.server import Server, await_standbys, end_prepared, standby_away
+from sparkonce.sinks.postgres.server import (
+    Server,
+    await_standbys,
+    end_prepared,
+    is_committed,
+    standby_away,
+)
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
     MARKER_TABLE,
-    READ_COMMITTED,
     Timeouts,
     copy_into,
     drop_staging,
-    find_marker,
     insert_marker,
     prepare,
     qualified,
@@ -250,33 +253,11 @@ class Finisher:
         try:
             end_prepared(connection, str(branch_id), self._timeouts)  # 1
         except (pg.UndefinedObject, pg.FeatureNotSupported) as error:
-            # On this connection, since the next one may lead to another server.
-            server = Server.ask(connection)
-            told = server.why_not(held.system, held.database)
-            # The marker came with the rows, wherever it is; see `merging`.
-            if server.is_standby or not self._is_marked(
-                connection, branch_id, held, told
-            ):  # else 2
-                if told is not None:  # 4
-                    advice = f", or {settle_command(branch_id)}" * (not server.is_standby)
-                    raise CommitUnresolvedError(f"{what}: {told}{advice}", branch_id) from None
+            if not is_committed(connection, self._timeouts, held, what, branch_id):  # 2, 4
                 if isinstance(error, pg.FeatureNotSupported):  # it stands, in another database
                     raise
                 self._lost(what, branch_id, held)  # 3
         await_standbys(connection, self._timeouts, held.schema, branch_id)
-
-    def _is_marked(
-        self, connection: PgConnection, branch_id: BranchId, held: Prepared, elsewhere: str | None
-    ) -> bool:
-        try:
-            connection.execute(script(READ_COMMITTED, settings(self._timeouts)))
-            return connection.execute(find_marker(held.schema, branch_id)).fetchone() is not None
-        except pg.UndefinedTable:
-            if elsewhere is None:
-                raise
-            return False
-        finally:
-            roll_back(connection)
 
     def _lost(self, what: str, branch_id: BranchId, held: Prepared) -> NoReturn:
         raise PreparedBranchLostError(

@@ -10,22 +10,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
-from psycopg import sql
+from psycopg import errors, sql
 from psycopg.rows import namedtuple_row
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import CommitUnresolvedError, ConfigurationError, settle_command
 from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.catalog import system_identifier
-from sparkonce.sinks.postgres.connections import PgConnection, limited, warnings_of
+from sparkonce.sinks.postgres.connections import PgConnection, limited, roll_back, warnings_of
 from sparkonce.sinks.postgres.sql import (
     COMMIT,
     READ_COMMITTED,
     WRITE_NOTHING,
     Timeouts,
     commit_prepared,
+    find_marker,
     require_marker,
     script,
     settings,
@@ -44,6 +45,19 @@ _ASK = """
         current_setting('synchronous_commit') AS synchronous_commit,
         current_setting('synchronous_standby_names') AS synchronous_standby_names
 """
+
+
+class Held(Protocol):
+    """Where a branch was prepared."""
+
+    @property
+    def schema(self) -> str: ...
+
+    @property
+    def system(self) -> str: ...
+
+    @property
+    def database(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +214,37 @@ def await_standbys(
             "committed, but no standby in synchronous_standby_names has confirmed it within "
             f"{patience_s:g} s, so a failover would take it back; let the standby run"
         )
+
+
+def is_committed(
+    connection: PgConnection, timeouts: Timeouts, held: Held, what: str, branch_id: BranchId
+) -> bool:
+    """Whether the marker row of a branch is there that does not stand prepared any more.
+
+    On one connection, since the next one may lead to another server. The marker came with the rows,
+    wherever it is: a dump, pg_upgrade or a replica has both or none of them. That it is absent
+    proves something only on the server that held the branch.
+
+    Raises:
+        CommitUnresolvedError: this server proves nothing; `what` stands before the reason.
+    """
+    server = Server.ask(connection)
+    told = server.why_not(held.system, held.database)
+    if server.is_standby:
+        raise CommitUnresolvedError(f"{what}: {told}", branch_id) from None
+    try:
+        connection.execute(script(READ_COMMITTED, settings(timeouts)))
+        if connection.execute(find_marker(held.schema, branch_id)).fetchone() is not None:
+            return True
+    except errors.UndefinedTable:
+        if told is None:
+            raise
+    finally:
+        roll_back(connection)
+    if told is not None:
+        told = f"{told}, or {settle_command(branch_id)}"
+        raise CommitUnresolvedError(f"{what}: {told}", branch_id) from None
+    return False
 
 
 def standby_away(warnings: Sequence[str]) -> str:
