@@ -72,8 +72,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-PARALLEL_BRANCHES = 16
+_PARALLEL = 16
 
+ItemT = TypeVar("ItemT")
 OutcomeT = TypeVar("OutcomeT")
 HandleT = TypeVar("HandleT")
 """What a sink holds open while one task writes: a producer, a connection, an upload."""
@@ -90,13 +91,18 @@ def quoted(name: str) -> str:
 
 
 def at_once(
-    outcome_of: Callable[[Committable], OutcomeT], branches: Sequence[Committable]
+    action: Callable[[ItemT], OutcomeT], items: Iterable[ItemT], most: int = _PARALLEL
 ) -> list[OutcomeT]:
-    """The outcome of each branch, in their order; several are asked for at a time."""
-    if len(branches) <= 1:
-        return [outcome_of(branch) for branch in branches]
-    with ThreadPoolExecutor(min(PARALLEL_BRANCHES, len(branches))) as pool:
-        return list(pool.map(outcome_of, branches))
+    """What the action gives for each item, in their order; so many at a time.
+
+    Every one comes to its end before the first error of any is raised.
+    """
+    work = list(items)
+    if len(work) <= 1:
+        return [action(item) for item in work]
+    with ThreadPoolExecutor(min(most, len(work))) as pool:
+        futures = [pool.submit(action, item) for item in work]
+    return [future.result() for future in futures]
 
 
 class TwoPhaseCommitSink(ABC, Generic[HandleT]):

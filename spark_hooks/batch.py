@@ -15,7 +15,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -28,7 +27,7 @@ from pyspark.sql.types import StructField, StructType
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
 from sparkonce.sinks.arrow_types import in_zone
-from sparkonce.sinks.base import AnySink, quoted
+from sparkonce.sinks.base import AnySink, at_once, quoted
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (
@@ -104,8 +103,7 @@ class SparkBatch:
                     f"{sink!r} cannot be used: {type(error).__name__}: {error}"
                 ) from error
 
-        with ThreadPoolExecutor(len(self._sinks)) as pool:
-            list(pool.map(check, self._sinks, schemas))
+        at_once(lambda pair: check(*pair), zip(self._sinks, schemas, strict=True))
         for sink in self._sinks:  # what `validate` found out travels with it
             check_pickles(sink)
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.txn_log import local_path
 
 
 class _Files(Protocol):
@@ -77,14 +77,6 @@ class LostCheckpoint:
         return self._committed
 
 
-def local_path(location: str) -> Path | None:
-    """The path of a location on a local disk; None for one that is elsewhere."""
-    url = urlsplit(location)
-    if url.scheme not in {"", "file"} or url.netloc not in {"", "localhost"}:
-        return None
-    return Path(unquote(url.path) if url.scheme else location)
-
-
 def _open(location: str, *, start_jvm: bool) -> _Files:
     path = local_path(location)
     if path is not None:
@@ -96,7 +88,7 @@ def _open(location: str, *, start_jvm: bool) -> _Files:
         )
     from sparkonce.txn_log import jvm  # noqa: PLC0415 - needs PySpark
 
-    return jvm.hadoop_folder(location)
+    return jvm.hadoop_folder(location, f"checkpoint:{location}")
 
 
 class _Disk:

@@ -30,7 +30,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -60,7 +59,13 @@ from sparkonce.model import (
     CommittedBatch,
     TransactionId,
 )
-from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink, check_committable
+from sparkonce.sinks.base import (
+    AnySink,
+    OnePhaseSink,
+    TwoPhaseCommitSink,
+    at_once,
+    check_committable,
+)
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.spark_hooks.ruled import End, end_ruled
@@ -77,7 +82,6 @@ ResultT = TypeVar("ResultT")
 CommitPolicy: TypeAlias = Literal["prepared", "checkpoint"]
 """When a batch is decided: once it is prepared, or once Spark's checkpoint has it too."""
 
-_PARALLEL_BRANCHES = 16
 _FORGET_EVERY_BATCHES = 64
 _MOST_REWRITES = 3
 _NO_REPLAY = "Spark does not replay the batch any more"
@@ -523,7 +527,7 @@ class Coordinator:
         by_sink: dict[str, list[Committable]] = {}
         settled: list[Committable] = []
         for committable in sorted(record.committables(), key=lambda c: c.safe_until or math.inf):
-            if record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}:
+            if record.is_ruled_out(committable):
                 settled.append(committable)
                 continue
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
@@ -708,7 +712,7 @@ class Coordinator:
                 committables=tuple(
                     c
                     for c in share.committables
-                    if record.ruling(c) in {None, Ruling.REDO} or c.branch_id in visible
+                    if not record.is_ruled_out(c) or c.branch_id in visible
                 ),
             )
             self._until_known(
@@ -778,11 +782,10 @@ class Coordinator:
         record = self._log.find(
             TransactionId(self.incarnation.pipeline, branch_id.owner.query_id, branch_id.batch_id)
         )
-        if record is None or record.state not in {State.COMPLETE, State.SETTLED}:
+        if record is None or not record.state.is_finished:
             return False
         for committable in record.committables():
-            ruled_out = record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}
-            if committable.branch_id == branch_id and not ruled_out:
+            if committable.branch_id == branch_id and not record.is_ruled_out(committable):
                 sink.commit(committable)
                 logger.error(
                     "%s is complete, and %s was found prepared in %r: its server went back in "
@@ -798,15 +801,7 @@ class Coordinator:
     # -- helpers that hold no choices --------------------------------------------------------------
 
     def _all(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
-        """Run `action` on all items at once; wait for every one, then raise the first error."""
-        work = list(items)
-        if len(work) == 1:
-            action(work[0])
-            return
-        with ThreadPoolExecutor(min(_PARALLEL_BRANCHES, max(len(work), 1))) as pool:
-            futures = [pool.submit(action, item) for item in work]
-        for future in futures:
-            future.result()
+        at_once(action, items)
 
     def _patiently(
         self,

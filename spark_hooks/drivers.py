@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _PROC: Final = Path("/proc")
-_NAME = re.compile(r".*:(?P<pid>\d+)@(?P<space>[0-9a-f]{8})(\.(?P<ticks>\d+))?")
-"""Earlier versions wrote no ticks, and know nothing of a driver that has them."""
-_CLOCKS_DIFFER_S = 2.0
+_NAME = re.compile(r".*:(?P<pid>\d+)@(?P<space>[0-9a-f]{8})\.(?P<ticks>\d+)")
 
 
 class _Process(NamedTuple):
@@ -33,8 +31,8 @@ def this_driver() -> str:
     return f"{name}@{space}.{process.ticks}" if space and process else name
 
 
-def is_running(driver: str, since: float) -> bool | None:
-    """Whether the driver that began before `since` (Unix time in seconds) runs; None: not known.
+def is_running(driver: str) -> bool | None:
+    """Whether the driver runs; None: not known.
 
     A process that is stopped runs: it may go on at any moment.
     """
@@ -44,13 +42,7 @@ def is_running(driver: str, since: float) -> bool | None:
     process = _look_at(match["pid"])
     if process is None:
         return False if _is_gone(int(match["pid"])) else None
-    if process.state in "ZX":
-        return False
-    if match["ticks"] is not None:
-        return process.ticks == int(match["ticks"])
-    began = _unix_time(process.ticks)
-    # A later begin may be another process, or this one after the clock was set forward.
-    return True if began is not None and began <= since + _CLOCKS_DIFFER_S else None
+    return process.state not in "ZX" and process.ticks == int(match["ticks"])
 
 
 def _pid_space() -> str:
@@ -84,13 +76,3 @@ def _is_gone(pid: int) -> bool:
     except OSError:
         return False
     return False
-
-
-def _unix_time(ticks: int) -> float | None:
-    """Of so long after the boot, by the clock as it is now."""
-    try:
-        stat = (_PROC / "stat").read_text()
-    except OSError:
-        return None
-    boot_time = re.search(r"^btime (\d+)$", stat, re.MULTILINE)
-    return None if boot_time is None else int(boot_time[1]) + ticks / os.sysconf("SC_CLK_TCK")

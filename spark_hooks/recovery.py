@@ -118,7 +118,7 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
             failures[sink.name] = failed[0]
     # After the sinks were asked: what was decided meanwhile is no orphan.
     named = named_by(job.log.unfinished(job.name))
-    may_write = is_running(head.driver, head.started_at) is not False
+    may_write = is_running(head.driver) is not False
     return [
         Orphan(sink, branch, may_write and branch.branch_id.token == head.token)
         for sink, branch in found

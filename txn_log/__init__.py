@@ -22,6 +22,7 @@ __all__ = [
     "checkpoint_folder",
     "checkpoint_log",
     "copy",
+    "local_path",
     "open_log",
     "without_making",
 ]
@@ -128,9 +129,8 @@ def checkpoint_folder(
     Raises:
         ConfigurationError: it cannot be used.
     """
-    scheme, colon, rest = location.partition(":")
-    if not colon or scheme == "file":
-        path = Path(f"/{rest.lstrip('/')}" if colon else location)
+    path = local_path(location)
+    if path is not None:
         # What is in the checkpoint itself is as readable as Spark's own files there.
         mode = 0o600 if name else 0o666
         return LocalFolder(path / name, f"{_CHECKPOINT}{path}", create=create, mode=mode)
@@ -138,7 +138,17 @@ def checkpoint_folder(
 
     location = location.rstrip("/")
     root = f"{location}/{name}" if name else location
-    return jvm.hadoop_folder(root, conf, f"{_CHECKPOINT}{location}")
+    return jvm.hadoop_folder(root, f"{_CHECKPOINT}{location}", conf)
+
+
+def local_path(location: str) -> Path | None:
+    """The path of a location on a local disk; None for one that is elsewhere.
+
+    Spark and Hadoop quote nothing in a location: a %, a # or a ? is part of a name.
+    """
+    if match := re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", location, re.DOTALL):
+        return Path(match[1])
+    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location) else Path(location)
 
 
 @contextlib.contextmanager

@@ -323,11 +323,10 @@ class TransactionLog(ABC):
         def step(store: Store) -> TransactionRecord:
             self._require_token(store, record.id.pipeline, token)
             standing = store.find(record.id)
-            finished = {State.COMPLETE, State.SETTLED}
-            if standing is None or standing.state not in {State.DECIDED, *finished}:
-                raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
-            if standing.state in finished:
+            if standing is not None and standing.state.is_finished:
                 return standing
+            if standing is None or standing.state is not State.DECIDED:
+                raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
             # An operator's word is never shown as a proof, nor forgotten.
             state = State.SETTLED if standing.settled else State.COMPLETE
             done = standing.moved(state, _now())

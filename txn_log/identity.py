@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.record import Head, State, TransactionRecord
-from sparkonce.txn_log.settlement import Ruling
 
 _IF_LOST = (
     "If that one is lost, a new checkpoint has to begin behind what is delivered: run `sparkonce "
@@ -161,7 +160,7 @@ def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:
 def _check_sinks_can_finish(claim: Claim, known: Known) -> None:
     for record in known.unfinished:
         for name, share in record.shares.items():
-            standing = [c for c in share.committables if record.ruling(c) in {None, Ruling.REDO}]
+            standing = [c for c in share.committables if not record.is_ruled_out(c)]
             if standing and claim.sinks.get(name) != share.target:
                 now = claim.sinks.get(name, "not among the pipeline's sinks")
                 raise ConfigurationError(

@@ -11,7 +11,7 @@ from pyspark.java_gateway import launch_gateway
 from sparkonce.txn_log.hadoop import HadoopFolder
 
 
-def hadoop_folder(root: str, conf: Any = None, address: str = "") -> HadoopFolder:
+def hadoop_folder(root: str, address: str, conf: Any = None) -> HadoopFolder:
     """A folder, through the running Spark; without one, a JVM is started (takes some seconds)."""
     gateway = SparkContext._gateway or _own_gateway()  # noqa: SLF001 - py4j is the only way
     if conf is None:

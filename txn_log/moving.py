@@ -20,14 +20,12 @@ from dataclasses import replace
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.txn_log.base import Store, TransactionLog
-from sparkonce.txn_log.record import Head, State, TransactionRecord
+from sparkonce.txn_log.record import Head, TransactionRecord
 
 _ALL = 10**9
 _PART_CHARACTERS = 4 << 20
 _NOT_YET = 0
 """The token of the head of a pipeline that is being copied here."""
-_FOR_EVER = {State.COMPLETE, State.SETTLED}
-"""Such a record never changes any more."""
 
 
 def copy(
@@ -68,7 +66,7 @@ def copy(
     )
     if not target._write(lambda store: _reserve(store, here, head, target)):  # noqa: SLF001
         return records
-    early = [record for record in records if record.state in _FOR_EVER]
+    early = [record for record in records if record.state.is_finished]  # so none changes any more
     _put(target, here, early)
     there = {record.id for record in early}
     del early, records  # once is enough for the memory of a long history

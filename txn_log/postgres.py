@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import psycopg
 from psycopg import sql
 
-from sparkonce.conninfo import SECRETS, read_conninfo
+from sparkonce.conninfo import KEPT_ALIVE, read_conninfo, said
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -43,12 +43,7 @@ _Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 _DEFAULTS: Final = {
-    "connect_timeout": "10",
-    # A server that has gone without a word is noticed after a minute, not after two hours.
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "60000",
+    **KEPT_ALIVE,
     "application_name": "sparkonce log",
     "target_session_attrs": "primary",  # of several hosts
 }
@@ -171,8 +166,7 @@ class PostgresLog(OptimisticLog):
             client_encoding="UTF8",
             **settings,  # type: ignore[arg-type]
         )
-        hidden = [known[key] for key in SECRETS if known.get(key)]
-        self._hide: Callable[[str], str] = lambda text: _without(text, hidden)
+        self._said: Callable[[psycopg.Error], str] = lambda error: said(error, known)
         self._timeout_ms = round(statement_timeout_s * 1000)
         self._schema = schema
         self._open: _Connection | None = None
@@ -399,12 +393,6 @@ class PostgresLog(OptimisticLog):
                 "check that the server runs, takes connections and is no standby"
             ) from None
 
-    def _said(self, error: psycopg.Error) -> str:
-        """Postgres' first sentence: the details of a message may show rows."""
-        return self._hide(
-            error.diag.message_primary or str(error).partition("\nDETAIL:")[0].strip()
-        )
-
 
 class _PostgresView:
     """The rows of one pipeline; see `sparkonce.txn_log.optimistic.View`."""
@@ -552,9 +540,3 @@ def _run(
     while cursor.nextset():
         pass
     return cursor.fetchall() if cursor.description else []
-
-
-def _without(text: str, hidden: Sequence[str]) -> str:
-    for secret in hidden:
-        text = text.replace(secret, "***")
-    return text

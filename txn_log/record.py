@@ -46,6 +46,11 @@ class State(StrEnum):
         """Whether branches that the record names may still have to be committed."""
         return self in {State.PREPARED, State.DECIDED}
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether every branch is committed, or an operator's word stands in for that."""
+        return self in {State.COMPLETE, State.SETTLED}
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -193,6 +198,10 @@ class TransactionRecord:
         """An operator's last word on the branch; None when there is none."""
         full = str(committable.branch_id)
         return next((s.ruling for s in reversed(self.settled) if s.branch == full), None)
+
+    def is_ruled_out(self, committable: Committable) -> bool:
+        """Whether by an operator's last word nobody commits the branch any more."""
+        return self.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}
 
     def moved(self, state: State, at: float) -> TransactionRecord:
         """This record in another state, which it reached at `at`."""

@@ -7,8 +7,8 @@ By itself kafka-python tries a wrong password or certificate again until the tim
 says only that it is over.
 
 kafka-python keeps the pieces that are needed here to itself: `_manager` and the functions that
-find coordinators. They are used in this package's `client` and `finisher` only, and the version is
-pinned.
+find coordinators. They are used in this package's `client`, `finisher`, `open_partitions` and
+`together` only, and the version is pinned.
 """
 
 from __future__ import annotations

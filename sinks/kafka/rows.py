@@ -25,8 +25,6 @@ Message: TypeAlias = dict[str, Any]
 ROW_BY_ROW: Final = frozenset({"partition", "headers", "timestamp"})
 """Columns that confluent-kafka's `produce_batch` does not take. It silently ignores a partition."""
 
-MAX_PARTITION: Final = 2**31 - 1
-
 
 class RowError(ValueError):
     """A row that Kafka cannot hold; its message says why, without the row's content."""

@@ -1,6 +1,6 @@
 """What the server says of the target table, and whether rows of a schema can go there.
 
-Everything is read in one transaction at the start; the result travels to the executors with the
+Everything is read at the start; the result travels to the executors with the
 pickled sink, so that no task asks the catalog again.
 """
 
@@ -19,6 +19,7 @@ from sparkonce.sinks.postgres.connections import PgConnection, roll_back
 from sparkonce.sinks.postgres.creating import (
     check_dead_letter,
     create_dead_letter,
+    create_table,
     create_target,
     name_parts,
 )
@@ -28,7 +29,6 @@ from sparkonce.sinks.postgres.sql import (
     MARKER_COLUMNS,
     MARKER_TABLE,
     columns_of,
-    create_marker_table,
     qualified,
 )
 from sparkonce.sinks.postgres.types import ColumnPlan
@@ -466,10 +466,7 @@ def _check_marker(connection: PgConnection, schema: str, refuse: Callable[[str],
     with connection.cursor(row_factory=_ROW) as cursor:
         marker = cursor.execute(_MARKER, (schema, MARKER_TABLE)).fetchone()
         if marker is None:
-            try:
-                cursor.execute(create_marker_table(schema))
-            finally:
-                roll_back(connection)
+            create_table(connection, (schema, MARKER_TABLE), MARKER_COLUMNS)
             marker = cursor.execute(_MARKER, (schema, MARKER_TABLE)).fetchone()
     if marker is None or not marker.is_unique or set(MARKER_COLUMNS) - set(marker.columns):
         refuse(f"{name} is not the table of this name that sparkonce makes; rename yours")

@@ -11,9 +11,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from sparkonce.conninfo import SECRETS, read_conninfo
+from sparkonce.conninfo import KEPT_ALIVE, read_conninfo, said
 from sparkonce.sinks.postgres.sql import AS_LOGIN, BEGIN, COMMIT, script
 
 PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
@@ -36,16 +36,6 @@ _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
 _IDLE_S = 60.0
 """As long as Spark itself keeps a Python worker without work."""
-
-_DEFAULTS: Final[Mapping[str, str]] = {
-    "connect_timeout": "10",
-    # A server that has gone without a word is noticed after a minute, not after two hours.
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "60000",
-}
-"""Used where the user's conninfo does not say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -94,28 +84,22 @@ class Address:
         given = {key: str(value) for key, value in conninfo_to_dict(self.conninfo).items()}
         return {**defaults, **given}
 
-    def connect(self, application_name: str = _APPLICATION) -> PgConnection:
+    def connect(self) -> PgConnection:
         """An autocommit connection; whoever wants a transaction says BEGIN."""
         given = conninfo_to_dict(self.conninfo)
-        settings = {key: value for key, value in _DEFAULTS.items() if key not in given}
+        settings = {key: value for key, value in KEPT_ALIVE.items() if key not in given}
         return psycopg.connect(
             self.conninfo,
             autocommit=True,
             prepare_threshold=None,  # each statement has names of its own; and poolers forget them
             client_encoding="UTF8",
-            application_name=application_name,
+            application_name=_APPLICATION,
             **settings,  # type: ignore[arg-type]
         )
 
     def said(self, error: Exception) -> str:
-        """What went wrong, in Postgres' first sentence: its details show rows."""
-        text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-        text = text or str(error).partition("\nDETAIL:")[0].strip() or type(error).__name__
-        known = conninfo_to_dict(self.conninfo)
-        for secret in SECRETS:
-            if known.get(secret):
-                text = text.replace(str(known[secret]), "***")
-        return text
+        """What may be told of it: see `sparkonce.conninfo.said`."""
+        return said(error, conninfo_to_dict(self.conninfo))
 
     def cause(self, error: psycopg.Error) -> psycopg.Error:
         """The error as it may be chained, and so end in a log."""

@@ -1,4 +1,4 @@
-"""Tables that the sink makes when it is asked to: the target, and the one for rejected rows.
+"""Tables that the sink makes: the one of the markers; on request the target, and one for rejects.
 
 | Spark                           | Postgres           |
 |---------------------------------|--------------------|
@@ -122,12 +122,7 @@ def create_target(
     for name in writing.key or ():
         if name not in types:
             refuse(f"key= names {name!r}, which the batch does not have")
-    parts = [
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(ddl)) for name, ddl in types.items()
-    ]
-    if writing.key is not None:
-        parts.append(sql.SQL("PRIMARY KEY ({})").format(columns_of(writing.key)))
-    _create(connection, table, sql.SQL(", ").join(parts))
+    create_table(connection, table, types, writing.key)
 
 
 def create_dead_letter(connection: PgConnection, table: Sequence[str]) -> None:
@@ -136,16 +131,30 @@ def create_dead_letter(connection: PgConnection, table: Sequence[str]) -> None:
     found = connection.execute("SELECT to_regclass(%s)", (shown,)).fetchone()
     if found is not None and found[0] is not None:
         return
-    parts = [
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(ddl))
-        for name, ddl in DEAD_LETTER_COLUMNS.items()
-    ]
-    _create(connection, table, sql.SQL(", ").join(parts))
+    create_table(connection, table, DEAD_LETTER_COLUMNS)
 
 
-def _create(connection: PgConnection, table: Sequence[str], columns: sql.Composable) -> None:
+def create_table(
+    connection: PgConnection,
+    table: Sequence[str],
+    columns: Mapping[str, str],
+    key: Sequence[str] | None = None,
+) -> None:
+    """Create a table, unless another session is faster.
+
+    Args:
+        connection: with the rights for it.
+        table: the parts of its name.
+        columns: the SQL of each one's type and constraints.
+        key: the columns of its primary key, where `columns` does not say it.
+    """
+    parts = [sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(d)) for n, d in columns.items()]
+    if key is not None:
+        parts.append(sql.SQL("PRIMARY KEY ({})").format(columns_of(key)))
     name = sql.Identifier(*table)
-    statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(name, columns)
+    statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
+        name, sql.SQL(", ").join(parts)
+    )
     logger.info("PostgresSink: a table is missing and gets created: %s", statement.as_string())
     # IF NOT EXISTS alone is no protection: two sessions at once, and one gets an error.
     lock = sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 0))").format(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import psycopg
@@ -44,7 +44,6 @@ from sparkonce.sinks.postgres.connections import (
     ask_as_login,
     retrying,
     roll_back,
-    warnings_of,
 )
 from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import (
@@ -55,7 +54,12 @@ from sparkonce.sinks.postgres.merge import (
     duplicate_told,
     statements,
 )
-from sparkonce.sinks.postgres.server import await_standbys, end_prepared, is_committed, standby_away
+from sparkonce.sinks.postgres.server import (
+    await_standbys,
+    end_prepared,
+    is_committed,
+    leave_prepared,
+)
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
     CHECK_CONSTRAINTS_NOW,
@@ -65,7 +69,6 @@ from sparkonce.sinks.postgres.sql import (
     Timeouts,
     end_holders,
     insert_marker,
-    prepare,
     qualified,
     require_marker,
     require_system,
@@ -116,7 +119,7 @@ class Merger:
         """
         connection: PgConnection | None = None
         try:
-            connection = self._take_living()
+            connection, _ = self._pool.lend(lambda c: c.execute("SELECT"))  # a kept one may be dead
             retrying()(self._merge_once, connection)
         except psycopg.Error as error:
             self._end(connection)
@@ -130,19 +133,6 @@ class Merger:
             return connection
         self._pool.give(connection)
         return None
-
-    def _take_living(self) -> PgConnection:
-        """A connection that answers: a kept one may have died since the last batch."""
-        while True:
-            connection, is_new = self._pool.take()
-            try:
-                connection.execute(sql.SQL("SELECT"))
-            except psycopg.OperationalError:
-                self._pool.give(connection)
-                if is_new:
-                    raise
-            else:
-                return connection
 
     def _end(self, connection: PgConnection | None) -> None:
         if connection is not None:
@@ -161,20 +151,13 @@ class Merger:
                 )
             if not self._merge.prepared:
                 return
-            with warnings_of(connection) as warnings:
-                tag = connection.execute(prepare(str(self._branch_id))).statusmessage
+            if told := leave_prepared(connection, str(self._branch_id)):
+                raise PrepareRejectedError(
+                    f"{self._what}: {told}; start the query again", self._branch_id
+                )
         except PASSING:
             roll_back(connection)
             raise
-        if warnings:
-            raise PrepareRejectedError(
-                f"{self._what}: {standby_away(warnings)}; start the query again", self._branch_id
-            )
-        # A failed transaction answers PREPARE TRANSACTION with ROLLBACK, and no error.
-        if tag != "PREPARE TRANSACTION":
-            raise PrepareRejectedError(
-                f"{self._what}: the server answered {tag} to PREPARE TRANSACTION", self._branch_id
-            )
 
     def _changed(self, connection: PgConnection) -> str | None:
         """Why the target does not serve any more; after the merge, whose lock keeps it as it is."""
@@ -269,8 +252,8 @@ class Merger:
         """
         is_done = held is not None and self._commit_held(held)
         try:
-            is_done = is_done or (self._merge.prepared and self._commit_prepared())  # 1
-            if not (is_done or self._is_committed()):  # else 2
+            ask = end_prepared if self._merge.prepared else is_committed
+            if not (is_done or self._answers(ask)):  # 1, 2
                 self._merge_again()  # 3
             self._await_standbys()
         except psycopg.Error as error:  # 6
@@ -280,20 +263,9 @@ class Merger:
         schema, branch_id = self._merge.schema, self._branch_id
         self._pool.run(lambda c: await_standbys(c, self._timeouts, schema, branch_id))
 
-    def _commit_prepared(self) -> bool:
-        """False when there is no such prepared transaction, so that the marker row is final."""
-        try:
-            self._pool.run(lambda c: end_prepared(c, str(self._branch_id), self._timeouts))
-        except pg.UndefinedObject:
-            return False
-        except pg.FeatureNotSupported:  # it stands, in another database
-            self._is_committed()
-            raise
-        return True
-
-    def _is_committed(self) -> bool:
+    def _answers(self, ask: Callable[..., bool]) -> bool:
         asked = (self._timeouts, self._merge, self._what, self._branch_id)
-        return self._pool.run(lambda connection: is_committed(connection, *asked))
+        return self._pool.run(lambda connection: ask(connection, *asked))
 
     def _merge_again(self) -> None:
         def attempt(connection: PgConnection) -> None:
@@ -316,7 +288,7 @@ class Merger:
             self._unresolved(f"another session is at it: {self._address.said(error)}", error)
         except psycopg.Error as error:
             missing = self._missing_staging(error)
-            if self._is_committed():  # 4
+            if self._answers(is_committed):  # 4
                 return
             if missing:
                 self._lost(missing, error)  # 5
@@ -370,15 +342,6 @@ class Merger:
         raise CommitUnresolvedError(f"{self._what}: {text}", self._branch_id) from (
             None if error is None else self._address.cause(error)
         )
-
-
-def comes_twice(key: Sequence[str], row: Sequence[object]) -> str:
-    """What to tell of a key that a batch has more than once."""
-    example = ", ".join(f"{name} = {value}" for name, value in zip(key, row, strict=True))
-    return (
-        f"key={list(key)} comes more than once in the batch, for example {example}; an upsert "
-        "needs one row for each key: aggregate or deduplicate with transform="
-    )
 
 
 def _last_tag(connection: PgConnection, query: sql.SQL | sql.Composed) -> str | None:

@@ -40,7 +40,6 @@ from sparkonce.sinks.postgres.connections import (
     PgConnection,
     Pool,
     retrying,
-    warnings_of,
 )
 from sparkonce.sinks.postgres.fitness import unfit
 from sparkonce.sinks.postgres.merge import Merge, duplicate_key, duplicate_told, statements
@@ -48,8 +47,7 @@ from sparkonce.sinks.postgres.server import (
     Server,
     await_standbys,
     end_prepared,
-    is_committed,
-    standby_away,
+    leave_prepared,
 )
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.sql import (
@@ -59,7 +57,6 @@ from sparkonce.sinks.postgres.sql import (
     copy_into,
     drop_staging,
     insert_marker,
-    prepare,
     qualified,
     require_system,
     rollback_prepared,
@@ -163,22 +160,15 @@ class PreparedWriter(StagingWriter):
         if self._connection.info.transaction_status != TransactionStatus.INTRANS:
             # A script outside of a transaction is one by itself: the marker without its rows.
             self._reject("the transaction was ended by somebody else", None)
-        with warnings_of(self._connection) as warnings:
-            cursor = self._connection.execute(
-                script(
-                    CHECK_CONSTRAINTS_NOW,
-                    require_system(self._target.system),
-                    insert_marker(self.schema, self.branch_id, self.rows),
-                    prepare(str(self.branch_id)),
-                )
-            )
-            while cursor.nextset():
-                pass
-        if warnings and cursor.statusmessage == "PREPARE TRANSACTION":
-            self._reject(standby_away(warnings), None)
-        # A transaction that has failed answers with ROLLBACK, and no error.
-        if cursor.statusmessage != "PREPARE TRANSACTION":
-            self._reject(f"the server answered {cursor.statusmessage} to PREPARE TRANSACTION", None)
+        told = leave_prepared(
+            self._connection,
+            str(self.branch_id),
+            CHECK_CONSTRAINTS_NOW,
+            require_system(self._target.system),
+            insert_marker(self.schema, self.branch_id, self.rows),
+        )
+        if told is not None:
+            self._reject(told, None)
 
     def _merge(self) -> None:
         """From the table that was copied into, in one step; again after a deadlock."""
@@ -250,13 +240,8 @@ class Finisher:
     def _commit(
         self, connection: PgConnection, what: str, branch_id: BranchId, held: Prepared
     ) -> None:
-        try:
-            end_prepared(connection, str(branch_id), self._timeouts)  # 1
-        except (pg.UndefinedObject, pg.FeatureNotSupported) as error:
-            if not is_committed(connection, self._timeouts, held, what, branch_id):  # 2, 4
-                if isinstance(error, pg.FeatureNotSupported):  # it stands, in another database
-                    raise
-                self._lost(what, branch_id, held)  # 3
+        if not end_prepared(connection, self._timeouts, held, what, branch_id):  # 1, 2, 4
+            self._lost(what, branch_id, held)  # 3
         await_standbys(connection, self._timeouts, held.schema, branch_id)
 
     def _lost(self, what: str, branch_id: BranchId, held: Prepared) -> NoReturn:

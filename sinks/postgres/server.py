@@ -8,7 +8,6 @@ lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +26,7 @@ from sparkonce.sinks.postgres.sql import (
     Timeouts,
     commit_prepared,
     find_marker,
+    prepare,
     require_marker,
     script,
     settings,
@@ -108,7 +108,7 @@ class Server:
         return None
 
     def check(self, where: str) -> None:
-        """See that it takes writes, and warn where a failover would lose committed batches.
+        """See that it takes writes.
 
         Raises:
             ConfigurationError: it is a standby.
@@ -181,10 +181,48 @@ def warn_of_publications(connection: PgConnection, schema: str, where: str) -> N
         )
 
 
-def end_prepared(connection: PgConnection, gid: str, timeouts: Timeouts) -> None:
-    """COMMIT PREPARED; whether standbys have it is for `await_standbys` to see."""
-    with limited(connection, _patience_s(timeouts)):
-        connection.execute(commit_prepared(gid))
+def leave_prepared(connection: PgConnection, gid: str, *before: sql.Composable) -> str | None:
+    """PREPARE TRANSACTION, in one message with what is still to be done before it.
+
+    Returns:
+        Why the transaction does not count as prepared; None where it does.
+    """
+    with warnings_of(connection) as warnings:
+        cursor = connection.execute(script(*before, prepare(gid)))
+        while cursor.nextset():
+            pass
+    # A transaction that has failed or ended answers with ROLLBACK, and no error.
+    if cursor.statusmessage != "PREPARE TRANSACTION":
+        return f"the server answered {cursor.statusmessage} to PREPARE TRANSACTION"
+    if warnings:
+        return (
+            f"PREPARE TRANSACTION: {'; '.join(warnings)}. So no standby has confirmed it, and a "
+            "failover would lose it"
+        )
+    return None
+
+
+def end_prepared(
+    connection: PgConnection, timeouts: Timeouts, held: Held, what: str, branch_id: BranchId
+) -> bool:
+    """COMMIT PREPARED; whether standbys have it is for `await_standbys` to see.
+
+    Returns:
+        Whether the branch is committed, now or before; False where it stands nowhere any more.
+
+    Raises:
+        CommitUnresolvedError: as `is_committed`.
+    """
+    try:
+        with limited(connection, _patience_s(timeouts)):
+            connection.execute(commit_prepared(str(branch_id)))
+    except (errors.UndefinedObject, errors.FeatureNotSupported) as error:
+        if is_committed(connection, timeouts, held, what, branch_id):
+            return True
+        if isinstance(error, errors.FeatureNotSupported):  # it stands, in another database
+            raise
+        return False
+    return True
 
 
 def await_standbys(
@@ -245,14 +283,6 @@ def is_committed(
         told = f"{told}, or {settle_command(branch_id)}"
         raise CommitUnresolvedError(f"{what}: {told}", branch_id) from None
     return False
-
-
-def standby_away(warnings: Sequence[str]) -> str:
-    """Why what PREPARE TRANSACTION has answered with a warning does not count as prepared."""
-    return (
-        f"PREPARE TRANSACTION: {'; '.join(warnings)}. So no standby has confirmed it, and a "
-        "failover would lose it"
-    )
 
 
 def _patience_s(timeouts: Timeouts) -> float:

@@ -238,23 +238,6 @@ CHECK_CONSTRAINTS_NOW = sql.SQL("SET CONSTRAINTS ALL IMMEDIATE")
 # -- the marker ------------------------------------------------------------------------------------
 
 
-def create_marker_table(schema: str) -> sql.Composed:
-    columns = ", ".join(f"{name} {type_sql}" for name, type_sql in MARKER_COLUMNS.items())
-    table = qualified(schema, MARKER_TABLE)
-    return script(
-        TO_WRITE,
-        # IF NOT EXISTS alone is no protection: two sessions at once, and one gets an error.
-        sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 0))").format(
-            sql.Literal(f"{schema}.{MARKER_TABLE}")
-        ),
-        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
-            table,
-            sql.SQL(columns),  # fixed in this module
-        ),
-        COMMIT,
-    )
-
-
 def insert_marker(schema: str, branch_id: BranchId, rows: int) -> sql.Composed:
     values = [
         *(str(branch_id), branch_id.owner.log_id, branch_id.owner.query_id, branch_id.sink),

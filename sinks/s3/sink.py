@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qsl, urlsplit
@@ -29,7 +28,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
 from sparkonce.sinks.arrow_types import loosened
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, check_version
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, at_once, check_version
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
@@ -397,9 +396,4 @@ def _for_each(action: Callable[[StagedFile], None], files: Sequence[StagedFile])
             return error
         return None
 
-    if len(files) <= 1:
-        results = list(map(run, files))
-    else:
-        with ThreadPoolExecutor(min(_PARALLEL_FILES, len(files))) as pool:
-            results = list(pool.map(run, files))
-    return [error for error in results if error is not None]
+    return [error for error in at_once(run, files, _PARALLEL_FILES) if error is not None]

@@ -7,6 +7,7 @@ the password in the host, the port or the name of the database, which errors and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import psycopg
@@ -14,7 +15,17 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sparkonce.errors import ConfigurationError
 
-SECRETS: Final = ("password", "sslpassword")
+_SECRETS: Final = ("password", "sslpassword")
+KEPT_ALIVE: Final[Mapping[str, str]] = {
+    "connect_timeout": "10",
+    # A server that has gone without a word is noticed after a minute, not after two hours.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""Used where the user's connection string does not say otherwise."""
+
 _URLS: Final = ("postgresql://", "postgres://")
 
 
@@ -48,6 +59,21 @@ def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
     return known
 
 
+def said(error: Exception, known: Mapping[str, object]) -> str:
+    """What went wrong, in Postgres' first sentence: its details show rows.
+
+    Args:
+        error: of psycopg.
+        known: the connection's parameters, whose secrets may be part of libpq's words.
+    """
+    text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = text or str(error).partition("\nDETAIL:")[0].strip() or type(error).__name__
+    for secret in _SECRETS:
+        if known.get(secret):
+            text = text.replace(str(known[secret]), "***")
+    return text
+
+
 def _unknown_key(conninfo: str, said: str) -> str | None:
     """The key that libpq rejects; None where it may be a piece of a password."""
     found = re.fullmatch(r'invalid (?:connection option|URI query parameter:) "(\w+)"\s*', said)
@@ -56,6 +82,6 @@ def _unknown_key(conninfo: str, said: str) -> str | None:
     is_url = conninfo.startswith(_URLS)
     text = conninfo.partition("?")[2] if is_url else conninfo
     before, key, _ = text.rpartition(found[1])
-    if (is_url and "@" in text) or any(secret in before for secret in SECRETS):
+    if (is_url and "@" in text) or any(secret in before for secret in _SECRETS):
         return None
     return key or None

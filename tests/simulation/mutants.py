@@ -398,7 +398,7 @@ _SETTLEMENT: Final = (
         (
             Edit(
                 COORDINATOR,
-                "            if record.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}:",
+                "            if record.is_ruled_out(committable):",
                 "            if False:",
             ),
         ),

@@ -425,7 +425,7 @@ def _report(
     ids = [TransactionId(r["pipeline"], r["query_id"], r["batch"]) for r in before["unfinished"]]
     now = {found: pipeline.log.find(found) for found in ids}
     finished = [  # nothing but what is complete is ever dropped from the log
-        found.batch_id for found, r in now.items() if r is None or r.state in facts.FINISHED
+        found.batch_id for found, r in now.items() if r is None or r.state.is_finished
     ]
     abandoned = [r for r in now.values() if r is not None and r.state is State.ABANDONED]
     replayed = [record.id.batch_id for record in abandoned]

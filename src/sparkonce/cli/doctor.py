@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,11 @@ from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
 from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SparkOnceError
-from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.base import AnySink, at_once
 from sparkonce.sinks.finding import Finding, Level
 from sparkonce.spark_hooks.binding import read_binding
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, local_path
-from sparkonce.txn_log import checkpoint_folder
+from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
+from sparkonce.txn_log import checkpoint_folder, local_path
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
@@ -42,8 +41,7 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
     """
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint, create=True) as pipeline:
-        with ThreadPoolExecutor(len(pipeline.all_sinks)) as pool:
-            asked = list(pool.map(_ask, pipeline.all_sinks))
+        asked = at_once(_ask, pipeline.all_sinks)
         found = [
             *_told("log", _log(pipeline)),
             *_told("checkpoint", _checkpoint(pipeline)),
@@ -125,7 +123,7 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
         "keep it where a driver on another machine finds it (HDFS, S3, …)",
     )
     try:
-        bound = read_binding(checkpoint_folder(f"file:{path.absolute()}"))
+        bound = read_binding(checkpoint_folder(head.checkpoint))
     except SparkOnceError as error:
         yield Finding(Level.ERROR, f"{error}")
         return

@@ -14,8 +14,6 @@ from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 
 Facts: TypeAlias = "dict[str, Any]"
 
-FINISHED = {State.COMPLETE, State.SETTLED}
-
 
 def utc(at: float | None) -> str | None:
     """Unix time in seconds as ISO 8601."""
@@ -64,14 +62,14 @@ def holder(log: TransactionLog, head: Head) -> Facts:
         "run_id": head.run_id,
         "since": utc(head.started_at),
         "last_write": utc(max([head.started_at, *wrote])),
-        "is_running": is_running(head.driver, head.started_at),
+        "is_running": is_running(head.driver),
     }
 
 
 def last_complete(log: TransactionLog, head: Head) -> Facts | None:
     """The highest finished batch of the query."""
     history = log.history(head.pipeline, 100, head.query_id)  # it follows the unfinished ones
-    found = next((r for r in history if r.state in FINISHED), None)
+    found = next((r for r in history if r.state.is_finished), None)
     return None if found is None else record(found)
 
 
