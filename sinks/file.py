@@ -32,7 +32,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
     settle_command,
 )
-from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.model import BranchId, Committable, JsonValue, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, check_version
 
 _HIDDEN = "_sparkonce"
@@ -150,6 +150,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
 
     def abort(self, branch: BranchId | Committable) -> None:
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        written_to = branch.payload.get("folder") if isinstance(branch, Committable) else None
+        check_here(self._folder, written_to, branch_id)  # first: it may be mounted at any moment
         self._hidden_path(branch_id).unlink(missing_ok=True)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
@@ -157,7 +159,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
 
     def _is_here(self, committable: Committable) -> bool:
         folder = committable.payload.get("folder")  # older versions wrote none
-        return folder is not None and is_there(self._folder / f"{_ID}{folder}")
+        return folder is not None and has_id(self._folder, folder)
 
     def _hidden_path(self, branch_id: BranchId) -> Path:
         return self._hidden / f"{branch_id}{_SUFFIX}"
@@ -176,6 +178,11 @@ def id_of_folder(folder: Path) -> str:
     return made
 
 
+def has_id(folder: Path, expected: JsonValue) -> bool:
+    """Whether it is the folder that once got this id: an empty one below a mount is not."""
+    return is_there(folder / f"{_ID}{expected}")
+
+
 def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> None:
     """Refuse a folder of the same name on an executor's own disk: the driver finds nothing in it.
 
@@ -187,10 +194,29 @@ def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> Non
     Raises:
         PrepareRejectedError: it is another folder.
     """
-    if expected is not None and not is_there(folder / f"{_ID}{expected}"):
+    if expected is not None and not has_id(folder, expected):
         raise PrepareRejectedError(
             f"the folder {folder} on {socket.gethostname()} is not the one that the driver has: "
             "put it on a file system that driver and executors share, at the same path",
+            branch_id,
+        )
+
+
+def check_here(folder: Path, expected: JsonValue, branch_id: BranchId) -> None:
+    """See that a branch is aborted where it was written: there an absent file stands nowhere else.
+
+    Args:
+        folder: as it is here.
+        expected: its id where the branch was written; None where that is not known.
+        branch_id: to be aborted.
+
+    Raises:
+        CommitUnresolvedError: it is another folder.
+    """
+    if expected is not None and not has_id(folder, expected):
+        raise CommitUnresolvedError(
+            f"{branch_id} cannot be aborted: {folder} on {socket.gethostname()} is not the folder "
+            "into which it was written: mount that one again",
             branch_id,
         )
 

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -40,7 +40,14 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.file import branches_in, check_shared, close_durably, id_of_folder
+from sparkonce.sinks.file import (
+    branches_in,
+    check_here,
+    check_shared,
+    close_durably,
+    has_id,
+    id_of_folder,
+)
 from sparkonce.sinks.payload import Payload
 
 _SUFFIX = "arrow"  # the full branch id ends with its own dot
@@ -64,9 +71,21 @@ class StagedRows:
 
 @dataclass(frozen=True)
 class Staged(Payload):
-    """What a decision says of a staged branch."""
+    """What a decision says of a staged branch.
+
+    Attributes:
+        rows: number of rows.
+        folder: id of the stage into which they were written; None where nobody has looked.
+    """
+
+    VERSION = 2
 
     rows: int
+    folder: str | None
+
+    @classmethod
+    def upgrade(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:
+        return fields if version > 1 else {**fields, "folder": None}
 
 
 class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
@@ -162,7 +181,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._stage)
-        return Staged(handle.rows).committable(handle.branch_id)
+        return Staged(handle.rows, self._id).committable(handle.branch_id)
 
     def discard(self, handle: StagedRows) -> None:
         handle.close()
@@ -175,7 +194,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         try:
             file = self._path(branch_id).open("rb")
         except FileNotFoundError:
-            self._settle(branch_id)
+            self._settle(branch_id, staged)
             return
         with file:
             self.put(branch_id, self._read(file, branch_id, staged) if staged.rows else iter(()))
@@ -195,10 +214,11 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
                 branch_id,
             )
 
-    def _settle(self, branch_id: BranchId) -> None:
+    def _settle(self, branch_id: BranchId, staged: Staged) -> None:
         """The staged file is gone: the store alone can tell the outcome."""
         what = f"the rows that {self.name} staged as {self._path(branch_id)} are gone"
-        if not self._stage.is_dir():
+        known = staged.folder
+        if not (self._stage.is_dir() if known is None else has_id(self._stage, known)):
             raise CommitUnresolvedError(f"{what} with their folder: mount it again", branch_id)
         has = self.has(branch_id)
         if has is None:
@@ -213,6 +233,8 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
     def abort(self, branch: BranchId | Committable) -> None:
         # Only the stage: what was put stays.
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        written_to = branch.payload.get("folder") if isinstance(branch, Committable) else None
+        check_here(self._stage, written_to, branch_id)  # first: it may be mounted at any moment
         self._path(branch_id).unlink(missing_ok=True)
 
     def abortDecided(self, committable: Committable) -> None:

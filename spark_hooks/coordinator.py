@@ -351,6 +351,7 @@ class Coordinator:
         """
         (committable,) = record.committables()
         reach("decide.before", batch=record.id.batch_id)
+        self._check_is_next(record)
         done, log_write = self._patiently(
             lambda: self._log.one_phase(record), f"read the log for {record.id}"
         )
@@ -435,6 +436,21 @@ class Coordinator:
                     committable.branch_id,
                 )
 
+    def _check_is_next(self, record: TransactionRecord) -> None:
+        """See that nobody has gone on with the query by another copy of the log.
+
+        Its token fences nobody who goes by such a copy, like a backup that was restored while this
+        driver stood still. The checkpoint they share: Spark commits a batch there behind us only.
+        """
+        if self._is_checkpointed(record):
+            self._log.check_token(self.incarnation)  # by this log it is told better
+            raise FencedError(
+                f"{record.id} was about to be committed, and the commit log of "
+                f"{self._checkpoint.location} has it already: another driver has gone on from this "
+                f"checkpoint, with a copy of this log ({self._log.address}) or another one. Stop "
+                "one of them, and let the other keep its log"
+            )
+
     def _record(
         self,
         write: Callable[[TransactionRecord], TransactionRecord],
@@ -453,6 +469,7 @@ class Coordinator:
             if not unknown:
                 # Again before each try: the log may have been away.
                 self._check_safe(record.id, record.committables())
+                self._check_is_next(record)
             try:
                 return write(record)
             except DecisionUnknownError:
@@ -461,8 +478,9 @@ class Coordinator:
 
         try:
             return self._patiently(attempt, what)
-        except (PrepareRejectedError, ProtocolError):
-            self.sweep()  # every try before was answered: nothing was written
+        except (PrepareRejectedError, ProtocolError, FencedError):
+            if not unknown:
+                self.sweep()  # every try was answered: nothing was written
             raise
 
     def _raise_if_fenced(self, error: BaseException) -> None:
@@ -667,6 +685,7 @@ class Coordinator:
                 raise cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301
             voted = self._vote(batch, written, write_pass=rewrite.write_pass)
             self._check_safe(record.id, (c for s in voted.values() for c in s.committables))
+            self._check_is_next(record)
         except BaseException as error:
             self.sweep()  # presumed abort, as before any decision: no record names them
             self._raise_if_fenced(error)

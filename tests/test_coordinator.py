@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -498,6 +499,41 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
     world.start(Process())
     with pytest.raises(FencedError, match="took token 2"):
         old.settle()
+    world.check()
+
+
+@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("adopts", [False, True])
+def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
+    world: World, tmp_path: Path, commit: CommitPolicy, adopts: bool
+) -> None:
+    """No token of its log fences it; the checkpoint, which both share, has its batch."""
+    world.commit = commit
+    world.start(Process())
+    world.spark.batches = [*world.spark.batches, [[91, 92], [93]]]
+    old = world.coordinator(process := Process())
+    old.recover()
+    (tmp_path / "copy").mkdir()
+    other = World(tmp_path / "copy", [], commit)
+    other.stores, other.spark = world.stores, world.spark
+
+    def go_on_elsewhere() -> None:
+        if not adopts:
+            sqlite3.connect(world.path).backup(sqlite3.connect(other.path))
+        lost = SqliteLog(world.path)
+        changes = {"checkpoint_log_id": lost.log_id, "adopt": lost.log_id} if adopts else {}
+        lost.close()
+        driver = Process()
+        newer = other.coordinator(driver, **changes)
+        newer.recover()
+        newer.run(other.batch(driver))
+        other.spark.committed += 1
+        newer.settle()
+
+    with at_point("prepare_batch.before", go_on_elsewhere) as fault:
+        with pytest.raises(FencedError, match="has it already"):
+            old.run(world.batch(process))
+    assert fault.fired
     world.check()
 
 

@@ -15,6 +15,7 @@ import pytest
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
+from sparkonce.spark_hooks.ruled import End, end_ruled
 
 OWNER = Owner("0" * 16, "5b1d")
 BRANCH = BranchId(OWNER, 7, 4, "file", 0, 11)
@@ -119,6 +120,31 @@ def test_folder_that_is_mounted_during_the_commit(tmp_path: Path) -> None:
         MountedNow(folder).commit(committable)
     FileSink(folder).commit(committable)
     assert visible(folder) == 2
+
+
+def test_abort_below_a_mount_is_none(tmp_path: Path) -> None:
+    """An operator's word ends a branch; mounted a moment later, its proof would show it."""
+    folder, away = tmp_path / "mount", tmp_path / "away"
+    folder.mkdir()
+    sink = FileSink(folder)
+    sink.validate(ROWS.schema)
+    committable = prepare(sink)
+    folder.rename(away)
+    folder.mkdir()
+
+    class MountedNow(FileSink):
+        def commit(self, committable: Committable) -> None:
+            folder.rmdir()
+            away.rename(folder)
+            super().commit(committable)
+
+    ended = end_ruled(MountedNow(folder), committable, sink.target)
+    assert ended.how is End.UNKNOWN
+    assert "mount that one again" in ended.why
+    folder.rmdir()
+    away.rename(folder)
+    assert (hidden(folder), visible(folder)) == (1, 0)
+    assert end_ruled(FileSink(folder), committable, sink.target).how is End.ENDED
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOTDIR])

@@ -747,7 +747,25 @@ def test_abort_by_identity(answer: object) -> None:
     """It uses the producer id and epoch that it holds; a refusal means that nothing is open."""
     finisher = PaperFinisher(ends=[answer])
     outcome(finisher).abort(committable())
-    assert finisher.asked == ["end 5/0 abort", *(["marker"] if answer is True else [])]
+    assert finisher.asked == ["end 5/0 abort", "marker" if answer is True else "describe"]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize(
+    "found", [state("Ongoing", epoch=3), state("Empty", epoch=3), state("CompleteAbort", epoch=2)]
+)
+def test_abort_refused_by_a_broker_that_does_not_know(
+    refusal: type[errors.KafkaError], found: TransactionState
+) -> None:
+    """It was the coordinator before a move: no commit is asked for that another might carry out."""
+    finisher = PaperFinisher(ends=[refusal, True], state=found)
+    prepared = committable(producer_epoch=3)
+    with pytest.raises(SinkError, match="has not seen it"):
+        outcome(finisher).abort(prepared)
+    finisher.ends = [refusal, True]
+    sink = sink_of(finisher)
+    assert end_ruled(sink, prepared, sink.target).how is End.UNKNOWN
+    assert "end 5/3 commit" not in finisher.asked
 
 
 @pytest.mark.parametrize(
@@ -899,7 +917,7 @@ def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
                 ends=[errors.KafkaConnectionError, errors.InvalidTxnStateError],
                 state=errors.KafkaConnectionError,
             ),
-            "no answer whether .* was committed",
+            "cannot be aborted .* asked for",
         ),
         (
             PaperFinisher(

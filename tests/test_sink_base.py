@@ -328,6 +328,25 @@ def test_staged_rows_that_somebody_deleted(
             sink.commit(committable)
 
 
+def test_stage_below_a_mount_proves_nothing(tmp_path: Path) -> None:
+    """Neither that its rows are gone, nor that an abort has ended them."""
+    stage, away = tmp_path / "stage", tmp_path / "away"
+    stage.mkdir()
+    sink = StoreSink(stage)
+    sink.knows = False
+    sink.validate(pa.schema([]))
+    committable = staged(sink)
+    stage.rename(away)
+    stage.mkdir()
+    for call in (sink.commit, sink.abort):
+        with pytest.raises(CommitUnresolvedError, match=r"mount (it|that one) again"):
+            call(committable)
+    stage.rmdir()
+    away.rename(stage)
+    sink.commit(committable)
+    assert len(sink.store) == 1
+
+
 @pytest.mark.parametrize("knows", [True, False, None])
 def test_rows_that_the_store_may_have_are_not_freed_for_another_key(
     tmp_path: Path, knows: bool | None

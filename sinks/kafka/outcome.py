@@ -376,15 +376,28 @@ class Outcome:
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
         try:
             if isinstance(branch, Committable):
-                self._abort(KafkaBranch.of(branch))
+                self._abort_known(branch)
             else:
-                self._abort_by_name(branch)
-        except _REFUSED_FOR_GOOD:
-            # Committed, aborted or taken over already: whatever is open now is not this branch.
-            return
+                with contextlib.suppress(*_REFUSED_FOR_GOOD):  # it has ended meanwhile
+                    self._abort_by_name(branch)
         except errors.KafkaError as error:
             told = f"{branch_id} cannot be aborted in {self._target}: {self._hang_up(error)}"
             raise SinkError(told, branch_id) from error
+
+    def _abort_known(self, committable: Committable) -> None:
+        branch = KafkaBranch.of(committable)
+        try:
+            self._abort(branch)
+        except _REFUSED_FOR_GOOD as refusal:
+            # Committed, aborted or taken over already, and whatever is open now is not this branch:
+            # if the broker that says so is its coordinator still.
+            state = self._patience(lambda: self._describe(branch.transactional_id))
+            if state is not None and (_is_open(branch, state) or _is_behind(branch, state)):
+                raise SinkError(
+                    f"{committable.branch_id} cannot be aborted in {self._target}: {_BEHIND} "
+                    f"({_story(branch, state)}; EndTxn: {_text(refusal)})",
+                    committable.branch_id,
+                ) from refusal
 
     def abort_decided(self, committable: Committable) -> None:
         """See `TwoPhaseCommitSink.abortDecided`.
