@@ -806,13 +806,14 @@ def test_second_call_for_a_batch_never_passes_for_its_replay(
     assert job.visible() == Counter([0, 1, 3 if way == "two threads" else 2])
 
 
-@pytest.mark.parametrize("has_conf", [False, True])
+@pytest.mark.parametrize("has_conf", ["", "{}", "file:{}", "file://{}/", "file:{}//."])
 def test_query_without_a_checkpoint_location_is_refused(
-    job: Job, set_conf: Callable[[str, str], None], has_conf: bool
+    job: Job, set_conf: Callable[[str, str], None], has_conf: str
 ) -> None:
     """Spark makes one up that no other start finds: each would deliver all of its rows."""
     if has_conf:
-        set_conf("spark.sql.streaming.checkpointLocation", str(job.folder / "ckpts"))
+        place = has_conf.format(job.folder / "ckpts")
+        set_conf("spark.sql.streaming.checkpointLocation", place)
     job.add(*ids(1, 2))
     writer = job.rows().writeStream.foreachBatch(job.pipeline()).trigger(availableNow=True)
     with pytest.raises(Exception, match="no checkpointLocation"):

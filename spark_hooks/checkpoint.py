@@ -143,11 +143,13 @@ class RunningQuery:
 
     def _check_is_lasting(self, session: SparkSession) -> None:
         """Refuse a checkpoint that Spark has made up for a query without one."""
-        parent, _, name = self.checkpoint.rpartition("/")
+        name = str(self._root.getName())
         place = session.conf.get(_LOCATION, None)
         is_temporary = name.startswith(_TEMPORARY)
         if place is not None and self._query.name() is None and _UUID.fullmatch(name):
-            is_temporary |= parent.endswith(place.rstrip("/"))
+            made_up = self._path_class(place, name)
+            made_up = made_up.getFileSystem(self._conf).makeQualified(made_up)
+            is_temporary |= bool(made_up.equals(self._root))
         if is_temporary:
             raise ConfigurationError(
                 f"the query has no checkpointLocation, so Spark made {self.checkpoint} for this "

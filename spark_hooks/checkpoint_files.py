@@ -46,9 +46,14 @@ class CheckpointFiles:
                 f"the checkpoint in {location} is of query {found}, not of {query_id}"
             )
 
-    def committed(self) -> int:
-        """The highest batch of Spark's commit log; -1 when it is empty."""
-        names = (name.rpartition("/")[2] for name in self._files.names("commits"))
+    def committed(self) -> int | None:
+        """The highest batch of Spark's commit log; -1 when it is empty.
+
+        None where the checkpoint has gone since: an unmounted folder has no files either.
+        """
+        names = [name.rpartition("/")[2] for name in self._files.names("commits")]
+        if self._files.read("metadata") is None:  # asked behind it
+            return None
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def read(self, name: str) -> str | None:

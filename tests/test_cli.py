@@ -511,6 +511,30 @@ def test_batch_whose_checkpoint_is_lost_can_be_abandoned(
     log.close()
 
 
+def test_only_the_batch_that_was_named_is_abandoned(
+    folder: Path,
+    prepared_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the operator is asked, the checkpoint is found and the query goes on."""
+    log = prepare(folder, prepared_file)
+    shutil.rmtree(folder / "ckpt")
+    gone_on: list[TransactionRecord] = []
+
+    def go_on(*_: object, **__: object) -> None:
+        (record,) = log.unfinished("orders")
+        log.complete(log.decide(record, 1), 1)
+        gone_on.append(replace(record, id=replace(record.id, batch_id=2), offsets=("2",)))
+        log.prepare(gone_on[0])
+
+    monkeypatch.setattr("sparkonce.cli.acting._may_fence", go_on)
+    assert run(["recover", "jobs:make", "--abandon", "1"]) == ERROR
+    assert "has gone on while you were asked" in capsys.readouterr().err
+    assert [r.id.batch_id for r in log.unfinished("orders")] == [gone_on[0].id.batch_id]
+    log.close()
+
+
 def test_abandoned_batch_is_told_in_words(
     folder: Path, prepared_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -647,6 +671,29 @@ def test_word_on_a_branch_that_cannot_be_ended(
     assert words == [2]
     told = f"not proven that {decided} has ended: the mount is gone.*Stop the driver.*recover.*hand"
     assert re.search(told, said, re.DOTALL)
+
+
+def test_word_that_another_one_has_followed(
+    folder: Path,
+    decided: str,
+    prepared_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A colleague has ruled that it is redone: its rows are not to be put in by hand."""
+    abort = FileSink.abort
+
+    def redo_and_abort(self: FileSink, branch: BranchId | Committable) -> None:
+        if prepared_file.exists():
+            abort(self, branch)
+            assert settle(decided, "redo") == 0
+        abort(self, branch)
+
+    monkeypatch.setattr(FileSink, "abort", redo_and_abort)
+    assert settle(decided, "committed") == FOUND
+    said = capsys.readouterr().err
+    assert "is not committed any more: another word" in said
+    assert "put them in now" not in said
 
 
 def test_branch_that_is_to_be_redone_is_left_to_the_next_start(
@@ -861,6 +908,14 @@ def test_local_checkpoint(checkpoint: Path, begin: str) -> None:
     for name in ("8", "9", "10", ".11.crc", "11.tmp"):
         (checkpoint / "commits" / name).touch()
     assert found.committed() == 10
+
+
+def test_checkpoint_that_is_unmounted_is_not_empty(checkpoint: Path) -> None:
+    """A batch that Spark has committed would be abandoned."""
+    (checkpoint / "commits" / "8").touch()
+    found = CheckpointFiles(str(checkpoint), QUERY)
+    checkpoint.rename(checkpoint.with_name("away"))
+    assert found.committed() is None
 
 
 @pytest.mark.parametrize("location", ["hdfs://host/ckpt", "s3a://bucket/ckpt", "/no/such/folder"])

@@ -53,6 +53,8 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.sinks.postgres.connections import PgConnection
+from sparkonce.sinks.postgres.merging import Merger
 from sparkonce.testing.services import PostgresServer, start_services
 
 if TYPE_CHECKING:
@@ -206,6 +208,33 @@ def test_held_merge_that_was_ended_unseen_is_merged_again(held_open: World, ends
     (connection,) = sink._held.values()
     with contextlib.suppress(psycopg.Error):
         connection.execute(ends)
+    sink.commit(committable)
+    assert held_open.state() == (3, 1, 0, 0)
+
+
+@pytest.mark.parametrize("message", [2, 3])
+def test_second_merge_that_was_ended_unseen_is_none(
+    held_open: World, monkeypatch: pytest.MonkeyPatch, message: int
+) -> None:
+    """Its rows without its marker would be there, and be merged once more."""
+    held_open.table()
+    sink = held_open.ready()
+    committable = prepare(sink)
+    sink.close()  # the open merge is gone
+    sent: list[int] = []
+    run = Merger._run
+
+    def ending(self: Merger, connection: PgConnection, query: sql.Composed) -> None:
+        sent.append(len(sent) + 1)
+        if sent[-1] == message:
+            connection.execute("ROLLBACK")
+        run(self, connection, query)
+
+    monkeypatch.setattr(Merger, "_run", ending)
+    with pytest.raises(CommitUnresolvedError, match="ended unseen"):
+        sink.commit(committable)
+    assert len(sent) == message
+    assert held_open.state() == (0, 0, 1, 0)
     sink.commit(committable)
     assert held_open.state() == (3, 1, 0, 0)
 

@@ -268,16 +268,19 @@ class Merger:
         return self._pool.run(lambda connection: ask(connection, *asked))
 
     def _merge_again(self) -> None:
+        # Outside of its transaction each message would be one by itself: the rows alone.
+        is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
+
         def attempt(connection: PgConnection) -> None:
             try:
                 self._run(connection, script(*self._opening()))
                 rows = connection.execute(count_rows(self._merge)).fetchone()
                 if rows != (self._merge.rows,):
                     self._refuse(f"its staging tables hold {rows and rows[0]} rows now")
-                self._run(connection, script(*self._moves()))
+                self._run(connection, script(is_ours, *self._moves()))
                 if told := self._changed(connection):
                     self._refuse(f"the table has changed: {told}")
-                connection.execute(COMMIT)
+                self._run(connection, script(is_ours, COMMIT))
             finally:
                 roll_back(connection)
 
@@ -292,7 +295,7 @@ class Merger:
                 return
             if missing:
                 self._lost(missing, error)  # 5
-            if (error.sqlstate or "")[:2] in _REFUSED:
+            if (error.sqlstate or "")[:2] in _REFUSED and _ENDED not in str(error):
                 self._refuse(self._address.said(error), error)
             raise
 

@@ -96,20 +96,27 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
     with open_job(job, checkpoint) as pipeline:
         head = head_of(pipeline.log, pipeline.name)
         place: Checkpoint = find_checkpoint(head, checkpoint)
+        prepared = _prepared(pipeline)
         if abandon is not None:
-            place = _lost_checkpoint(pipeline, place, abandon)
+            place = _lost_checkpoint(prepared, place, abandon)
         before = _standing(pipeline)
         if not (before["unfinished"] or before["orphans"] or before["not_listed"]):
             return _report(screen, pipeline, before, before, None)
         _may_fence(pipeline.log, pipeline.name, yes=yes, always=abandon is not None)
         error: SinkError | None = None
+        coordinator = take_over(pipeline, place)
+        if abandon is not None and _prepared(pipeline) != prepared:
+            raise ConfigurationError(
+                f"{pipeline.name!r} has gone on while you were asked, and batch {abandon} is not "
+                "what it was: nothing was aborted. The driver that runs now is fenced; see "
+                "`sparkonce status`"
+            )
         try:
-            take_over(pipeline, place).recover()
+            coordinator.recover()
         except SinkError as found:  # what is left is shown, with what was said of it
             error = found
         left = _standing(pipeline)
-        prepared = any(r["state"] == State.PREPARED.value for r in left["unfinished"])
-        if prepared and place.committed() is None:
+        if _prepared(pipeline) and place.committed() is None:
             click.echo(
                 f"What is prepared is left to the query's next start: only Spark's checkpoint says "
                 f"whether it commits, and {place.location} cannot be read from here. Say "
@@ -238,10 +245,15 @@ def _end(
         )
         return None
     told = []
-    for (_, committable), ended in zip(
-        chosen, end_branches(job, record, [c for _, c in chosen]), strict=True
-    ):
+    all_ended = end_branches(job, record, [c for _, c in chosen])
+    now = job.log.find(record.id)
+    for (_, committable), ended in zip(chosen, all_ended, strict=True):
         name = committable.branch_id.short
+        if now is None or now.ruling(committable) is not ruling:
+            why = "another word has followed it; look with `sparkonce log show` first"
+            click.echo(f"{name} is not {ruling} any more: {why}.", err=True)
+            told.append({"branch": name, "how": End.UNKNOWN.value, "why": why})
+            continue
         text = {
             End.ENDED: f"{name} has ended: its sink proves that it was not committed, and nobody "
             "can commit it now. " + _HAS_ENDED[ruling],
@@ -360,15 +372,21 @@ def _may_fence(log: TransactionLog, pipeline: str, *, yes: bool, always: bool = 
     click.confirm("Go on?", abort=True, err=True)
 
 
-def _lost_checkpoint(pipeline: ExactlyOnce, place: Checkpoint, batch_id: int) -> Checkpoint:
+def _prepared(pipeline: ExactlyOnce) -> list[TransactionRecord]:
+    unfinished = pipeline.log.unfinished(pipeline.name)
+    return [record for record in unfinished if record.state is State.PREPARED]
+
+
+def _lost_checkpoint(
+    prepared: Sequence[TransactionRecord], place: Checkpoint, batch_id: int
+) -> Checkpoint:
     """The operator's word in the place of a checkpoint that nobody can read any more."""
     if place.committed() is not None:
         raise ConfigurationError(
             f"the checkpoint {place.location} can be read, and says itself what becomes of batch "
             f"{batch_id}: leave --abandon out"
         )
-    unfinished = pipeline.log.unfinished(pipeline.name)
-    if all((r.id.batch_id, r.state) != (batch_id, State.PREPARED) for r in unfinished):
+    if batch_id not in {record.id.batch_id for record in prepared}:
         raise ConfigurationError(
             f"batch {batch_id} is not prepared: `sparkonce status` shows what is unfinished"
         )

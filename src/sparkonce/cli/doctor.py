@@ -115,7 +115,7 @@ def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
         )
         return
     committed = checkpoint.committed()
-    last = f"batch {committed} is the last" if committed >= 0 else "there is none"
+    last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
     yield Finding(
         Level.WARNING,
         f"{checkpoint.location} is on this machine's disk; of the batches that Spark has "
