@@ -704,6 +704,28 @@ def test_failure_behind_which_another_driver_took_over_is_not_tried_again(
     assert token(pipeline) == 2
 
 
+def test_start_behind_which_another_driver_took_over_is_not_tried_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The machine slept between two tries: what the other one has prepared would be abandoned."""
+    job.add(*ids(1))
+    leave_undecided(job, monkeypatch)
+    pipeline = checkpoint_pipeline(job)
+
+    def lose(point: str, where: object) -> None:
+        if point == "recover.before_finish" and token(pipeline) == 2:
+            head = head_of(pipeline.log, "orders")
+            targets = {sink.name: sink.target for sink in pipeline.sinks}
+            pipeline.log.begin(claim_again(pipeline.log, head, targets))
+            raise failpoints.InjectedError(point)
+
+    monkeypatch.setattr(failpoints, "handler", lose)
+    with idle(job, pipeline):
+        wait_for(lambda: "was not recovered yet" in caplog.text)
+    assert "was taken over by" in caplog.text
+    assert token(pipeline) == 3
+
+
 def test_exit_waits_for_no_batch_that_runs(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -80,6 +80,9 @@ _listening: list[weakref.ref[ExactlyOnce]] = []
 _serving: weakref.WeakValueDictionary[str, ExactlyOnce] = weakref.WeakValueDictionary()
 """By query id: the object that has turned to the query last."""
 
+_begun: dict[tuple[str, str], RunId] = {}
+"""The run that has had the last token of a pipeline here, by its log's id and its name."""
+
 _returned: dict[str, tuple[RunId, int]] = {}
 """By query id: the run, and the highest batch of it that an object has delivered."""
 
@@ -434,8 +437,10 @@ class ExactlyOnce:
             checkpoint_pipeline=None if bound is None else bound.pipeline,
             replaces=self._replaces,
             adopt=self._adopt,
+            goes_on=_begun.get((self.log.log_id, self.name)) == query.run,
         )
         coordinator = self.coordinator(claim, query)
+        _begun[self.log.log_id, self.name] = query.run
         query.bind(bound, coordinator.incarnation.owner.log_id, self.name)
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
@@ -579,12 +584,6 @@ class ExactlyOnce:
         # Before Spark has the batch, a new incarnation would abandon it.
         if not query.is_active or (committed := query.committed()) < batch_id:
             raise failure
-        head = self.log.head(self.name)
-        if head is None or head.run_id != query.run.run_id:  # not by its token: we may have a newer
-            by = "nobody that the log knows" if head is None else head.driver
-            raise FencedError(
-                f"pipeline {self.name!r} was taken over by {by}, which settles batch {batch_id}"
-            ) from failure
         self._coordinator = self._begin(query, committed + 1)
         self._failure = None
 

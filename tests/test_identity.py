@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.model import Owner
 from sparkonce.txn_log.identity import Claim, Known, admit
 from sparkonce.txn_log.record import Head, Incarnation, Share, State, TransactionRecord
@@ -43,6 +43,7 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         claim(3, offsets=offsets(2, 3), checkpoint_log_id=LOG_ID, checkpoint_pipeline="orders"),
         known(1, 2),
     ),
+    "run that goes on behind itself": (claim(3, run_id="run", goes_on=True), known(2)),
     "replay of an abandoned batch": (
         claim(2, offsets=offsets(1, 2)),
         known(newest=replace(record(INCARNATION, 2), state=State.ABANDONED)),
@@ -266,3 +267,10 @@ def test_sink_without_branches_may_go() -> None:
         known(2, unfinished=unfinished(kafka=Share("topic"))),
         now=5.0,
     )
+
+
+@pytest.mark.parametrize("head", [None, replace(HEAD, run_id="another")])
+def test_run_that_goes_on_behind_another_is_fenced(head: Head | None) -> None:
+    """Its token would fence that one, and abandon what it has prepared."""
+    with pytest.raises(FencedError, match="was taken over by"):
+        admit(claim(3, run_id="run", goes_on=True), known(2, head=head), 0.0)

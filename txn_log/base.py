@@ -163,6 +163,7 @@ class TransactionLog(ABC):
         Raises:
             ConfigurationError: the identity guard refuses, or the pipeline was moved to another
                 log; nothing was written, nobody is fenced.
+            FencedError: another run has followed the one that asks to go on.
         """
 
         def step(store: Store) -> Head:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 
 _IF_LOST = (
@@ -45,6 +45,7 @@ class Claim:
             this id, which is lost; or, where this log knows the query, go on at this batch
             ("batch 12") behind batches that it has no record of. It says nothing of any other
             start, so that it may stay in the settings.
+        goes_on: whether this run has had a token before; it is given none behind another's.
     """
 
     pipeline: str
@@ -59,6 +60,7 @@ class Claim:
     checkpoint_pipeline: str | None = None
     replaces: str | None = None
     adopt: bool | str = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,17 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
 
     Raises:
         ConfigurationError: this start would lose or repeat rows; it names the way out.
+        FencedError: another run has followed the one that asks to go on.
     """
+    head = known.head
+    if claim.goes_on and (head is None or head.run_id != claim.run_id):
+        by = "nobody that the log knows" if head is None else f"{head.driver} (run {head.run_id})"
+        raise FencedError(
+            f"pipeline {claim.pipeline!r} was taken over by {by} while the run {claim.run_id} "
+            "stood still: let that one go on, or stop it and start this query again"
+        )
     _check_checkpoint_knows_this_log(claim, known)
     _check_sinks_can_finish(claim, known)
-    head = known.head
     if head is None or head.query_id != claim.query_id:
         _check_new_query(claim, known)
     else:
