@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
+from typing import ClassVar
 
 import pytest
 
@@ -340,6 +341,41 @@ def test_ruled_branch_of_another_target_is_not_called_ended(world: World) -> Non
     ended = end_ruled(sink, branch, "elsewhere")
     assert (ended.how, sink.calls) == (End.UNKNOWN, ["abort"])
     assert "elsewhere" in end_ruled(None, branch, "elsewhere").why
+
+
+@pytest.mark.parametrize("ruling", GIVEN_UP)
+def test_ruled_branch_on_a_server_that_went_back_in_time(
+    world: World, caplog: pytest.LogCaptureFixture, ruling: Ruling
+) -> None:
+    """A backup has all of the batch prepared again: the word holds, the others are committed."""
+
+    class Listing(MemorySink):
+        lists_uncommitted_only: ClassVar[bool] = True
+
+    def listing(sinks: Sequence[MemorySink]) -> None:
+        sinks[0].__class__ = Listing
+
+    world.prepare_sinks = listing
+    ruled, kept = branches(world)
+    store, backup = world.stores[LEFT], dict(world.stores[LEFT].prepared)
+    settle(world, ruling, ruled)
+    world.start(Process())
+    is_settled(world)
+    for name, rows in backup.items():
+        store.visible.pop(name, None)
+        store.prepared[name] = rows
+    world.start(Process())
+    is_settled(world)
+    told = [r.getMessage() for r in caplog.records if "went back in time" in r.getMessage()]
+    assert [str(kept.branch_id) in line for line in told] == [True]
+
+
+def is_settled(world: World) -> None:
+    """Of batch 0 the left sink shows the branch that was not ruled on, and nothing is left over."""
+    assert newest(world).state is State.SETTLED
+    assert world.stores[LEFT].rows() == {3: 1, 4: 1, 5: 1}
+    assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+    assert not any(store.prepared for store in world.stores.values())
 
 
 @pytest.mark.parametrize("point", ["commit.before", "complete.before", "complete.after"])

@@ -97,6 +97,12 @@ _BEFORE_THE_DECISION: Final = (
         "errors = sink.abortBatch(orphans) if orphans else ()",
         "errors = [None for _ in orphans]",
     ),
+    _tested(
+        "two branches of one name decided",
+        "I1",
+        Edit(COORDINATOR, "        if len(set(names)) != len(names):\n", "        if False:\n"),
+        "tests/test_coordinator.py::test_two_branches_of_one_name_abort_the_batch",
+    ),
 )
 
 _RECOVERY: Final = (
@@ -150,6 +156,17 @@ _RECOVERY: Final = (
         "I5",
         "            if standing.state is State.DECIDED:\n                self._finish",
         "            if standing.state is None:\n                self._finish",
+    ),
+    _tested(
+        "batch that another driver has prepared drained",
+        "I5",
+        Edit(
+            COORDINATOR,
+            "            if standing.state is State.PREPARED:\n                # Our",
+            "            if False:\n                # Our",
+        ),
+        "tests/test_coordinator.py"
+        "::test_driver_paused_before_it_looks_leaves_what_another_has_prepared",
     ),
 )
 
@@ -230,6 +247,17 @@ _COMMIT: Final = (
         "redo forgets the branches that are not lost",
         "I3",
         (Edit(REWRITE, "if c.branch_id.name not in gone),\n", "if False),\n"),),
+    ),
+    _tested(
+        "safe_until ignored in the redo",
+        "I2",
+        Edit(
+            COORDINATOR,
+            "            self._check_safe(record.id, "
+            "(c for s in voted.values() for c in s.committables))\n",
+            "",
+        ),
+        "tests/test_coordinator.py::test_branch_written_again_that_is_too_old_is_not_named",
     ),
 )
 
@@ -468,6 +496,22 @@ _SETTLEMENT: Final = (
             "",
         ),
         "tests/test_log.py::TestSqliteLog::test_only_what_is_decided_is_settled",
+    ),
+    _tested(
+        "given up branch committed by the sweep",
+        "I3",
+        Edit(COORDINATOR, " and not record.is_ruled_out(committable)", ""),
+        "tests/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
+    ),
+    _tested(
+        "committed branches of a settled batch swept",
+        "I1",
+        Edit(
+            COORDINATOR,
+            "if record is None or not record.state.is_finished:",
+            "if record is None or record.state is not State.COMPLETE:",
+        ),
+        "tests/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
     ),
 )
 
