@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.testing.log_cases import QUERY, claim, deliver
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog, checkpoint_log
 from sparkonce.txn_log import folder as folder_module
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, LocalFolder, check_create
+from sparkonce.txn_log.hadoop import HadoopFolder
+from tests.disk import Disk
 
 
 def folder_of(address: str) -> Path:
@@ -220,6 +223,71 @@ def test_folder_that_cannot_be_listed_is_not_empty(
     for log in (begun, fresh):
         with pytest.raises(LogUnavailableError, match=os.strerror(code)):
             log.unfinished("orders")
+
+
+def test_document_is_on_the_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders before what is in them, bytes before their name, the name before the answer (I3)."""
+    disk = Disk(monkeypatch)
+    folder = LocalFolder(tmp_path / "ckpt" / "sparkonce-log")
+    assert folder.create("orders/head/1.json", "{}")
+    aside = ".1.json.tmp"
+    assert [re.sub(r"\.[0-9a-f]{16}\.", ".", step) for step in disk.done] == [
+        *("name ckpt", f"sync {tmp_path.name}", "name sparkonce-log", "sync ckpt"),
+        *("name orders", "sync sparkonce-log", "name head", "sync orders"),
+        *(f"sync {aside}", "name 1.json", "sync head"),
+    ]
+    assert disk.holds(tmp_path / "ckpt/sparkonce-log/orders/head/1.json")
+
+
+def test_name_that_may_not_be_on_the_disk_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands, and a power cut may undo it: whoever wrote it has to look again."""
+    disk = Disk(monkeypatch)
+    folder = LocalFolder(tmp_path)
+    disk.fails = tmp_path.name
+    with pytest.raises(DecisionUnknownError, match=r"1\.json may not be on the disk"):
+        folder.create("1.json", "{}")
+    assert disk.fails is None
+    assert folder.read("1.json") == "{}"
+    assert not folder.create("1.json", "[]")
+
+
+class Stream:
+    """One of Hadoop's, as Py4J shows it."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.calls: list[str] = []
+        self._failing = failing
+
+    def __getattr__(self, verb: str) -> Any:
+        def call(*_: object) -> None:
+            self.calls.append(verb)
+            if verb == self._failing:
+                raise ConnectionError(verb)
+
+        return call
+
+
+def test_document_is_on_the_disks_of_hadoop_before_it_counts() -> None:
+    """Closed alone, it may be in the memory of the data nodes; a store's stream knows no hsync."""
+    HadoopFolder._write(stream := Stream(), "{}")
+    assert stream.calls == ["write", "hsync", "close"]
+    HadoopFolder._write(stream := Stream(), "{}", close_publishes=True)
+    assert stream.calls == ["write", "close"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "is_store"), [("write", False), ("hsync", False), ("write", True)]
+)
+def test_document_that_hadoop_does_not_take_whole(failing: str, is_store: bool) -> None:
+    """The error comes out; in a store, where closing would publish a part of it, it is aborted."""
+    stream = Stream(failing)
+    with pytest.raises(ConnectionError, match=failing):
+        HadoopFolder._write(stream, "{}", close_publishes=is_store)
+    assert stream.calls[-2:] == [failing, "abort" if is_store else "close"]
 
 
 def test_race_for_which_a_thread_cannot_start_ends(

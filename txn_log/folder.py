@@ -188,7 +188,7 @@ class LocalFolder:
         self._address = address or f"checkpoint:{root.parent}"
         try:
             if create:
-                root.mkdir(parents=True, exist_ok=True)
+                _make_folders(root)
         except OSError as error:
             kind = ConfigurationError if error.errno in _LASTING else LogUnavailableError
             raise kind(f"the folder {root} cannot be made ({error})") from error
