@@ -95,6 +95,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
             raise ConfigurationError(f"FileSink: the folder {self._folder} does not exist: make it")
         try:
             self._hidden.mkdir(exist_ok=True)
+            fsync_folder(self._folder)
             self._id = id_of_folder(self._folder)
         except OSError as error:
             raise ConfigurationError(

@@ -16,6 +16,7 @@ from sparkonce.errors import CommitUnresolvedError, ConfigurationError, Prepared
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.ruled import End, end_ruled
+from tests.disk import Disk
 
 OWNER = Owner("0" * 16, "5b1d")
 BRANCH = BranchId(OWNER, 7, 4, "file", 0, 11)
@@ -51,6 +52,35 @@ def test_rows_are_visible_after_commit_and_not_before(sink: FileSink, tmp_path: 
     sink.commit(committable)
     FileSink(tmp_path).commit(committable)
     assert (hidden(tmp_path), visible(tmp_path)) == (0, 2)
+
+
+def test_what_is_promised_is_on_the_disk(
+    sink: FileSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prepared: bytes and name; committed: the new name, also where another commit gave it."""
+    disk, name = Disk(monkeypatch), f"{BRANCH}parquet"
+    committable = prepare(sink)
+    assert disk.done == [f"sync {name}", "sync _sparkonce"]
+    assert disk.holds(tmp_path / "_sparkonce" / name)
+    disk.done.clear()
+    sink.commit(committable)
+    assert disk.done == [f"name {name}", f"sync {tmp_path.name}"]
+    disk.done.clear()
+    sink.commit(committable)
+    assert disk.done == [f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_hidden_folder_is_on_the_disk_before_anything_is_in_it(
+    sink: FileSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """Also where somebody has removed the empty one, and the folder has its id already."""
+    (tmp_path / "_sparkonce").rmdir()
+    if is_new:
+        next(tmp_path.glob("_sparkonce_folder.*")).unlink()
+    disk = Disk(monkeypatch)
+    sink.validate(ROWS.schema)
+    assert disk.done[:1] + disk.done[-1:] == ["name _sparkonce", f"sync {tmp_path.name}"]
 
 
 def test_abort_removes_what_is_prepared_and_never_what_is_committed(

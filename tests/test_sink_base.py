@@ -37,6 +37,7 @@ from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.testing.kills import CommitPolicy, Kill, crash_points, sample
 from sparkonce.testing.sink_world import stored
 from sparkonce.txn_log.record import Incarnation
+from tests.disk import Disk
 
 BRANCH = BranchId(Owner("0" * 16, "5b1d"), 7, 4, "list", 0, 11)
 
@@ -307,6 +308,17 @@ def test_rows_stay_staged_until_the_batch_is_complete(tmp_path: Path) -> None:
     sink.abort(left)
     assert list(tmp_path.iterdir()) == []
     assert len(sink.store) == 1
+
+
+def test_staged_rows_are_on_the_disk_before_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes and name: the store has nothing yet, so a power cut would take the last copy."""
+    disk = Disk(monkeypatch)
+    staged(StoreSink(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert disk.done == [f"sync {file.name}", f"sync {tmp_path.name}"]
+    assert disk.holds(file)
 
 
 @pytest.mark.parametrize(
