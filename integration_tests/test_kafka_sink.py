@@ -427,6 +427,61 @@ def test_batch_that_cannot_be_committed_together_is_committed_one_by_one(
     world.sees("1", "2", "3")
 
 
+def still_open(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
+    """One partition of the branch has not got its marker yet."""
+    real = together.open_producers
+    ((topic, numbers),) = branch.partitions.items()
+
+    async def found(*asked: Any) -> set[tuple[str, int, int]]:
+        return {*await real(*asked), (topic, numbers[-1], branch.producer_id)}
+
+    patch.setattr(together, "open_producers", found)
+
+
+def unstable(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
+    """The marker of the branch's own group is not written yet."""
+    real = together._ask_offsets
+
+    async def spoiled(answer: Any) -> Any:
+        told = await answer
+        for group in told.groups:
+            if group.group_id == branch.transactional_id:
+                group.topics[0].partitions[0].error_code = errors.UnstableOffsetCommitError.errno
+        return told
+
+    patch.setattr(together, "_ask_offsets", lambda *asked: [spoiled(a) for a in real(*asked)])
+
+
+@pytest.mark.parametrize("keep_back", [still_open, unstable])
+def test_branch_that_is_not_proven_together_is_proven_by_itself(
+    sink: KafkaSink,
+    owner: Owner,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    keep_back: Callable[[pytest.MonkeyPatch, KafkaBranch], None],
+) -> None:
+    """EndTxn's yes, and what proves the others of the batch, are no proof of this one."""
+    committables = prepare_three(sink, owner)
+    assert sink.commitBatch(committables) == [None] * 3
+    for committable in committables:
+        world.becomes(committable.branch_id, committed_state(sink))
+    first, kept_back, third = (committable.branch_id.name for committable in committables)
+    ended = []
+    real = Finisher.end
+
+    def end(self: Finisher, name: str, *rest: Any, **more: Any) -> bool:
+        ended.append(name)
+        return real(self, name, *rest, **more)
+
+    monkeypatch.setattr(Finisher, "end", end)
+    keep_back(monkeypatch, KafkaBranch.of(committables[1]))
+    assert sink._outcome.commit_together(committables) == {first, third}
+    assert ended == []
+    assert sink.commitBatch(committables) == [None] * 3
+    assert ended == [kept_back]
+    world.sees("1", "2", "3")
+
+
 def test_markers_that_stay_away_are_waited_for_one_by_one(
     sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
