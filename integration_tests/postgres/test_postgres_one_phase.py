@@ -498,3 +498,25 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     assert world.state() == (3, 1, 0, 0)
     driver.run(OneBatch(sink, 1))
     assert prepares.xids() == [(0, False), (1, True)]
+
+
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_complete_batch_on_a_server_that_went_back_in_time(
+    prepares: Pipeline, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    """The log has the end of the batch, the server its PREPARE alone: no sweep rolls that back."""
+    world, log = prepares.world, prepares.log()
+    sink = world.ready(mode=mode)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PostgresLog, "why_two_phases", lambda self, ask: "as it was")
+        driver = prepares.driver(sink, log)
+        record = driver._decide(driver._prepare(OneBatch(sink, 0)))
+    log.complete(record, driver.incarnation.token)
+    named = sorted(str(c.branch_id) for c in record.committables())
+    assert (world.gids(), world.ids(), world.markers()) == (named, [], [])
+    driver = prepares.driver(sink, run_id="2")
+    assert caplog.text.count("went back in time") == len(named)
+    for _ in range(2):
+        assert world.state() == (3, len(named), 0, 0)
+        driver.sweep()
+    assert log.history("orders")[0].state is State.COMPLETE
