@@ -41,6 +41,8 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres import merging
+from sparkonce.sinks.postgres.server import leave_prepared
 from sparkonce.spark_hooks.batch import with_hashes
 from sparkonce.testing.services import start_services
 
@@ -322,6 +324,30 @@ def test_transaction_that_failed_or_ended_does_not_pass_as_prepared(
     with pytest.raises(PrepareRejectedError, match="transaction"):
         sink.preCommit(handle)
     assert prepared.state() == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("ends", ["SELECT 1 / 0", "ROLLBACK"])
+def test_merge_that_failed_or_ended_does_not_pass_as_prepared(
+    prepared: World, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Nor in the staged mode; and nobody is told to look for a standby."""
+    prepared.table()
+    sink = prepared.ready()
+    staged = stage(sink)
+    called = []
+
+    def fail_unseen(connection: Any, gid: str) -> str | None:
+        called.append(gid)
+        with contextlib.suppress(psycopg.errors.DivisionByZero):
+            connection.execute(ends.encode())
+        return leave_prepared(connection, gid)
+
+    monkeypatch.setattr(merging, "leave_prepared", fail_unseen)
+    with pytest.raises(PrepareRejectedError, match="the server answered ROLLBACK") as caught:
+        sink.prepareBatch(merge_of(), [staged])
+    assert called == [str(merge_of())]
+    assert "standby" not in str(caught.value)
+    assert (prepared.ids(), prepared.markers(), prepared.gids()) == ([], [], [])
 
 
 def test_branch_rolled_back_by_an_operator_is_lost(prepared: World) -> None:
