@@ -513,6 +513,17 @@ def test_abort_after_the_commit_changes_nothing(world: World) -> None:
     assert world.state() == (3, 1, 0, 0)
 
 
+@pytest.mark.parametrize("names", [["name", "id"], ["id"], ["id", "name", "more"], ["id", "Name"]])
+def test_rows_with_other_columns_than_were_checked(prepared: World, names: list[str]) -> None:
+    """COPY goes by position: they would land in each other's columns, or fail without a name."""
+    prepared.table("id text, name text")
+    sink = prepared.ready(pa.schema([("id", pa.string()), ("name", pa.string())]))
+    with pytest.raises(PrepareRejectedError, match=r"\['id', 'name'\] were checked") as caught:
+        stage(sink, pa.table({name: ["a"] for name in names}))
+    assert str(names) in str(caught.value)
+    assert prepared.state() == (0, 0, 0, 0)
+
+
 def test_discarded_handle_leaves_nothing(prepared: World) -> None:
     prepared.table()
     sink = prepared.ready()
