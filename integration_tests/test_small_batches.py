@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.functions import udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from integration_tests.test_exactly_once import Job, ids
@@ -23,6 +26,7 @@ from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks import batch
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import SmallBatches
 from sparkonce.txn_log.record import Fingerprint, Part, Share, State
@@ -140,6 +144,40 @@ def test_passes_of_their_own_and_single_writers(job: Job) -> None:
         assert by_driver(pipeline, sink) == [False] * 3 + [True] * 2
 
 
+@pytest.mark.parametrize("driver_rows", [0, 1000])
+def test_passes_of_their_own_see_the_same_rows(job: Job, driver_rows: int) -> None:
+    """What a batch makes by chance is made once, on the executors and on the driver."""
+    one = job.sink_folder("one")
+    for n in range(4):
+        job.add(*ids(2 * n, 2 * n + 1))
+    pipeline = job.pipeline(
+        sinks=[FileSink(job.out), FileSink(one, name="one", writers=1)], driver_rows=driver_rows
+    )
+    by_chance = udf(lambda: str(uuid4())).asNondeterministic()
+    job.run(pipeline, lambda df: halves(df).withColumn("made", by_chance()))
+    assert by_driver(pipeline) == by_driver(pipeline, "one") == [False] * 3 + [driver_rows > 0]
+    assert len(job.visible(column="made")) == 8
+    assert job.visible(one, "made") == job.visible(column="made")
+
+
+def test_partition_that_comes_back_twice_aborts_the_batch(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the two answers would be of another try, whose rows are others or come again."""
+    job.add(*ids(0, 1, 2, 3))
+    decode = PartitionSummary.decode
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionSummary, "decode", lambda text: replace(decode(text), partition=0))
+        with pytest.raises(Exception, match=r"ProtocolError.*batch 0: .*a partition twice"):
+            job.run(job.pipeline(), halves)
+    assert job.visible() == Counter()
+    assert not list((job.out / "_sparkonce").iterdir())
+    pipeline = job.pipeline()
+    assert not pipeline.log.history("orders")
+    job.run(pipeline, halves)
+    assert job.visible() == Counter(range(4))
+
+
 class FailingOnTheDriver(FileSink):
     """Prepares nothing outside of a task."""
 
@@ -205,6 +243,30 @@ def test_lost_branch_of_the_driver_is_written_again(
         True,
     )
     assert len(record.shares["file"].committables) == 2
+
+
+def test_lost_branch_of_the_driver_that_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes the batch again at once, with the executors and in the names of the next pass."""
+    for n in range(4):
+        job.add(*ids(4 * n, 4 * n + 1, 4 * n + 2, 4 * n + 3))
+    lost = []
+
+    def lose(reached: str, where: Mapping[str, object]) -> None:
+        if (reached, where.get("batch")) == ("decide.after", 3):
+            (hidden,) = (job.out / "_sparkonce").iterdir()
+            hidden.unlink()
+            lost.append(BranchId.from_name(hidden.stem + "."))
+
+    monkeypatch.setattr(failpoints, "handler", lose)
+    pipeline = job.pipeline()
+    job.run(pipeline, halves)
+    assert job.visible() == Counter(range(16))
+    record, *_ = pipeline.log.history("orders")
+    assert (record.state, record.revision) == (State.COMPLETE, 1)
+    assert [c.branch_id for c in record.lost] == lost
+    assert record.lost[0].branch_id.attempt > DRIVER_ATTEMPT
+    again = [c.branch_id for c in record.shares["file"].committables]
+    assert {(b.write_pass, b.attempt > DRIVER_ATTEMPT) for b in again} == {(1, False)}
 
 
 def test_failing_batch_is_aborted_and_replayed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
