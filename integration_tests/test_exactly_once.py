@@ -186,6 +186,53 @@ def test_one_writer_makes_one_branch_of_a_batch(job: Job, is_alone: bool) -> Non
         assert branches == ({"one": 1} if is_alone else {"other": 3, "one": 1})
 
 
+class SpellingSink(FileSink):
+    """Makes its columns of those that `select=` leaves."""
+
+    def columns(self, schema: pa.Schema, rows: str) -> list[str]:
+        return [f"{rows}.`{name}` AS `{name}`" for name in schema.names]
+
+
+@pytest.mark.parametrize(
+    ("beside", "settings"), [(FileSink, {}), (DealingSink, {"writers": 2}), (SpellingSink, {})]
+)
+def test_names_of_a_select_are_the_same_beside_other_sinks(
+    job: Job, beside: type[FileSink], settings: dict[str, Any]
+) -> None:
+    """Also on the driver, which writes the last batches, and of expressions without AS."""
+    select = ["CAST(id AS string) -- as text", "id + 1", "at AS `a.t` -- instant", "id * 2 AS id2"]
+    folder = job.sink_folder("beside")
+    sinks = [
+        FileSink(job.out, select=select),
+        FileSink(job.sink_folder("whole"), name="whole"),
+        beside(folder, name="beside", select=["upper(CAST(id AS string))", *select], **settings),
+    ]
+    for n in range(5):
+        job.add(*ids(n))
+    job.run(job.pipeline(sinks=sinks))
+    names = ["id", "(id + 1)", "a.t", "id2"]
+    assert {tuple(pq.read_schema(f).names) for f in job.out.glob("*.parquet")} == {tuple(names)}
+    names = ["upper(CAST(id AS STRING))", *names]
+    assert {tuple(pq.read_schema(f).names) for f in folder.glob("*.parquet")} == {tuple(names)}
+    assert job.visible() == job.visible(folder) == Counter("01234")
+
+
+@pytest.mark.parametrize(
+    "select", [["id + 1 AS next", "next * 2 AS twice"], ["explode(array(id, id)) AS id"]]
+)
+def test_select_that_works_alone_only_is_refused_beside_other_sinks(
+    job: Job, select: list[str]
+) -> None:
+    job.add(*ids(1))
+    sinks = [FileSink(job.out), FileSink(job.sink_folder("other"), name="other", select=select)]
+    pipeline = job.pipeline(sinks=sinks)
+    said = refused(job, pipeline)
+    assert "other: select=" in said
+    assert "transform=" in said
+    assert pipeline.log.head("orders") is None
+    job.run(job.pipeline(sinks=[FileSink(job.out, select=select)]))
+
+
 def test_torn_file_of_the_checkpoint_is_named(job: Job) -> None:
     """Spark names it when it reads it; nothing of ours fails before."""
     job.add(*ids(1))

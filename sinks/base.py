@@ -116,6 +116,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             every name in the external system and of every record.
         select: SQL expressions that make this sink's columns from the batch's, one row from each
             row, such as ``["id", "to_json(struct(*)) AS value"]``; default: the batch's columns.
+            They are named as ``df.selectExpr(*select)`` names them, also without AS.
             Sinks with different `select` are still written in one pass over the batch.
         transform: any function from DataFrame to DataFrame, applied before `select`, so that this
             sink can get other rows. It costs a snapshot of the batch and a pass of its own.

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 from pyspark import cloudpickle
-from pyspark.errors import PySparkTypeError
+from pyspark.errors import AnalysisException, PySparkTypeError
+from pyspark.sql.functions import col
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -90,7 +91,12 @@ class SparkBatch:
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
-        schemas = [self._schema(sink) for sink in self._sinks]
+        schemas: dict[str, pa.Schema] = {}
+        for together in _passes(self._sinks):
+            transform = together[0].transform
+            df = self._df if transform is None else transform(self._df)
+            schemas |= {sink.name: _arrow_schema(_shaped(df, sink)) for sink in together}
+            with_hashes(df, together)  # what cannot be analysed, Spark says here
 
         def check(sink: AnySink, schema: pa.Schema) -> None:
             try:
@@ -103,28 +109,21 @@ class SparkBatch:
                     f"{sink!r} cannot be used: {type(error).__name__}: {error}"
                 ) from error
 
-        at_once(lambda pair: check(*pair), zip(self._sinks, schemas, strict=True))
+        at_once(lambda sink: check(sink, schemas[sink.name]), self._sinks)
         for sink in self._sinks:  # what `validate` found out travels with it
             check_pickles(sink)
-
-    def _schema(self, sink: AnySink) -> pa.Schema:
-        df = self._df if sink.transform is None else sink.transform(self._df)
-        return _arrow_schema(_shaped(df, sink))
 
     def write(
         self, incarnation: Incarnation, rewrite: Rewrite | None = None
     ) -> Mapping[str, Share]:
         sinks = [s for s in self._sinks if rewrite is None or s.name in rewrite.partitions]
-        passes: dict[object, list[AnySink]] = {}
-        for sink in sinks:
-            alone = sink.transform or sink.dealt_by
-            passes.setdefault(sink.name if alone else sink.writers, []).append(sink)
+        passes = _passes(sinks)
         # Several passes must see the same rows, and a transform that Spark can prune must not
         # starve a stateful query.
         must_last = len(passes) > 1 or any(s.transform for s in sinks)
         shares: dict[str, Share] = {}
         with _snapshot(self._df) if must_last else nullcontext(self._df) as rows:
-            for together in passes.values():
+            for together in passes:
                 transform = together[0].transform
                 df = rows if transform is None else transform(rows)
                 shares |= self._write_pass(df, together, incarnation, rewrite)
@@ -235,6 +234,15 @@ class SparkBatch:
         return summaries
 
 
+def _passes(sinks: Sequence[AnySink]) -> list[list[AnySink]]:
+    """The sinks that share a pass each."""
+    passes: dict[object, list[AnySink]] = {}
+    for sink in sinks:
+        alone = sink.transform or sink.dealt_by
+        passes.setdefault(sink.name if alone else sink.writers, []).append(sink)
+    return list(passes.values())
+
+
 @contextmanager
 def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
     """The rows as they are now, on the executors until the block ends.
@@ -287,8 +295,7 @@ def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, lis
         if is_plain(schema := rows.schema):
             name = free_name(schema.names)
             return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
-    selects = enumerate(select for select, _ in distinct)
-    rows = df.selectExpr(*(f"struct({', '.join(s or '*')}) AS lane{n}" for n, s in selects))
+    rows = _in_lanes(df, list(distinct.values()))
     if any(sink.columns for sink in distinct.values()):
         # In a step of its own: what `select` makes by chance, such as uuid(), is made once.
         lanes = zip(_arrow_schema(rows), distinct.values(), strict=True)
@@ -299,6 +306,48 @@ def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, lis
     )
     shapes = list(distinct)
     return rows.selectExpr("*", *hashes), [shapes.index((s.select, s.columns)) for s in sinks]
+
+
+def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
+    """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives them.
+
+    Raises:
+        ConfigurationError: Spark takes the expressions in a `selectExpr` of their own only.
+    """
+    lanes = [_struct(sink.select, f"lane{n}") for n, sink in enumerate(sinks)]
+    try:
+        rows = df.selectExpr(*lanes)
+    except AnalysisException as error:
+        faulty = [sink for sink in sinks if not _is_analysable(df, sink)] or sinks
+        raise ConfigurationError(
+            f"{' and '.join(sink.name for sink in faulty)}: select= cannot be evaluated in one "
+            "pass over the batch with the columns of all sinks: let each expression stand for "
+            "itself, without the alias of another one, explode or an aggregate, or make the "
+            f"columns in transform=, which gets a pass of its own. Spark says: {error}"
+        ) from error
+    # By position: in a struct, Spark calls CAST(id AS string) col1, and not id.
+    meant = [df if sink.select is None else df.selectExpr(*sink.select) for sink in sinks]
+    return rows.select(
+        *(
+            lane
+            if cast("StructType", rows.schema[lane].dataType).names == columns.schema.names
+            else col(lane).cast(columns.schema).alias(lane)
+            for lane, columns in zip(rows.columns, meant, strict=True)
+        )
+    )
+
+
+def _struct(select: Sequence[str] | None, name: str) -> str:
+    expressions = "\n, ".join(select or ["*"])  # each may end with a comment
+    return f"struct({expressions}\n) AS {name}"
+
+
+def _is_analysable(df: DataFrame, sink: AnySink) -> bool:
+    try:
+        df.selectExpr(_struct(sink.select, "lane"))
+    except AnalysisException:
+        return False
+    return True
 
 
 def _lane(field: pa.Field[pa.StructType], sink: AnySink) -> str:
