@@ -307,6 +307,23 @@ def test_binary_arrives_whatever_the_role_says_of_backslashes(world: World, stri
     assert stored == list(zip(rows["v"].to_pylist(), rows["vs"].to_pylist(), strict=True))
 
 
+@pytest.mark.parametrize("options", [{}, {"mode": "prepared"}])
+def test_null_in_an_array_stays_one_whatever_the_role_says(
+    world: World, options: dict[str, Any]
+) -> None:
+    """With `array_nulls = off` the server reads it as the text NULL, where an array goes as text."""
+    world.table("v text[], c varchar(9)[], net inet")
+    texts = [["a", None], [None], ["NULL", None]]
+    rows = pa.table({"v": texts, "c": texts, "net": ["::1"] * 3})
+    with world.role("INSERT") as (role, dsn):
+        world.run(f"ALTER ROLE {role} SET array_nulls = off")
+        sink = world.ready(rows.schema, dsn=dsn, **options)
+        deliver(sink, rows)
+        stored = world.run(f"SELECT v, c FROM {world.schema}.orders ORDER BY ctid")
+        sink.close()
+    assert stored == [(text, text) for text in texts]
+
+
 @pytest.fixture
 def priced(world: World) -> str:
     """A table whose columns are arrays of domains."""

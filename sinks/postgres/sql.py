@@ -137,6 +137,8 @@ def settings(
         "idle_in_transaction_session_timeout": f"{round(timeouts.idle * 1000)}ms",
         # A wait for a standby that is cut short says so in no other way.
         "client_min_messages": "warning",
+        # Off, the server reads a null in the text of an array as the text "NULL".
+        "array_nulls": "on",
     }
     if application_name is not None:
         values["application_name"] = application_name
