@@ -610,6 +610,19 @@ def test_columns_in_another_order(
     assert Counter(tuple(row[c] for c in columns) for row in arrow.to_pylist()) == Counter(wanted)
 
 
+def test_prefix_of_any_characters(
+    spark_s3: SparkSession, s3: S3Server, make_sink: Callable[..., S3Sink], world: World
+) -> None:
+    """Readers find what the sink has written; Hadoop would look for patterns in it."""
+    prefix = "a b%20+/ä#[1]{x}^"
+    deliver(make_sink(prefix), 1, 1, 2)
+    url = f"s3://{world.bucket}/{prefix}"
+    assert sparkonce.read_committed(spark_s3, url).count() == 2
+    its = f"endpoint_override={s3.endpoint_url.removeprefix('http://')}&scheme=http"
+    url = url.replace("://", f"://{s3.access_key}:{s3.secret_key}@") + f"?{its}&region={s3.region}"
+    assert sparkonce.committed_dataset(url).count_rows() == 2
+
+
 @pytest.mark.parametrize("file_format", ["json", "csv"])
 def test_column_that_spark_has_a_use_for(
     spark_s3: SparkSession,

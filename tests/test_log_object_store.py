@@ -352,6 +352,13 @@ def test_credentials_that_are_renewed_while_the_process_runs(
         place.close()
 
 
+@pytest.mark.parametrize("url", ["s3://logs/a#eu", "s3://logs/a?region=eu-west-1#eu", "s3://logs#"])
+def test_fragment_in_the_url(url: str) -> None:
+    """It would be dropped, and logs that differ in it alone would share one place."""
+    with pytest.raises(ConfigurationError, match=r"log=s3://…: a # .*give each log a prefix"):
+        ObjectPlace(url)
+
+
 @pytest.mark.parametrize(
     ("setting", "said_by_boto3", "host"),
     [

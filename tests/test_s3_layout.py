@@ -123,6 +123,22 @@ def test_broken_url(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "advice"),
+    [
+        ("?region=eu-west-1", "region="),
+        ("?endpoint_override=minio:9000&scheme=http", "endpoint_url="),
+        ("/?x=1&path_style=true", "path_style="),
+        ("?access_key=AKIA&secret_key=hunter2", "access_key="),
+    ],
+)
+def test_setting_in_the_url(query: str, advice: str) -> None:
+    """Logs and readers take it there; as a part of the prefix, the rows would be elsewhere."""
+    with pytest.raises(ConfigurationError, match=f"url=.* {advice}") as told:
+        S3Sink(f"s3://lake/orders{query}")
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (None, ""),

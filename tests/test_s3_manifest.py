@@ -413,6 +413,26 @@ def test_keys_in_a_url_that_cannot_be_read_are_not_repeated(url: str) -> None:
     assert "SEC" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    "url", ["s3://lake/a b/100%25/ä#[1]{x}^", "s3a://lake/what?/is#this", "s3://lake"]
+)
+@pytest.mark.parametrize("settings", ["?region=eu-west-1&scheme=http&endpoint_override=x:1"])
+def test_readers_url_is_the_sinks(url: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No character of a prefix has another meaning; what pyarrow takes stands behind it."""
+    roots = []
+
+    def note(files: Any, shown: str, **_: Any) -> None:
+        roots.append(files._root)
+        raise ConfigurationError(shown)
+
+    monkeypatch.setattr(readers, "find_committed", note)
+    with pytest.raises(ConfigurationError) as told:
+        sparkonce.committed_dataset(url.replace("://", "://KEY:SECRET@") + settings)
+    place = Place.from_url(url)
+    assert roots == [f"{place.bucket}/{place.prefix}"]
+    assert str(told.value) == url
+
+
 NOON = dt.datetime(2026, 7, 1, 12, 30, 0, 500000, tzinfo=dt.UTC)
 
 

@@ -90,6 +90,11 @@ class ObjectPlace:
                 + (f", not {', '.join(unknown)}" if unknown else "")
                 + "; credentials come from the environment, ~/.aws or the machine's role"
             )
+        if "#" in url:
+            raise ConfigurationError(
+                "log=s3://…: a # and what follows it are no part of an address, so that logs which "
+                "differ in it alone would share one place: give each log a prefix without it"
+            )
         if ":" in parts.netloc:
             raise ConfigurationError(
                 "log=s3://…: expected the name of a bucket, not the ARN of an access point: behind "

@@ -311,7 +311,7 @@ def test_binary_arrives_whatever_the_role_says_of_backslashes(world: World, stri
 def test_null_in_an_array_stays_one_whatever_the_role_says(
     world: World, options: dict[str, Any]
 ) -> None:
-    """With `array_nulls = off` the server reads it as the text NULL, where an array goes as text."""
+    """With `array_nulls = off` it is the text NULL to the server, where arrays go as text."""
     world.table("v text[], c varchar(9)[], net inet")
     texts = [["a", None], [None], ["NULL", None]]
     rows = pa.table({"v": texts, "c": texts, "net": ["::1"] * 3})

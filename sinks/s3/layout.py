@@ -28,6 +28,14 @@ MAX_KEY_BYTES = 1024
 _URL = re.compile(
     r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(?P<prefix>.*))?", re.DOTALL
 )
+# What logs and readers take in their urls, and the argument of the sink.
+_IN_ARGUMENTS = {
+    **{name: name for name in ("region", "path_style", "endpoint_url")},
+    **{name: name for name in ("access_key", "secret_key", "session_token")},
+    "endpoint_override": "endpoint_url",
+    "scheme": "endpoint_url",
+}
+_SETTING = re.compile(rf"[?&]({'|'.join(_IN_ARGUMENTS)})=")
 _NAME = re.compile(
     r"sparkonce\.(?P<digest>[0-9a-f]{12})\.(?P<sink>[A-Za-z0-9_-]{1,32})\.t(?P<token>[0-9]+)"
     r"\.b(?P<batch_id>[0-9]+)\.p(?P<write_pass>[0-9]+)\.a(?P<attempt>[0-9]+)"
@@ -46,6 +54,11 @@ class Place:
 
     @classmethod
     def from_url(cls, url: str) -> Self:
+        if found := _SETTING.search(url):
+            raise ConfigurationError(
+                f"S3Sink: url= has the setting {found[1]!r}, which would be a part of the prefix: "
+                f"give it as the argument {_IN_ARGUMENTS[found[1]]}="
+            )
         match = _URL.fullmatch(url)
         segments = (match["prefix"] or "").strip("/").split("/") if match else []
         if match is None or {".", ".."} & set(segments) or "" in segments[1:]:

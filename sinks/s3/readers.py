@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -26,6 +27,9 @@ from sparkonce.sinks.s3.layout import NULL_FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# A sink's prefix may have a ? too.
+_SETTINGS = re.compile(r"\?(?=\w+=)")
 
 # -- pyarrow ---------------------------------------------------------------------------------------
 
@@ -75,7 +79,7 @@ def committed_dataset(
     """
     if filesystem is None:
         try:
-            filesystem, path = pa_fs.FileSystem.from_uri(url.replace("s3a://", "s3://", 1))
+            filesystem, path = pa_fs.FileSystem.from_uri(_as_uri(url))
         except pa.ArrowInvalid as error:  # it repeats the url, with the keys in it
             raise ConfigurationError(
                 f"the url cannot be read ({str(error).partition(':')[0]}): give "
@@ -106,10 +110,21 @@ def committed_dataset(
     return ds.FileSystemDataset(fragments, schema, file_format, filesystem)
 
 
+def _as_uri(url: str) -> str:
+    """The url of a sink, in which no character is quoted, as pyarrow reads it."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"s3", "s3a"}:
+        return url
+    place, *settings = _SETTINGS.split(rest, maxsplit=1)
+    authority, slash, prefix = place.partition("/")
+    return "?".join([f"s3://{authority}{slash}{quote(prefix)}", *settings])
+
+
 def _shown(url: str) -> str:
     """The url for messages: without keys and settings."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    scheme, separator, rest = _SETTINGS.split(url, maxsplit=1)[0].rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 class _Folders:
@@ -252,6 +267,7 @@ def read_committed(
     if not committed.keys:
         return spark.createDataFrame([], schema)
     options = {**spark_read_options(committed.format), "basePath": root}
+    options["__globPaths__"] = "false"  # a [ or { of the prefix is no pattern
     frames = []
     for layout, keys in committed.keys_by_layout.items():
         # CSV has its columns in an order of their own, folders of instants their writer's zone.
