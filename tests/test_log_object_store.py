@@ -352,6 +352,11 @@ def test_credentials_that_are_renewed_while_the_process_runs(
         place.close()
 
 
+def test_path_style_that_is_neither_true_nor_false() -> None:
+    with pytest.raises(ConfigurationError, match="path_style='yes': give true or false"):
+        ObjectPlace("s3://logs/a?region=eu-west-1&path_style=yes")
+
+
 @pytest.mark.parametrize("url", ["s3://logs/a#eu", "s3://logs/a?region=eu-west-1#eu", "s3://logs#"])
 def test_fragment_in_the_url(url: str) -> None:
     """It would be dropped, and logs that differ in it alone would share one place."""

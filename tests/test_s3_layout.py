@@ -321,6 +321,8 @@ def test_staged_file_survives_json() -> None:
         ({"format": "json", "parquet": {"compression_level": 3}}, "parquet="),
         ({"parquet": {"no_such_setting": 3}}, "no_such_setting"),
         ({"parquet": {"flavor": "spark"}}, "flavor"),
+        ({"parquet": {"allow_truncated_timestamps": "false"}}, "allow_truncated_timestamps"),
+        ({"path_style": "false"}, "path_style='false'"),
         ({"target_file_size": 0}, "target_file_size=0"),
         ({"session_token": "hunter2"}, "session_token="),
         ({"checksum": "crc64"}, "checksum='crc64'"),

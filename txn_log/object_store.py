@@ -100,6 +100,10 @@ class ObjectPlace:
                 "log=s3://…: expected the name of a bucket, not the ARN of an access point: behind "
                 "one of several regions two drivers could meet the same condition, each in its own"
             )
+        if (style := settings.get("path_style", "true").lower()) not in {"true", "false"}:
+            raise ConfigurationError(
+                f"log=s3://…: path_style={style!r}: give true or false, or leave it out"
+            )
         self._bucket = parts.netloc
         self._prefix = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
         self._settings = settings

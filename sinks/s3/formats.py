@@ -134,6 +134,12 @@ class FileFormat:
                 "S3Sink: parquet= has a flavor, with which pyarrow gives columns other names than "
                 "read_committed looks for: leave it out, and rename columns by select="
             )
+        for name, value in self.parquet.items():
+            if isinstance(value, str) and value.lower() in {"true", "false"}:
+                raise ConfigurationError(
+                    f"S3Sink: parquet={{{name!r}: {value!r}}}: give True or False, since pyarrow "
+                    "takes any text for true"
+                )
         if self.name == "parquet":
             try:
                 self.writer(pa.BufferOutputStream(), pa.schema([("x", pa.int64())])).close()

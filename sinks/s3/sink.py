@@ -161,6 +161,10 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
                 "S3Sink: endpoint_url= is like http://HOST:PORT; credentials go into access_key= "
                 "and secret_key="
             )
+        if not isinstance(path_style, bool | None):  # "false" would count as true
+            raise ConfigurationError(
+                f"S3Sink: path_style={path_style!r}: give True or False, or leave it out"
+            )
         if session_token is not None and access_key is None:
             raise ConfigurationError("S3Sink: session_token= goes with access_key= and secret_key=")
         if target_file_size is not None and target_file_size < 1:
