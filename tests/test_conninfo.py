@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from sparkonce.conninfo import read_conninfo
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.sinks import PostgresSink
 from sparkonce.txn_log import open_log
 
@@ -55,12 +57,34 @@ def test_address_of_no_known_log_is_not_repeated(address: str) -> None:
         ("postgresql://app:a[b?c#d@h/shop", {"password": "a[b?c#d", "host": "h"}),
         ("postgresql://[::1]:5432,h:5433/", {"host": "::1,h", "port": "5432,5433"}),
         ("host=/run/pg dbname=a@b user=x", {"host": "/run/pg", "dbname": "a@b"}),
+        ("postgresql://db-a,db-b/shop?target_session_attrs=primary", {"host": "db-a,db-b"}),
+        ("postgresql://db-a:1,db-b/shop", {"port": "1,"}),
         ("", {}),
     ],
 )
 def test_what_libpq_reads_is_read(conninfo: str, known: dict[str, str]) -> None:
     """Escaped passwords, several servers, sockets, users with an @."""
     assert known.items() <= read_conninfo(conninfo, "it is nothing").items()
+
+
+def test_several_servers_without_a_port_are_shown() -> None:
+    """libpq tells their ports as a comma."""
+    sink = PostgresSink("postgresql://db-a,db-b/shop", table="orders")
+    assert sink.where == "postgres table shop.orders at db-a,db-b:5432"
+
+
+def test_plus_of_a_parameter_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To libpq, and so to the log, which takes its own parameters out."""
+    given = []
+
+    def connect(conninfo: str, **_: object) -> None:
+        given.append(conninfo_to_dict(conninfo))
+        raise psycopg.OperationalError("away")
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    with pytest.raises(LogUnavailableError):
+        open_log("postgresql://h/ops?user=log&password=Zm9v+YmFy%2B&schema=log")
+    assert given[0] == {"host": "h", "dbname": "ops", "user": "log", "password": "Zm9v+YmFy+"}
 
 
 @pytest.mark.parametrize(

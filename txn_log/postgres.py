@@ -148,7 +148,8 @@ class PostgresLog(OptimisticLog):
                 "log=postgresql://… has an @ behind a ?: write a ? in a password as %3F, and such "
                 "an @ as %40"
             )
-        query = dict(parse_qsl(parameters, keep_blank_values=True))
+        # To libpq a + is one, as in a password, and no blank.
+        query = dict(parse_qsl(parameters.replace("+", "%2B"), keep_blank_values=True))
         schema = query.pop("schema", "sparkonce")
         if _LABEL.fullmatch(schema) is None:
             raise ConfigurationError(
@@ -172,7 +173,8 @@ class PostgresLog(OptimisticLog):
         self._open: _Connection | None = None
         self._lock = threading.RLock()
         closed_at_forks(self)
-        host, port = known.get("host", "localhost"), known.get("port", "5432")
+        host, port = known.get("host", "localhost"), known.get("port", "")
+        port = port if port.strip(",") else "5432"
         self._address = f"postgresql://{host}:{port}/{known.get('dbname', '')}?schema={schema}"
         try:
             self._log_id = self._prepare_schema(create=create)

@@ -61,7 +61,8 @@ class Address:
         """Host and port."""
         known = self._parameters()
         host = known.get("host") or known.get("hostaddr") or "localhost"
-        return f"{host}:{known.get('port') or '5432'}"
+        port = known.get("port", "")
+        return f"{host}:{port if port.strip(',') else '5432'}"
 
     @property
     def names_several(self) -> bool:

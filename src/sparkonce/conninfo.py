@@ -54,7 +54,8 @@ def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
         credentials, *more = rest.partition("?")[0].split("@")
         if len(more) > 1 or (more and "/" in credentials):
             raise refusal
-    if (port := known.get("port")) and not port.replace(",", "").isdigit():
+    # One for each host, which is empty for libpq's default.
+    if not all(port.isdigit() for port in known.get("port", "").split(",") if port):
         raise refusal
     return known
 
