@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,12 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogCorruptError,
+    LogUnavailableError,
+)
 from sparkonce.testing.log_cases import QUERY, claim, deliver
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog, checkpoint_log
@@ -316,3 +322,19 @@ def test_foreign_folders_are_no_pipelines(tmp_path: Path) -> None:
         (root / folder).mkdir(parents=True)
         (root / folder / "head.json").write_text("{}")
     assert log.pipelines() == ["orders"]
+
+
+def test_copies_of_a_pipelines_folder_are_no_pipelines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator's; whoever opens one by its name is told what it is."""
+    root = tmp_path / "sparkonce-log"
+    log = DocumentLog(FolderPlace(LocalFolder(root)))
+    log.begin(claim())
+    for copy in ("orders.bak", "orders-old"):
+        shutil.copytree(root / "orders", root / copy)
+    assert log.pipelines() == ["orders"]
+    assert "orders-old" in caplog.text
+    assert "'orders'" in caplog.text
+    with pytest.raises(LogCorruptError, match="is that of 'orders'"):
+        log.head("orders-old")

@@ -123,6 +123,10 @@ class _Pipeline:
         ]
 
 
+class _CopyError(LogCorruptError):
+    """A document stands under another pipeline's name than its own."""
+
+
 class _Seen(NamedTuple):
     version: Version | None
     pipeline: _Pipeline
@@ -182,11 +186,14 @@ class DocumentLog(OptimisticLog):
             text = self._place.read("log.json") or ""
         return str(unseal(text, f"log.json in {self.address}")["log_id"])
 
+    def _named(self) -> list[str]:
+        """What may be a pipeline by its folder."""
+        paths = (name.split("/") for name in self._place.names(""))
+        return sorted({p[0] for p in paths if p[1:2] == ["head"] and is_label(p[0])})
+
     def _heads(self) -> list[str]:
         """The pipelines whose document is there."""
-        paths = (name.split("/") for name in self._place.names(""))
-        named = {path[0] for path in paths if path[1:2] == ["head"] and is_label(path[0])}
-        return [name for name in sorted(named) if self._place.load(f"{name}/head", None)]
+        return [name for name in self._named() if self._place.load(f"{name}/head", None)]
 
     def _view(self) -> _DocumentView:
         return _DocumentView(self, is_fresh=False)
@@ -200,8 +207,17 @@ class DocumentLog(OptimisticLog):
             return super()._write(step)
 
     def _pipelines(self) -> list[str]:
-        names = (name.split("/") for name in self._place.names(""))
-        return sorted({found[0] for found in names if found[1:2] == ["head"]})
+        return [name for name in self._named() if not self._is_copy(name)]
+
+    def _is_copy(self, name: str) -> bool:
+        try:
+            self._load(name, is_fresh=True)
+        except _CopyError as error:
+            logger.warning("%s; it is left out", error)
+            return True
+        except LogCorruptError:  # told to whoever looks at the pipeline
+            return False
+        return False
 
     # -- one pipeline's documents, for its view ----------------------------------------------------
 
@@ -226,9 +242,9 @@ class DocumentLog(OptimisticLog):
             where = f"the head of pipeline {pipeline!r} in {self.address}"
             state = _Pipeline.decode(found.text or "", where)
             if state.head is not None and state.head.pipeline != pipeline:
-                raise LogCorruptError(
-                    f"{where} is that of {state.head.pipeline!r}; restore the transaction log "
-                    "from a copy"
+                raise _CopyError(
+                    f"{where} is that of {state.head.pipeline!r}: remove the folder if somebody "
+                    "has made it as a copy, or else restore the transaction log from one"
                 )
             seen = _Seen(found.version, state)
             self._met.add(pipeline)
