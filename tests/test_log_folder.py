@@ -22,7 +22,7 @@ from sparkonce.errors import (
 )
 from sparkonce.testing.log_cases import QUERY, claim, deliver
 from sparkonce.testing.log_contract import LogContract
-from sparkonce.txn_log import TransactionLog, checkpoint_log
+from sparkonce.txn_log import TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log import folder as folder_module
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, LocalFolder, check_create
@@ -322,6 +322,18 @@ def test_foreign_folders_are_no_pipelines(tmp_path: Path) -> None:
         (root / folder).mkdir(parents=True)
         (root / folder / "head.json").write_text("{}")
     assert log.pipelines() == ["orders"]
+
+
+def test_checkpoint_is_named_from_the_root_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it was given: the address stands in messages and in the log that was moved."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for given, path in (("~/ck", "home/ck"), ("ck", "ck"), (f"file:{tmp_path}/~", "~")):
+        log = open_log(f"checkpoint:{given}")
+        assert log.address == f"checkpoint:{tmp_path}/{path}"
+        assert (tmp_path / path / "sparkonce-log" / "log.json").is_file()
 
 
 def test_copies_of_a_pipelines_folder_are_no_pipelines(

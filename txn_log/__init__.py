@@ -131,6 +131,7 @@ def checkpoint_folder(
     """
     path = local_path(location)
     if path is not None:
+        path = path.expanduser().resolve()  # relative, it would be another one elsewhere
         # What is in the checkpoint itself is as readable as Spark's own files there.
         mode = 0o600 if name else 0o666
         return LocalFolder(path / name, f"{_CHECKPOINT}{path}", create=create, mode=mode)
