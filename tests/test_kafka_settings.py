@@ -261,6 +261,18 @@ def test_client_certificate_from_files_and_inline(
     assert set(Path(tmp_path).iterdir()) == before
 
 
+def test_comments_of_inline_certificates_have_any_letters(
+    authority: trustme.CA, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever encoding the locale has; Python's own `ssl` takes ASCII only."""
+    write = Path.write_text
+    monkeypatch.setattr(
+        Path, "write_text", lambda path, text, code="ascii": write(path, text, code)
+    )
+    commented = {name: f"# Zürich, 東京\n{text}" for name, text in inline(files).items()}
+    assert shakes_hands(context(tls(commented)), authority) == "client@example.org"
+
+
 def test_broker_whose_certificate_is_revoked(
     authority: trustme.CA, files: dict[str, str], tmp_path: Path
 ) -> None:

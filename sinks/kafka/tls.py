@@ -43,7 +43,7 @@ def context(settings: KafkaSettings) -> ssl.SSLContext:
 
 
 def _trust(made: ssl.SSLContext, settings: KafkaSettings) -> None:
-    location, text = settings.text("ssl.ca.location"), settings.text("ssl.ca.pem")
+    location, text = settings.text("ssl.ca.location"), _pem("ssl.ca.pem", settings)
     revoked = settings.text("ssl.crl.location")
     name = "ssl.ca.location"
     try:
@@ -70,10 +70,10 @@ def _identify(made: ssl.SSLContext, settings: KafkaSettings) -> None:
     password = settings.text("ssl.key.password") or ""
     with tempfile.TemporaryDirectory(prefix="sparkonce-") as folder:  # for our user only
         for number, what in enumerate(("certificate", "key")):
-            text = settings.text(f"ssl.{what}.pem")
+            text = _pem(f"ssl.{what}.pem", settings)
             if text is not None:  # Python reads them from files only
                 path = Path(folder) / what
-                path.write_text(text)
+                path.write_text(text, "ascii")
                 files[number] = str(path)
         certificate, key = files
         for name, file in ((settings.certificate, certificate), (settings.key, key)):
@@ -92,6 +92,12 @@ def _identify(made: ssl.SSLContext, settings: KafkaSettings) -> None:
                 f"config[{settings.key!r}] its key, both as PEM, and does "
                 "config['ssl.key.password'] open it?"
             ) from None
+
+
+def _pem(name: str, settings: KafkaSettings) -> str | None:
+    """Inline PEM in ASCII, the only letters that Python takes; comments may have others."""
+    text = settings.text(name)
+    return None if text is None else text.encode("ascii", "ignore").decode()
 
 
 def _unreadable(name: str, settings: KafkaSettings, error: OSError) -> str:
