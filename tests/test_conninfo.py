@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from sparkonce.conninfo import read_conninfo
 from sparkonce.errors import ConfigurationError, LogUnavailableError
@@ -71,6 +71,31 @@ def test_several_servers_without_a_port_are_shown() -> None:
     """libpq tells their ports as a comma."""
     sink = PostgresSink("postgresql://db-a,db-b/shop", table="orders")
     assert sink.where == "postgres table shop.orders at db-a,db-b:5432"
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+@pytest.mark.parametrize("named", [{}, {"host": "db"}, {"dbname": "shop"}])
+def test_service_that_alone_knows_the_place(
+    monkeypatch: pytest.MonkeyPatch, named: dict[str, str], by_environment: bool
+) -> None:
+    """Its file differs from machine to machine; two services would pass for one target."""
+    if by_environment:
+        monkeypatch.setenv("PGSERVICE", "orders")
+    given = {**named, **({} if by_environment else {"service": "orders"})}
+    query = "&".join(f"{key}={value}" for key, value in given.items())
+    for refused in (
+        lambda: PostgresSink(make_conninfo("", **given), table="orders"),
+        lambda: open_log(f"postgresql://?{query}"),
+    ):
+        with pytest.raises(ConfigurationError, match="service 'orders'.*name host= and dbname="):
+            refused()
+
+
+def test_service_beside_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGSERVICE", "orders")
+    for named in ("host=db dbname=shop", "hostaddr=::1 dbname=shop service=other"):
+        sink = PostgresSink(named, table="orders")
+        assert sink.target == "postgres table shop.orders"
 
 
 def test_plus_of_a_parameter_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

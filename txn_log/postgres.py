@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import psycopg
 from psycopg import sql
 
-from sparkonce.conninfo import KEPT_ALIVE, read_conninfo, said
+from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -158,6 +158,7 @@ class PostgresLog(OptimisticLog):
             )
         conninfo = f"{server}?{urlencode(query, quote_via=quote)}"
         known = read_conninfo(conninfo, "log=postgresql://… is no URL that libpq reads")
+        check_service(known, "log=postgresql://…")
         settings = {key: value for key, value in _DEFAULTS.items() if key not in known}
         # In closures, so that no dump of the object shows the password.
         self._new_connection: Callable[[], _Connection] = lambda: psycopg.connect(

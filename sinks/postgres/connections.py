@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from sparkonce.conninfo import KEPT_ALIVE, read_conninfo, said
+from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said
 from sparkonce.sinks.postgres.sql import AS_LOGIN, BEGIN, COMMIT, script
 
 PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
@@ -46,11 +46,12 @@ class Address:
 
     @classmethod
     def read(cls, conninfo: str) -> Address:
-        read_conninfo(
+        known = read_conninfo(
             conninfo,
             "PostgresSink: conninfo= is neither a URL like postgresql://host:5432/database nor a "
             "list like 'host=… port=… dbname=…'",
         )
+        check_service(known, "PostgresSink: conninfo=")
         return cls(conninfo)
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ the password in the host, the port or the name of the database, which errors and
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -58,6 +59,29 @@ def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
     if not all(port.isdigit() for port in known.get("port", "").split(",") if port):
         raise refusal
     return known
+
+
+def check_service(known: Mapping[str, str], setting: str) -> None:
+    """Refuse a service of libpq's that alone knows where the database is.
+
+    Its file is not read here, and may be another one on each machine: the place would be called by
+    libpq's defaults, which two services share.
+
+    Args:
+        known: what `read_conninfo` returned.
+        setting: which it is, for the error.
+
+    Raises:
+        ConfigurationError: host or database are not named beside it.
+    """
+    service = known.get("service") or os.environ.get("PGSERVICE")
+    is_placed = (known.get("host") or known.get("hostaddr")) and known.get("dbname")
+    if service and not is_placed:
+        raise ConfigurationError(
+            f"{setting} leaves host or database to the service {service!r} of libpq's service "
+            "file, which may differ from machine to machine: name host= and dbname= beside it; the "
+            "rest may stay in the file (or unset PGSERVICE)"
+        )
 
 
 def said(error: Exception, known: Mapping[str, object]) -> str:
