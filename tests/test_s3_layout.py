@@ -24,6 +24,7 @@ from sparkonce.sinks.s3.checks import check_schema
 from sparkonce.sinks.s3.client import Purpose
 from sparkonce.sinks.s3.formats import BUFFER_BYTES, MAX_PART_BYTES, MIN_PART_BYTES, FileFormat
 from sparkonce.sinks.s3.layout import (
+    MAX_KEY_BYTES,
     Place,
     branch_of,
     branch_stem,
@@ -31,6 +32,7 @@ from sparkonce.sinks.s3.layout import (
     folder_name,
     value_text,
 )
+from sparkonce.sinks.s3.manifest import Span, source_folder
 from sparkonce.sinks.s3.upload import (
     MAX_PARTS,
     PARTS_IN_FLIGHT,
@@ -306,6 +308,24 @@ def test_checksum_of_parts() -> None:
     assert StagedFile("k", "u", ("a", "b"), checksums=parts).checksum == "QYpdNA==-2"
 
 
+def test_prefix_that_leaves_no_room_for_a_manifest() -> None:
+    """Its key is longer than that of a file, and it is written behind the decision."""
+    prefix = "ä" * 449
+    place = Place.from_url(f"s3://lake/{prefix}")
+    longest = source_folder("p" * 32, OWNER.digest, "s" * 32) + Span(10**11, 10**12 - 1).name
+    assert len(f"{place.prefix}{longest}".encode()) <= MAX_KEY_BYTES
+    with pytest.raises(ConfigurationError, match="url=.*902 bytes.*900"):
+        S3Sink(f"s3://lake/{prefix}aaa/")
+
+
+def test_text_that_names_no_folder() -> None:
+    """Spark keeps what is no UTF-8 in a string; the error says that, and not something of times."""
+    text = pa.array([b"ok", b"\xff"]).view(pa.string())
+    with pytest.raises(ValueError, match="column 'k' .*can name no folder.*UTF-8") as told:
+        list(split(pa.RecordBatch.from_arrays([text], names=["k"]), ["k"]))
+    assert "9999" not in str(told.value)
+
+
 def test_staged_file_survives_json() -> None:
     """Keys that a newer library adds are passed over."""
     file = StagedFile("k", "u", ("a", "b"), None, ("c", "d"), 10, 2)
@@ -331,6 +351,9 @@ def test_staged_file_survives_json() -> None:
         ({"metadata": {"Sparkonce-Branch": "x"}}, "metadata="),
         ({"metadata": {"a b": "x"}}, "metadata="),
         ({"metadata": {"a": "ä"}}, "metadata="),
+        ({"metadata": {"a": "b\r\nx-amz-acl: public-read"}}, "metadata="),
+        ({"metadata": {"a": 1}}, "metadata="),
+        ({"metadata": {1: "a"}}, "metadata="),
         ({"partition_by": "day"}, "partition_by='day'"),
         ({"partition_by": ["day", "day"]}, "each once"),
         ({"part_size": 1 << 20}, "part_size=1048576"),

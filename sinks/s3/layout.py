@@ -24,6 +24,8 @@ from sparkonce.model import BranchId, Owner
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 MAX_KEY_BYTES = 1024
+_MAX_PREFIX_BYTES = 900
+"""With the longest names of pipeline and sink, the key of a manifest has 123 more."""
 
 _URL = re.compile(
     r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(?P<prefix>.*))?", re.DOTALL
@@ -68,6 +70,11 @@ class Place:
                 f"S3Sink: {said}: give s3://BUCKET/PREFIX, without empty segments, '.' and '..'"
             )
         prefix = "/".join(segments)
+        if (length := len(f"{prefix}/".encode())) > _MAX_PREFIX_BYTES:
+            raise ConfigurationError(
+                f"S3Sink: url= has a prefix of {length} bytes: S3's keys have {MAX_KEY_BYTES} in "
+                f"all, so give one of {_MAX_PREFIX_BYTES} or less"
+            )
         return cls(match["bucket"], f"{prefix}/" if prefix else "")
 
     def __str__(self) -> str:

@@ -124,16 +124,18 @@ class ObjectSettings:
     checksum: Checksum = "crc32c"
 
     def __post_init__(self) -> None:
+        for name, value in self.metadata.items():
+            is_text = isinstance(name, str) and isinstance(value, str)
+            fits = is_text and value.isascii() and value.isprintable()
+            if not fits or not _METADATA_NAME.fullmatch(name):
+                raise ConfigurationError(
+                    f"S3Sink: metadata= holds {name!r}: {value!r}; HTTP headers take letters, "
+                    "digits, '-' and '_' in names, and in values text of printable ASCII"
+                )
         if BRANCH_METADATA in {name.lower() for name in self.metadata}:
             raise ConfigurationError(
                 f"S3Sink: metadata= holds {BRANCH_METADATA!r}, which proves commits: rename it"
             )
-        for name, value in self.metadata.items():
-            if not _METADATA_NAME.fullmatch(name) or not value.isascii():
-                raise ConfigurationError(
-                    f"S3Sink: metadata= holds {name!r}: {value!r}; HTTP headers take letters, "
-                    "digits, '-' and '_' in names, and ASCII in values"
-                )
         if self.encryption not in {None, "AES256", "aws:kms", "aws:kms:dsse"}:
             raise ConfigurationError(
                 f"S3Sink: encryption={self.encryption!r}: give 'AES256', 'aws:kms' or "

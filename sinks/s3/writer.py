@@ -243,7 +243,9 @@ def _value(name: str, column: pa.DictionaryArray[Any, Any], at: int) -> object:
             return (_EPOCH + since_epoch).astimezone(zone_of(kind.tz))
         return value.as_py()
     except (OverflowError, ValueError) as error:
+        is_text = isinstance(error, UnicodeDecodeError)
+        why = "text is UTF-8" if is_text else "times have years from 1 to 9999"
         raise ValueError(
-            f"column {name!r} has a value that can name no folder ({error}): times have years from "
-            "1 to 9999; change it (select=), or give another partition_by="
+            f"column {name!r} has a value that can name no folder ({error}): {why}; change it "
+            "(select=), or give another partition_by="
         ) from error
