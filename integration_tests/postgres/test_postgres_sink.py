@@ -1138,7 +1138,9 @@ def test_start_line_tells_how_a_merge_is_held(
     world.table()
     with caplog.at_level("INFO", logger="sparkonce"):
         world.ready()
-    (line,) = caplog.messages
+    made, line = caplog.messages
+    assert "CREATE TABLE IF NOT EXISTS" in made
+    assert "sparkonce_commits" in made
     assert ("as a prepared transaction" in line) == world.prepares
     assert ("max_prepared_transactions is 0" in line) != world.prepares
 

@@ -629,7 +629,8 @@ def test_missing_table_is_created_and_said_so(
     sink = prepared.sink(key=["i8", "Te xt"], create="if_missing")
     with caplog.at_level("INFO", logger="sparkonce"):
         sink.validate(schema)
-    (line,) = [text for text in caplog.messages if "CREATE TABLE" in text]
+    line, of_markers = [text for text in caplog.messages if "CREATE TABLE" in text]
+    assert "sparkonce_commits" in of_markers
     assert f'"{prepared.schema}"."orders" ("i1" smallint, ' in line
     assert 'PRIMARY KEY ("i8", "Te xt")' in line
     for (name, kind), (_, _, made) in zip(
