@@ -74,16 +74,16 @@ _BEFORE_THE_DECISION: Final = (
     _coordinator(
         "abort after decide was sent",
         "I7",
-        "except (PrepareRejectedError, ProtocolError):",
-        "except Exception:",
+        "        except (PrepareRejectedError, ProtocolError, FencedError):\n"
+        "            if not unknown:\n",
+        "        except Exception:\n            if True:\n",
     ),
     _coordinator(
         "decide again after the abort",
         "I7",
-        "            self.sweep()  # every try before was answered: nothing was written\n"
-        "            raise\n",
-        "            self.sweep()\n"
-        "            return self._patiently(lambda: write(record), what)\n",
+        "                self.sweep()  # every try was answered: nothing was written\n",
+        "                self.sweep()\n"
+        "                return self._patiently(lambda: write(record), what)\n",
     ),
     _coordinator(
         "batch N+1 begun while N is undecided",
@@ -96,6 +96,12 @@ _BEFORE_THE_DECISION: Final = (
         "I8",
         "errors = sink.abortBatch(orphans) if orphans else ()",
         "errors = [None for _ in orphans]",
+    ),
+    _tested(
+        "batch decided that Spark's commit log has",
+        "I6",
+        Edit(COORDINATOR, "                self._check_is_next(record)\n", ""),
+        "tests/test_coordinator.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
         "two branches of one name decided",
@@ -118,14 +124,14 @@ _RECOVERY: Final = (
     _coordinator(
         "PREPARED decided without looking at Spark's commit log",
         "I5",
-        "        if self._is_checkpointed(record):\n",
-        "        if True:\n",
+        "        if self._is_checkpointed(record):\n            return",
+        "        if True:\n            return",
     ),
     _coordinator(
         "PREPARED abandoned without looking at Spark's commit log",
         "I5",
-        "        if self._is_checkpointed(record):\n",
-        "        if False:\n",
+        "        if self._is_checkpointed(record):\n            return",
+        "        if False:\n            return",
     ),
     _coordinator(
         "abandoned batch committed",
