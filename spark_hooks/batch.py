@@ -62,6 +62,11 @@ SHUFFLE_CHECKS: Final = (
 """With both, newer versions of Spark do not mix two computations of a shuffle that differ."""
 
 
+_misnamed: dict[tuple[str, tuple[str, ...]], dict[str, StructType]] = {}
+"""By a batch's schema and the lanes of a pass: a query has few, and Spark's analysis takes long."""
+_MOST_REMEMBERED: Final = 64
+
+
 class SparkBatch:
     """A micro-batch as the coordinator sees it; see `sparkonce.spark_hooks.coordinator.Batch`."""
 
@@ -325,16 +330,29 @@ def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
             "itself, without the alias of another one, explode or an aggregate, or make the "
             f"columns in transform=, which gets a pass of its own. Spark says: {error}"
         ) from error
-    # By position: in a struct, Spark calls CAST(id AS string) col1, and not id.
-    meant = [df if sink.select is None else df.selectExpr(*sink.select) for sink in sinks]
-    return rows.select(
-        *(
-            lane
-            if cast("StructType", rows.schema[lane].dataType).names == columns.schema.names
-            else col(lane).cast(columns.schema).alias(lane)
-            for lane, columns in zip(rows.columns, meant, strict=True)
-        )
-    )
+    asked = (df._jdf.schema().json(), tuple(lanes))  # noqa: SLF001 - `schema` would read it
+    if asked not in _misnamed:
+        if len(_misnamed) == _MOST_REMEMBERED:
+            _misnamed.clear()
+        _misnamed[asked] = dict(_find_misnamed(df, rows, sinks))
+    misnamed = _misnamed[asked]
+    if not misnamed:
+        return rows
+    names = [f"lane{n}" for n in range(len(sinks))]
+    return rows.select(*(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names))
+
+
+def _find_misnamed(
+    df: DataFrame, rows: DataFrame, sinks: Sequence[AnySink]
+) -> Iterator[tuple[str, StructType]]:
+    """The lanes whose names are not as meant, each with the columns that are, by position.
+
+    In a struct Spark calls CAST(id AS string) col1, and not id.
+    """
+    for field, sink in zip(rows.schema, sinks, strict=True):
+        meant = (df if sink.select is None else df.selectExpr(*sink.select)).schema
+        if cast("StructType", field.dataType).names != meant.names:
+            yield field.name, meant
 
 
 def _struct(select: Sequence[str] | None, name: str) -> str:

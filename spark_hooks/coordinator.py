@@ -441,8 +441,19 @@ class Coordinator:
 
         Its token fences nobody who goes by such a copy, like a backup that was restored while this
         driver stood still. The checkpoint they share: Spark commits a batch there behind us only.
+
+        Raises:
+            FencedError: somebody has.
+            PrepareRejectedError: the checkpoint cannot be read.
         """
-        if self._is_checkpointed(record):
+        try:
+            is_committed = self._is_checkpointed(record)
+        except Exception as error:
+            raise PrepareRejectedError(
+                f"{record.id}: the commit log of {self._checkpoint.location} cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if is_committed:
             self._log.check_token(self.incarnation)  # by this log it is told better
             raise FencedError(
                 f"{record.id} was about to be committed, and the commit log of "

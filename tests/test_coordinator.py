@@ -29,7 +29,16 @@ from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, LocalFolder
 from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
-from tests.world import QUERY_ID, Crash, Handle, MemorySink, Process, World, at_point
+from tests.world import (
+    QUERY_ID,
+    Crash,
+    Handle,
+    MemoryCheckpoint,
+    MemorySink,
+    Process,
+    World,
+    at_point,
+)
 
 BATCHES = [[[1, 2], [3]], [[], []], [[4], []], [[5, 6], [7, 8]]]
 
@@ -526,6 +535,22 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
     world.start(Process())
     with pytest.raises(FencedError, match="took token 2"):
         old.settle()
+    world.check()
+
+
+@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+def test_checkpoint_that_cannot_be_read_before_the_decision(
+    world: World, monkeypatch: pytest.MonkeyPatch, commit: CommitPolicy
+) -> None:
+    """Nothing is decided, and so nothing stands."""
+    world.commit = commit
+    coordinator = world.coordinator(process := Process())
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryCheckpoint, "committed", lambda self: 1 / 0)
+        with pytest.raises(PrepareRejectedError, match="cannot be read: ZeroDivisionError"):
+            coordinator.run(world.batch(process))
+    assert not any(store.prepared for store in world.stores.values())
+    world.start(Process())
     world.check()
 
 
