@@ -155,6 +155,11 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         check_here(self._folder, written_to, branch_id)  # first: it may be mounted at any moment
         self._hidden_path(branch_id).unlink(missing_ok=True)
 
+    def abortDecided(self, committable: Committable) -> None:
+        # By an operator's word also where the folder is gone for good. What is written again has
+        # another name, so this one is an orphan should it come back.
+        self._hidden_path(committable.branch_id).unlink(missing_ok=True)
+
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return branches_in(self._hidden, owner, _SUFFIX)
 

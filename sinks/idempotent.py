@@ -217,18 +217,22 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
     def _settle(self, branch_id: BranchId, staged: Staged) -> None:
         """The staged file is gone: the store alone can tell the outcome."""
         what = f"the rows that {self.name} staged as {self._path(branch_id)} are gone"
-        known = staged.folder
+        has, known = self.has(branch_id), staged.folder
+        if has:
+            return
         if not (self._stage.is_dir() if known is None else has_id(self._stage, known)):
-            raise CommitUnresolvedError(f"{what} with their folder: mount it again", branch_id)
-        has = self.has(branch_id)
+            raise CommitUnresolvedError(
+                f"{what} with their folder: mount it again, or, if it is gone for good, "
+                f"{settle_command(branch_id)}",
+                branch_id,
+            )
         if has is None:
             raise CommitUnresolvedError(
                 f"{what}, and the store cannot tell whether it has them: restore the file, or look "
                 "into the store",
                 branch_id,
             )
-        if not has:
-            raise PreparedBranchLostError(f"{what}, and the store has not got them", branch_id)
+        raise PreparedBranchLostError(f"{what}, and the store has not got them", branch_id)
 
     def abort(self, branch: BranchId | Committable) -> None:
         # Only the stage: what was put stays.
@@ -253,7 +257,8 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
                 f"they are there, {settle_command(branch_id, 'committed')}",
                 branch_id,
             )
-        self.abort(committable)
+        # Also where the stage is gone for good: what is written again has another name.
+        self._path(branch_id).unlink(missing_ok=True)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return branches_in(self._stage, owner, _SUFFIX)

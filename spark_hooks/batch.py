@@ -62,8 +62,8 @@ SHUFFLE_CHECKS: Final = (
 """With both, newer versions of Spark do not mix two computations of a shuffle that differ."""
 
 
-_misnamed: dict[tuple[str, tuple[str, ...]], dict[str, StructType]] = {}
-"""By a batch's schema and the lanes of a pass: a query has few, and Spark's analysis takes long."""
+_misnamed: dict[tuple[str, ...], dict[str, StructType]] = {}
+"""By the schemas of a batch and its lanes, and the lanes: few, and Spark's analysis takes long."""
 _MOST_REMEMBERED: Final = 64
 
 
@@ -330,12 +330,13 @@ def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
             "itself, without the alias of another one, explode or an aggregate, or make the "
             f"columns in transform=, which gets a pass of its own. Spark says: {error}"
         ) from error
-    asked = (df._jdf.schema().json(), tuple(lanes))  # noqa: SLF001 - `schema` would read it
-    if asked not in _misnamed:
-        if len(_misnamed) == _MOST_REMEMBERED:
+    # The types are those of the session: its zone, its functions. `schema` would read the JSON.
+    asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *lanes)  # noqa: SLF001
+    misnamed = _misnamed.get(asked)
+    if misnamed is None:
+        if len(_misnamed) >= _MOST_REMEMBERED:
             _misnamed.clear()
-        _misnamed[asked] = dict(_find_misnamed(df, rows, sinks))
-    misnamed = _misnamed[asked]
+        misnamed = _misnamed[asked] = dict(_find_misnamed(df, rows, sinks))
     if not misnamed:
         return rows
     names = [f"lane{n}" for n in range(len(sinks))]

@@ -211,7 +211,7 @@ class Coordinator:
         problems: list[SparkOnceError] = []
         for found in unfinished:
             record = found
-            if record.state is State.PREPARED and replay is not None:
+            if record.state is State.PREPARED:
                 record = self._settle(record)
             if record.state is not State.DECIDED:
                 continue
@@ -302,7 +302,10 @@ class Coordinator:
 
     def _settle(self, record: TransactionRecord) -> TransactionRecord:
         """Decide or abandon what an older incarnation prepared. Spark's checkpoint says which."""
-        if self._is_checkpointed(record):
+        committed = self._checkpoint.committed()
+        if committed is None:  # it cannot be read, or not any more
+            return record
+        if committed >= record.id.batch_id:
             return self._decide(record)
         batch_id = record.id.batch_id
         reach("abandon.before", batch=batch_id)
@@ -334,6 +337,8 @@ class Coordinator:
             if self._one_phase is not None and any(record.committables()):
                 return self._commit_one_phase(self._one_phase, record)
             return record  # noqa: TRY300
+        except FencedError:
+            raise  # whoever has fenced us sweeps: beside a copy of the log tokens tell nothing
         except BaseException as error:
             # Presumed abort: no decision says commit, so nothing needs to be written. Tasks that
             # still run may prepare later; the next incarnation finds those.
@@ -351,10 +356,10 @@ class Coordinator:
         """
         (committable,) = record.committables()
         reach("decide.before", batch=record.id.batch_id)
-        self._check_is_next(record)
         done, log_write = self._patiently(
             lambda: self._log.one_phase(record), f"read the log for {record.id}"
         )
+        self._check_is_next(record)
         try:
             with waiting_for(f"commit {record.id} and its record in {sink!r}"):
                 sink.commitOnePhase(committable, log_write)
@@ -489,9 +494,8 @@ class Coordinator:
 
         try:
             return self._patiently(attempt, what)
-        except (PrepareRejectedError, ProtocolError, FencedError):
-            if not unknown:
-                self.sweep()  # every try was answered: nothing was written
+        except (PrepareRejectedError, ProtocolError):
+            self.sweep()  # every try before was answered: nothing was written
             raise
 
     def _raise_if_fenced(self, error: BaseException) -> None:
@@ -696,16 +700,18 @@ class Coordinator:
                 raise cannot_redo(record, lost, f"Spark's replay differs: {told}")  # noqa: TRY301
             voted = self._vote(batch, written, write_pass=rewrite.write_pass)
             self._check_safe(record.id, (c for s in voted.values() for c in s.committables))
-            self._check_is_next(record)
         except BaseException as error:
             self.sweep()  # presumed abort, as before any decision: no record names them
             self._raise_if_fenced(error)
             raise
         amended = rewrite.amend(record, voted, gone)
         reach("amend.before", batch=batch.batch_id)
-        standing = self._patiently(
-            lambda: self._log.amend(amended, self.incarnation.token), f"amend {record.id}"
-        )
+
+        def amend() -> TransactionRecord:
+            self._check_is_next(record)
+            return self._log.amend(amended, self.incarnation.token)
+
+        standing = self._patiently(amend, f"amend {record.id}")
         reach("amend.after", batch=batch.batch_id)
         return standing
 

@@ -900,7 +900,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("begin", ["", "file:", "file://", "file://localhost"])
+@pytest.mark.parametrize("begin", ["", "file:", "file://", "file:///", "file://localhost"])
 def test_local_checkpoint(checkpoint: Path, begin: str) -> None:
     """The highest number counts; hidden files and those of checksums do not."""
     found = CheckpointFiles(f"{begin}{checkpoint}", QUERY)

@@ -538,6 +538,25 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
     world.check()
 
 
+def test_checkpoint_that_is_gone_before_it_settles_a_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there a moment ago: what is prepared is left as it is."""
+    world.commit = "checkpoint"
+    process = Process()
+    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    looks = iter([-1, None])
+    coordinator = world.coordinator(Process())
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryCheckpoint, "committed", lambda self: next(looks))
+        coordinator.recover()
+    assert next(looks, "all") == "all"
+    assert all(store.prepared for store in world.stores.values())
+    world.start(Process())
+    world.check()
+
+
 @pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
 def test_checkpoint_that_cannot_be_read_before_the_decision(
     world: World, monkeypatch: pytest.MonkeyPatch, commit: CommitPolicy
@@ -555,38 +574,57 @@ def test_checkpoint_that_cannot_be_read_before_the_decision(
 
 
 @pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
-@pytest.mark.parametrize("adopts", [False, True])
+@pytest.mark.parametrize("log", ["copy", "older copy", "another"])
 def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
-    world: World, tmp_path: Path, commit: CommitPolicy, adopts: bool
+    world: World, tmp_path: Path, commit: CommitPolicy, log: str
 ) -> None:
-    """No token of its log fences it; the checkpoint, which both share, has its batch."""
+    """No token of its log fences it; the checkpoint, which both share, has its batch.
+
+    Nor does any token say whose branches are left over, so that it aborts none.
+    """
     world.commit = commit
     world.start(Process())
     world.spark.batches = [*world.spark.batches, [[91, 92], [93]]]
-    old = world.coordinator(process := Process())
-    old.recover()
     (tmp_path / "copy").mkdir()
     other = World(tmp_path / "copy", [], commit)
     other.stores, other.spark = world.stores, world.spark
 
+    def copy() -> None:
+        with (
+            contextlib.closing(sqlite3.connect(world.path)) as source,
+            contextlib.closing(sqlite3.connect(other.path)) as target,
+        ):
+            source.backup(target)
+
+    if log == "older copy":
+        copy()
+    for _ in range(3):
+        old = world.coordinator(process := Process())
+    old.recover()
+    begun: list[Coordinator] = []
+
     def go_on_elsewhere() -> None:
-        if not adopts:
-            sqlite3.connect(world.path).backup(sqlite3.connect(other.path))
-        lost = SqliteLog(world.path)
-        changes = {"checkpoint_log_id": lost.log_id, "adopt": lost.log_id} if adopts else {}
-        lost.close()
+        changes: dict[str, Any] = {}
+        if log == "copy":
+            copy()
+        if log == "another":
+            changes["checkpoint_log_id"] = changes["adopt"] = old.incarnation.owner.log_id
         driver = Process()
-        newer = other.coordinator(driver, **changes)
-        newer.recover()
-        newer.run(other.batch(driver))
+        begun.append(other.coordinator(driver, **changes))
+        begun[0].recover()
+        begun[0].run(other.batch(driver))
         other.spark.committed += 1
-        newer.settle()
 
     with at_point("prepare_batch.before", go_on_elsewhere) as fault:
         with pytest.raises(FencedError, match="has it already"):
             old.run(world.batch(process))
     assert fault.fired
-    world.check()
+    begun[0].settle()
+    begun[0].sweep()
+    for store in world.stores.values():
+        assert store.rows() == world.source()
+    if log == "copy":  # else its branches are of a younger token, or of another log
+        world.check()
 
 
 def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: World) -> None:

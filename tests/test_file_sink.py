@@ -171,6 +171,7 @@ def test_abort_below_a_mount_is_none(tmp_path: Path) -> None:
     ended = end_ruled(MountedNow(folder), committable, sink.target)
     assert ended.how is End.UNKNOWN
     assert "mount that one again" in ended.why
+    FileSink(folder).abortDecided(committable)  # where it is gone for good
     folder.rmdir()
     away.rename(folder)
     assert (hidden(folder), visible(folder)) == (1, 0)

@@ -353,6 +353,9 @@ def test_stage_below_a_mount_proves_nothing(tmp_path: Path) -> None:
     for call in (sink.commit, sink.abort):
         with pytest.raises(CommitUnresolvedError, match=r"mount (it|that one) again"):
             call(committable)
+    sink.abortDecided(committable)  # where it is gone for good
+    sink.knows = True
+    sink.commit(committable)
     stage.rmdir()
     away.rename(stage)
     sink.commit(committable)

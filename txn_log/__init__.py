@@ -147,8 +147,9 @@ def local_path(location: str) -> Path | None:
 
     Spark and Hadoop quote nothing in a location: a %, a # or a ? is part of a name.
     """
-    if match := re.fullmatch(r"file:(?://(?:localhost)?)?(/(?!/).*)", location, re.DOTALL):
-        return Path(match[1])
+    pattern = r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)"
+    if match := re.fullmatch(pattern, location, re.DOTALL):
+        return Path(f"/{match[1].lstrip('/')}")
     return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location) else Path(location)
 
 

@@ -71,6 +71,7 @@ from sparkonce.sinks.postgres.sql import (
     insert_marker,
     qualified,
     require_marker,
+    require_own_transaction,
     require_system,
     script,
     settings,
@@ -268,8 +269,9 @@ class Merger:
         return self._pool.run(lambda connection: ask(connection, *asked))
 
     def _merge_again(self) -> None:
-        # Outside of its transaction each message would be one by itself: the rows alone.
-        is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
+        # Outside of its transaction each message would be one by itself: the rows alone. That the
+        # marker is there would not tell: another driver may have committed it meanwhile.
+        is_ours = require_own_transaction(_ENDED)
 
         def attempt(connection: PgConnection) -> None:
             try:

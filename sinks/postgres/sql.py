@@ -274,6 +274,13 @@ def require_marker(schema: str, branch_id: BranchId, otherwise: str) -> sql.Comp
     ).format(sql.Literal(otherwise), qualified(schema, MARKER_TABLE), sql.Literal(str(branch_id)))
 
 
+def require_own_transaction(otherwise: str) -> sql.Composed:
+    """Fails outside of a transaction that has written: alone, a message is one that has not yet."""
+    return sql.SQL(
+        "SELECT CASE WHEN txid_current_if_assigned() IS NULL THEN concat({})::int END"
+    ).format(sql.Literal(otherwise))
+
+
 def require_system(system: str) -> sql.Composed:
     """Fails on another server than the one of this identifier, if that may be read (not empty)."""
     if not system:

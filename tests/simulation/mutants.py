@@ -74,16 +74,16 @@ _BEFORE_THE_DECISION: Final = (
     _coordinator(
         "abort after decide was sent",
         "I7",
-        "        except (PrepareRejectedError, ProtocolError, FencedError):\n"
-        "            if not unknown:\n",
-        "        except Exception:\n            if True:\n",
+        "except (PrepareRejectedError, ProtocolError):",
+        "except Exception:",
     ),
     _coordinator(
         "decide again after the abort",
         "I7",
-        "                self.sweep()  # every try was answered: nothing was written\n",
-        "                self.sweep()\n"
-        "                return self._patiently(lambda: write(record), what)\n",
+        "            self.sweep()  # every try before was answered: nothing was written\n"
+        "            raise\n",
+        "            self.sweep()\n"
+        "            return self._patiently(lambda: write(record), what)\n",
     ),
     _coordinator(
         "batch N+1 begun while N is undecided",
@@ -124,14 +124,14 @@ _RECOVERY: Final = (
     _coordinator(
         "PREPARED decided without looking at Spark's commit log",
         "I5",
-        "        if self._is_checkpointed(record):\n            return",
-        "        if True:\n            return",
+        "        if committed >= record.id.batch_id:\n",
+        "        if True:\n",
     ),
     _coordinator(
         "PREPARED abandoned without looking at Spark's commit log",
         "I5",
-        "        if self._is_checkpointed(record):\n            return",
-        "        if False:\n            return",
+        "        if committed >= record.id.batch_id:\n",
+        "        if False:\n",
     ),
     _coordinator(
         "abandoned batch committed",
@@ -212,9 +212,8 @@ _COMMIT: Final = (
     _coordinator(
         "redo without amendment",
         "I2",
-        "            lambda: self._log.amend(amended, self.incarnation.token), "
-        'f"amend {record.id}"\n',
-        '            lambda: amended, f"amend {record.id}"\n',
+        "            return self._log.amend(amended, self.incarnation.token)\n",
+        "            return amended\n",
     ),
     _coordinator(
         "content not compared in the redo",
@@ -488,8 +487,9 @@ _SETTLEMENT: Final = (
         "I5",
         Edit(
             COORDINATOR,
-            "            if record.state is State.PREPARED and replay is not None:\n",
-            "            if record.state is State.PREPARED:\n",
+            "        if committed is None:  # it cannot be read, or not any more\n"
+            "            return record\n",
+            "        committed = -1 if committed is None else committed\n",
         ),
         "tests/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
     ),
