@@ -684,6 +684,12 @@ def test_object_that_was_followed_by_another_has_nothing_to_settle(
     pipeline.close()
 
 
+def take_over_elsewhere(pipeline: ExactlyOnce) -> None:
+    head = head_of(pipeline.log, "orders")
+    targets = {sink.name: sink.target for sink in pipeline.sinks}
+    pipeline.log.begin(claim_again(pipeline.log, head, targets))
+
+
 def test_failure_behind_which_another_driver_took_over_is_not_tried_again(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -693,9 +699,7 @@ def test_failure_behind_which_another_driver_took_over_is_not_tried_again(
 
     def lose(point: str, where: object) -> None:
         if point == "decide.before":
-            head = head_of(pipeline.log, "orders")
-            targets = {sink.name: sink.target for sink in pipeline.sinks}
-            pipeline.log.begin(claim_again(pipeline.log, head, targets))
+            take_over_elsewhere(pipeline)
             raise failpoints.InjectedError(point)
 
     monkeypatch.setattr(failpoints, "handler", lose)
@@ -714,9 +718,7 @@ def test_start_behind_which_another_driver_took_over_is_not_tried_again(
 
     def lose(point: str, where: object) -> None:
         if point == "recover.before_finish" and token(pipeline) == 2:
-            head = head_of(pipeline.log, "orders")
-            targets = {sink.name: sink.target for sink in pipeline.sinks}
-            pipeline.log.begin(claim_again(pipeline.log, head, targets))
+            take_over_elsewhere(pipeline)
             raise failpoints.InjectedError(point)
 
     monkeypatch.setattr(failpoints, "handler", lose)

@@ -150,9 +150,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         fsync_folder(self._folder)
 
     def abort(self, branch: BranchId | Committable) -> None:
-        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
-        written_to = branch.payload.get("folder") if isinstance(branch, Committable) else None
-        check_here(self._folder, written_to, branch_id)  # first: it may be mounted at any moment
+        branch_id = branch_here(self._folder, branch)
         self._hidden_path(branch_id).unlink(missing_ok=True)
 
     def abortDecided(self, committable: Committable) -> None:
@@ -208,23 +206,24 @@ def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> Non
         )
 
 
-def check_here(folder: Path, expected: JsonValue, branch_id: BranchId) -> None:
-    """See that a branch is aborted where it was written: there an absent file stands nowhere else.
+def branch_here(folder: Path, branch: BranchId | Committable) -> BranchId:
+    """The branch to abort in `folder`, where that is the folder into which it was written.
 
-    Args:
-        folder: as it is here.
-        expected: its id where the branch was written; None where that is not known.
-        branch_id: to be aborted.
+    To be asked before anything is looked for in it, since it may be mounted at any moment.
 
     Raises:
         CommitUnresolvedError: it is another folder.
     """
+    if isinstance(branch, BranchId):
+        return branch
+    expected = branch.payload.get("folder")  # None where nobody has looked
     if expected is not None and not has_id(folder, expected):
         raise CommitUnresolvedError(
-            f"{branch_id} cannot be aborted: {folder} on {socket.gethostname()} is not the folder "
-            "into which it was written: mount that one again",
-            branch_id,
+            f"{branch.branch_id} cannot be aborted: {folder} on {socket.gethostname()} is not the "
+            "folder into which it was written: mount that one again",
+            branch.branch_id,
         )
+    return branch.branch_id
 
 
 def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable]:

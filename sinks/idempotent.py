@@ -41,8 +41,8 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.file import (
+    branch_here,
     branches_in,
-    check_here,
     check_shared,
     close_durably,
     has_id,
@@ -236,9 +236,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
 
     def abort(self, branch: BranchId | Committable) -> None:
         # Only the stage: what was put stays.
-        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
-        written_to = branch.payload.get("folder") if isinstance(branch, Committable) else None
-        check_here(self._stage, written_to, branch_id)  # first: it may be mounted at any moment
+        branch_id = branch_here(self._stage, branch)
         self._path(branch_id).unlink(missing_ok=True)
 
     def abortDecided(self, committable: Committable) -> None:

@@ -302,10 +302,10 @@ class Coordinator:
 
     def _settle(self, record: TransactionRecord) -> TransactionRecord:
         """Decide or abandon what an older incarnation prepared. Spark's checkpoint says which."""
-        committed = self._checkpoint.committed()
-        if committed is None:  # it cannot be read, or not any more
+        is_checkpointed = self._is_checkpointed(record)
+        if is_checkpointed is None:
             return record
-        if committed >= record.id.batch_id:
+        if is_checkpointed:
             return self._decide(record)
         batch_id = record.id.batch_id
         reach("abandon.before", batch=batch_id)
@@ -316,10 +316,11 @@ class Coordinator:
         logger.info("%s was prepared and Spark did not commit it: it is replayed", record.id)
         return standing
 
-    def _is_checkpointed(self, record: TransactionRecord) -> bool:
+    def _is_checkpointed(self, record: TransactionRecord) -> bool | None:
+        """Whether Spark has committed the batch; None where that cannot be read (any more)."""
         # "Has reached it", not "its file exists": Spark removes old files.
         committed = self._checkpoint.committed()
-        return committed is not None and committed >= record.id.batch_id
+        return None if committed is None else committed >= record.id.batch_id
 
     # -- before the decision: every failure aborts -----------------------------------------------
 

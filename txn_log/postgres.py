@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import psycopg
 from psycopg import sql
 
-from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said
+from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said, shown_port
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -174,8 +174,7 @@ class PostgresLog(OptimisticLog):
         self._open: _Connection | None = None
         self._lock = threading.RLock()
         closed_at_forks(self)
-        host, port = known.get("host", "localhost"), known.get("port", "")
-        port = port if port.strip(",") else "5432"
+        host, port = known.get("host", "localhost"), shown_port(known)
         self._address = f"postgresql://{host}:{port}/{known.get('dbname', '')}?schema={schema}"
         try:
             self._log_id = self._prepare_schema(create=create)

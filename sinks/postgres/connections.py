@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said
+from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said, shown_port
 from sparkonce.sinks.postgres.sql import AS_LOGIN, BEGIN, COMMIT, script
 
 PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
@@ -62,8 +62,7 @@ class Address:
         """Host and port."""
         known = self._parameters()
         host = known.get("host") or known.get("hostaddr") or "localhost"
-        port = known.get("port", "")
-        return f"{host}:{port if port.strip(',') else '5432'}"
+        return f"{host}:{shown_port(known)}"
 
     @property
     def names_several(self) -> bool:

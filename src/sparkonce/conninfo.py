@@ -61,6 +61,12 @@ def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
     return known
 
 
+def shown_port(known: Mapping[str, str]) -> str:
+    """The port for messages; libpq leaves one empty, of each host, that is the default."""
+    port = known.get("port", "")
+    return port if port.strip(",") else "5432"
+
+
 def check_service(known: Mapping[str, str], setting: str) -> None:
     """Refuse a service of libpq's that alone knows where the database is.
 

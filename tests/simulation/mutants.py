@@ -124,13 +124,13 @@ _RECOVERY: Final = (
     _coordinator(
         "PREPARED decided without looking at Spark's commit log",
         "I5",
-        "        if committed >= record.id.batch_id:\n",
+        "        if is_checkpointed:\n",
         "        if True:\n",
     ),
     _coordinator(
         "PREPARED abandoned without looking at Spark's commit log",
         "I5",
-        "        if committed >= record.id.batch_id:\n",
+        "        if is_checkpointed:\n",
         "        if False:\n",
     ),
     _coordinator(
@@ -487,9 +487,8 @@ _SETTLEMENT: Final = (
         "I5",
         Edit(
             COORDINATOR,
-            "        if committed is None:  # it cannot be read, or not any more\n"
-            "            return record\n",
-            "        committed = -1 if committed is None else committed\n",
+            "        if is_checkpointed is None:\n            return record\n",
+            "",
         ),
         "tests/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
     ),
