@@ -18,7 +18,7 @@ demo: $(READY) ## run the main job on real local servers, killed four times (WRI
 	$(RUN) -m sparkonce.demo --writer $(WRITER)
 
 test: $(READY) ## run all tests but the slow ones, on real local servers
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -m "not slow" --durations=40
 
 slow: $(READY) ## run the slow tests: the full crash matrix
 	$(RUN) -m pytest -m slow

@@ -147,6 +147,9 @@ class OneTask:
     def committed(self) -> int | None:
         return self.batch_id - 1
 
+    def has_offsets(self, batch_id: int) -> bool:
+        return batch_id <= self.batch_id
+
     def drain(self) -> None:
         raise NotImplementedError
 

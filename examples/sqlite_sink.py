@@ -83,6 +83,9 @@ class SqliteSink(RowSink[Staging]):
                 f'CREATE TABLE IF NOT EXISTS "{self._staging}" AS '
                 f"SELECT '' AS sparkonce_branch, * FROM \"{self._table}\" WHERE false"
             )
+            staged = {row[1] for row in db.execute(f'PRAGMA table_info("{self._staging}")')}
+            for column in sorted(set(schema.names) - staged):  # the target got it since
+                db.execute(f'ALTER TABLE "{self._staging}" ADD COLUMN "{column}"')
             db.execute("CREATE TABLE IF NOT EXISTS sparkonce_commits (branch TEXT PRIMARY KEY)")
 
     # -- in a Spark task -------------------------------------------------------------------------

@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the kills between a log's round trips, on servers: one verb; all of them with -m slow."""
+    for item in items:
+        name, _, verb = item.name.partition("[")
+        is_of_all = name == "test_process_is_killed_at_every_round_trip" and verb != "decide]"
+        if is_of_all and "integration_tests" in item.path.parts:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def set_conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
     """Sets Spark's settings for one test."""

@@ -135,6 +135,30 @@ def test_last_batch_whose_commit_is_interrupted(job: Job, monkeypatch: pytest.Mo
     assert (states(pipeline), job.visible()) == ([State.COMPLETE], Counter([1, 2]))
 
 
+def test_wait_with_a_timeout_goes_past_a_long_batch(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody could stop a batch of an hour from the loop that waits for it."""
+    job.add(*ids(1))
+    waited, is_held = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def hold(point: str, where: object) -> None:
+        if point == "prepared.before":
+            is_held.set()
+            in_time.append(waited.wait(30))
+
+    monkeypatch.setattr(failpoints, "handler", hold)
+    pipeline = checkpoint_pipeline(job)
+    query = job.start(pipeline)
+    assert is_held.wait(60)
+    assert not pipeline.awaitTermination(query, 0.01)
+    waited.set()
+    assert pipeline.awaitTermination(query)
+    assert in_time == [True]
+    assert job.visible() == Counter([1])
+
+
 def fail_once_at(point: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Fail when the point is reached for the first time; it stands in the list from then on."""
     failed: list[str] = []
@@ -240,6 +264,30 @@ def test_recovery_that_fails_at_the_start_is_tried_again(
     query = job.start(pipeline)
     wait_for(lambda: bool(tried))
     pipeline.awaitTermination(query)
+    assert states(pipeline) == [State.COMPLETE]
+    assert job.visible() == Counter([1, 2])
+
+
+def test_recovery_that_fails_behind_the_querys_end_is_tried_again(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener has turned to the run and is at it: awaitTermination waits for what it does."""
+    job.add(*ids(1, 2))
+    leave_undecided(job, monkeypatch)
+    pipeline = checkpoint_pipeline(job)
+    queries: list[StreamingQuery] = []
+    failed: list[str] = []
+
+    def fail_late(point: str, where: object) -> None:
+        if point == "recover.before_finish" and not failed:
+            failed.append(point)
+            wait_for(lambda: bool(queries) and not queries[0].isActive)
+            raise failpoints.InjectedError(point)
+
+    monkeypatch.setattr(failpoints, "handler", fail_late)
+    queries.append(job.start(pipeline))
+    wait_for(lambda: bool(failed))
+    pipeline.awaitTermination(queries[0])
     assert states(pipeline) == [State.COMPLETE]
     assert job.visible() == Counter([1, 2])
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import InheritableThread
+from pyspark import __version__ as version
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql.functions import count, lit
@@ -24,8 +25,9 @@ from pyspark.sql.functions import count, lit
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS
+from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.spark_hooks.recovery import claim_again, head_of
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -168,6 +170,15 @@ def test_rows_that_are_dealt_out_are_computed_once(
     assert all("made" in df.columns for df in taken), "select= is evaluated anew behind it"
     assert kept() == before, "the snapshot stays on the executors"
     assert job.visible() == Counter(range(20))
+
+
+def test_snapshot_is_one_that_spark_seals(spark: SparkSession) -> None:
+    """Of two attempts at a partition with other rows each, all passes read the same one's."""
+    with _snapshot(spark.range(1)) as rows:
+        rdd: Any = rows._jdf.queryExecution().logical().rdd()
+        assert not rdd.getStorageLevel().deserialized(), "it has no bytes to sum"
+        if version >= "4.3":
+            assert rdd.verifyCheckpointChecksums()
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -502,7 +513,35 @@ def test_removed_sink_gets_what_was_decided_for_it_and_no_more(
     assert job.visible(old) == Counter([1, 2])
     job.add(*ids(4))
     job.run(job.pipeline())
-    assert "the sink 'old' is not among the pipeline's sinks any more" in caplog.text
+    gone = f"the sink 'old' of folder {old} is not among the pipeline's sinks any more"
+    assert gone in caplog.text
+    assert "has folder" not in caplog.text
+    job.add(*ids(5))
+    elsewhere = job.sink_folder("elsewhere")
+    job.run(job.pipeline(sinks=[FileSink(elsewhere, name="file")]))
+    assert f"the sink 'file' of folder {job.out} has folder {elsewhere} now: " in caplog.text
+
+
+def test_fenced_driver_holds_nothing_open(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an open merge, whose locks nobody else can free while the process lives."""
+    closed: list[str] = []
+
+    def close(sink: FileSink) -> None:
+        closed.append(sink.name)
+        raise OSError("reset")
+
+    def take_over(point: str, where: object) -> None:
+        if point == "decide.before":
+            head = head_of(pipeline.log, "orders")
+            pipeline.log.begin(claim_again(pipeline.log, head, head.sinks))
+
+    job.add(*ids(1))
+    pipeline = job.pipeline()
+    monkeypatch.setattr(FileSink, "close", close)
+    monkeypatch.setattr(failpoints, "handler", take_over)
+    with pytest.raises(StreamingQueryException, match="FencedError"):
+        job.run(pipeline)
+    assert closed == ["file"]
 
 
 def test_lost_branch_is_written_again_from_sparks_replay(

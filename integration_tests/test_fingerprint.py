@@ -171,6 +171,19 @@ TYPES = {
         "named_struct('a', null, 'A', TIMESTAMP'2026-01-01 00:00:00.000001')",
         "named_struct('a', null, 'A', TIMESTAMP'2026-01-01 00:00:00.000002')",
     ],
+    "struct<a: int, A: timestamp_ntz>": [
+        "named_struct('a', null, 'A', TIMESTAMP_NTZ'2026-01-01 00:00:00.000001')",
+        "named_struct('a', null, 'A', TIMESTAMP_NTZ'2026-01-01 00:00:00.000002')",
+    ],
+    "struct<a: array<struct<`x.y`: map<binary, int>>>, A: variant>": [
+        "named_struct('a', array(), 'A', to_variant_object(named_struct('a', DATE'2026-01-01')))",
+        "named_struct('a', array(), 'A', to_variant_object(named_struct('a', '2026-01-01')))",
+        "named_struct('a', array(named_struct('x.y', map(X'FE', 1))), 'A', null)",
+        "named_struct('a', array(named_struct('x.y', map(X'FF', 1))), 'A', null)",
+        "named_struct('a', array(named_struct('x.y', null)), 'A', null)",
+        "named_struct('a', array(null), 'A', null)",
+        "named_struct('a', null, 'A', null)",
+    ],
     "struct<`x.y`: struct<`b``c`: map<int, int>>>": [
         "named_struct('x.y', named_struct('b`c', map(1, 2)))",
         "named_struct('x.y', named_struct('b`c', null))",
@@ -196,6 +209,10 @@ TYPES = {
         "parse_json('{}')",
         "to_variant_object(named_struct('a', DATE'2026-01-01'))",
         "to_variant_object(named_struct('a', '2026-01-01'))",
+        "TIMESTAMP'2026-01-01 00:00:00.000001'",
+        "TIMESTAMP'2026-01-01 00:00:00.000002'",
+        "TIMESTAMP_NTZ'2026-01-01 00:00:00.000001'",
+        "TIMESTAMP_NTZ'2026-01-01 00:00:00.000002'",
     ],
     "array<struct<v: variant>>": [
         "array(named_struct('v', parse_json('1')))",
@@ -281,6 +298,15 @@ def test_elements_do_not_pass_into_the_next_list(spark: SparkSession) -> None:
         " UNION ALL SELECT array(1, 2), array(3), map(), map(1, 2)"
     )
     assert len({row[0] for row in df.selectExpr(row_hash(df.schema)).collect()}) == 3
+
+
+def test_field_of_a_struct_is_no_column_of_an_alias(spark: SparkSession) -> None:
+    """Of a join, in which one side is called as the struct on the other is."""
+    left = spark.sql("SELECT 7 AS id").alias("customer")
+    made = [left.join(spark.sql(f"SELECT named_struct('id', {n}) AS customer")) for n in range(2)]
+    first, second = map(content, made)
+    assert first != second
+    assert content(spark.createDataFrame(made[0].toArrow())) == first
 
 
 def test_what_sql_calls_equal_stays_equal(spark: SparkSession) -> None:

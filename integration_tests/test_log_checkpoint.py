@@ -159,6 +159,23 @@ def test_call_that_was_interrupted_lets_the_next_one_through(
     assert not thread.currentThread().isInterrupted()
 
 
+def test_look_that_was_interrupted_is_repeated(spark: SparkSession, tmp_path: Path) -> None:
+    """An aborted batch is swept behind `query.stop()`, and there is no later for it."""
+    folder = hadoop_folder(f"file:{tmp_path}")
+    java = SparkContext._active_spark_context._jvm.java
+    failed = java.util.concurrent.CompletableFuture.failedFuture
+    closed: list[object] = []
+
+    def look() -> str:
+        if not closed:
+            closed.append(java.lang.Thread.currentThread().interrupt())
+            failed(java.nio.channels.ClosedByInterruptException()).join()
+        return "seen"
+
+    assert folder._try(look) == "seen"
+    assert not java.lang.Thread.currentThread().isInterrupted()
+
+
 class Leaky:
     """Of several who create a file at the same time, all are told that they have."""
 

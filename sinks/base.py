@@ -44,9 +44,11 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -72,7 +74,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+logger = logging.getLogger("sparkonce")
+
 _PARALLEL = 16
+
+_INPUT_FILE = re.compile(r"(?i)(?<!\w)input_file_(?:name|block_start|block_length)(?=`?\s*\()")
+"""Calls that Spark answers with '' or -1 where the rows come from a snapshot."""
+
+_SQL_TEXT = re.compile(r"""'(?:\\.|[^'\\])*'|["](?:\\.|[^"\\])*["]""")
 
 ItemT = TypeVar("ItemT")
 OutcomeT = TypeVar("OutcomeT")
@@ -95,14 +104,43 @@ def at_once(
 ) -> list[OutcomeT]:
     """What the action gives for each item, in their order; so many at a time.
 
-    Every one comes to its end before the first error of any is raised.
+    Every one that began comes to its end before the first error of any, or Ctrl-C, is raised: who
+    catches that goes on with something else.
     """
     work = list(items)
     if len(work) <= 1:
         return [action(item) for item in work]
+    interrupts: list[BaseException] = []
     with ThreadPoolExecutor(min(most, len(work))) as pool:
-        futures = [pool.submit(action, item) for item in work]
+        futures = [_submitted(pool, action, item) for item in work]
+        while running := [future for future in futures if not future.done()]:
+            try:
+                wait(running)
+            except BaseException as interrupt:  # noqa: BLE001 - raised below
+                interrupts.append(interrupt)
+                logger.warning("interrupted; waiting for what has begun")
+                for future in running:
+                    future.cancel()
+    if interrupts:
+        raise interrupts[0]
     return [future.result() for future in futures]
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, action: Callable[[ItemT], OutcomeT], item: ItemT
+) -> Future[OutcomeT]:
+    """The item's work in the pool; in this thread once the main one has ended, as a script's."""
+    try:
+        return pool.submit(action, item)
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
+    future: Future[OutcomeT] = Future()
+    try:
+        future.set_result(action(item))
+    except Exception as error:  # noqa: BLE001 - the future's, as in a pool
+        future.set_exception(error)
+    return future
 
 
 class TwoPhaseCommitSink(ABC, Generic[HandleT]):
@@ -116,7 +154,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             every name in the external system and of every record.
         select: SQL expressions that make this sink's columns from the batch's, one row from each
             row, such as ``["id", "to_json(struct(*)) AS value"]``; default: the batch's columns.
-            They are named as ``df.selectExpr(*select)`` names them, also without AS.
+            They are named as ``df.selectExpr(*select)`` names them, also without AS. What file a
+            row is from (``input_file_name()`` and the like) only the query itself can ask.
             Sinks with different `select` are still written in one pass over the batch.
         transform: any function from DataFrame to DataFrame, applied before `select`, so that this
             sink can get other rows. It costs a snapshot of the batch and a pass of its own.
@@ -137,8 +176,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
     Raises:
         ConfigurationError: there is no name, or it has other characters than A-Z a-z 0-9 _ and -,
-            or is longer than 32; `select` is empty; or `writers` is not 1, nor a number with
-            `dealt_by`.
+            or is longer than 32; `select` is empty, or asks for the input file; or `writers` is not
+            1, nor a number with `dealt_by`.
     """
 
     kind: ClassVar[str] = ""
@@ -174,6 +213,14 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             raise ConfigurationError(
                 f"{self.name}: select={select!r} must be a list of SQL expressions, or be left out"
             )
+        self.select = None if select is None else tuple(select)
+        for expression in self.select or ():
+            if call := _INPUT_FILE.search(_SQL_TEXT.sub("''", expression)):
+                raise ConfigurationError(
+                    f"{self.name}: select= cannot ask for {call[0]}(), which a snapshot of the "
+                    "batch does not know, as it is taken beside a sink with transform= or "
+                    "writers=1: make the column in the query"
+                )
         if writers is not None and self.dealt_by is not None:
             if writers < 1:
                 raise ConfigurationError(f"{self.name}: writers={writers!r} must be 1 or more")
@@ -181,7 +228,6 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             # Spark deals whole rows out in an order that another replay need not have; only by
             # chosen columns does each row find its task again.
             raise ConfigurationError(f"{self.name}: writers={writers!r} must be 1, or be left out")
-        self.select = None if select is None else tuple(select)
         self.transform = transform
         self.writers = writers
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkonce.errors import (
+    CommitRejectedError,
     CommitUnresolvedError,
     ConfigurationError,
     PreparedBranchLostError,
@@ -85,6 +86,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         return f"folder {self._folder}"
 
     def validate(self, schema: pa.Schema) -> None:
+        if not schema.names:  # Parquet keeps no number of such rows
+            raise ConfigurationError("FileSink: the rows have no columns: add one (select=)")
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
         except pa.ArrowException as error:
@@ -156,7 +159,15 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
     def abortDecided(self, committable: Committable) -> None:
         # By an operator's word also where the folder is gone for good. What is written again has
         # another name, so this one is an orphan should it come back.
-        self._hidden_path(committable.branch_id).unlink(missing_ok=True)
+        branch_id = committable.branch_id
+        self._hidden_path(branch_id).unlink(missing_ok=True)
+        if is_there(visible := self._visible_path(branch_id)):
+            raise CommitRejectedError(
+                f"{branch_id} is committed: {visible} is there, and its rows would come twice. "
+                f"What keeps its commit from being proven is in the error of that; or "
+                f"{settle_command(branch_id, 'committed')}",
+                branch_id,
+            )
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return branches_in(self._hidden, owner, _SUFFIX)

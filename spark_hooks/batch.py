@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
-from pyspark import cloudpickle
+from pyspark import StorageLevel, cloudpickle
 from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql.functions import col
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -59,7 +59,7 @@ SHUFFLE_CHECKS: Final = (
     "spark.sql.shuffle.orderIndependentChecksum.enabled",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch",
 )
-"""With both, newer versions of Spark do not mix two computations of a shuffle that differ."""
+"""With both, Spark mixes no two computations of a shuffle: on since 4.2, off in 4.1, new there."""
 
 
 _misnamed: dict[tuple[str, ...], dict[str, StructType]] = {}
@@ -144,7 +144,7 @@ class SparkBatch:
         if not sink.dealt_by:
             return False
         conf = self._df.sparkSession.conf
-        # Older versions do not know them. (A default here would hide Spark's own.)
+        # Spark 4.0 does not know them. (A default here would hide Spark's own.)
         return not all(conf.isModifiable(s) and conf.get(s) == "true" for s in SHUFFLE_CHECKS)
 
     def drain(self) -> None:
@@ -256,7 +256,9 @@ def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
     an hour more.
     """
     context = df.sparkSession.sparkContext
-    rows = df.localCheckpoint(eager=True)
+    # Serialized, so that Spark (since 4.3) can sum what it keeps: where two attempts at a partition
+    # have made other rows, all passes read those of one.
+    rows = df.localCheckpoint(eager=True, storageLevel=StorageLevel.MEMORY_AND_DISK)
     try:
         yield rows
     finally:
@@ -299,6 +301,7 @@ def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, lis
         rows = _shaped(df, sinks[0])
         if is_plain(schema := rows.schema):
             name = free_name(schema.names)
+            rows = rows.toDF(*schema.names)  # an alias of the user's may have a column's name
             return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
     rows = _in_lanes(df, list(distinct.values()))
     if any(sink.columns for sink in distinct.values()):

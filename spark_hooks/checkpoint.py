@@ -14,24 +14,30 @@ ours are created atomically (`sparkonce.txn_log.folder`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
 import time
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark_hooks.binding import Binding, bind, read_binding
+from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
 from sparkonce.txn_log.folder import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
 
 _TAIL_BYTES = 1 << 18
 _START_MS = 600_000
@@ -84,6 +90,19 @@ def _active(session: SparkSession, query_id: Any) -> Any:
     """The one StreamExecution of the query that Spark lets run, by its id in the JVM."""
     jsession: Any = session._jsparkSession  # noqa: SLF001
     return jsession.sharedState().activeStreamingQueries().get(query_id)
+
+
+def _said(
+    ask: Callable[Concatenate[RunningQuery, P], ResultT],
+) -> Callable[Concatenate[RunningQuery, P], ResultT]:
+    """Say so while the checkpoint's file system does not answer."""
+
+    @functools.wraps(ask)
+    def said(query: RunningQuery, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        with waiting_for(f"reach the checkpoint {query.checkpoint}"):
+            return ask(query, *args, **kwargs)
+
+    return said
 
 
 class RunningQuery:
@@ -206,6 +225,7 @@ class RunningQuery:
         return not self._query.isActive()
 
     @cached_property
+    @_said
     def is_stateful(self) -> bool:
         """Whether the query has written state; known from its first batch on."""
         return bool(self._fs.exists(self._path("state")))
@@ -215,11 +235,18 @@ class RunningQuery:
         """Spark's optimized plan of the current batch, up to foreachBatch."""
         return self._query.lastExecution().optimizedPlan()
 
+    @_said
     def committed(self) -> int:
         """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty."""
         latest = self._query.commitLog().getLatestBatchId()
         return int(latest.get()) if latest.isDefined() else -1
 
+    @_said
+    def has_offsets(self, batch_id: int) -> bool:
+        """Whether Spark has begun the batch in this checkpoint."""
+        return bool(self._fs.exists(self._path(f"offsets/{batch_id}")))
+
+    @_said
     def offsets(self, batch_id: int) -> tuple[str, ...] | None:
         """The source offsets that the checkpoint shows for a batch, as JSON, for each use of one.
 
@@ -300,14 +327,17 @@ class RunningQuery:
         """The lines but the first, which is the format, or the rest of a line."""
         return None if text is None else [json.loads(line) for line in text.splitlines()[1:]]
 
+    @_said
     def binding(self) -> Binding | None:
         """What the checkpoint belongs to; None while it is nobody's."""
         return read_binding(self._folder)
 
+    @_said
     def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
         """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
         bind(self._folder, seen, log_id, pipeline)
 
+    @_said
     def open_log(self, *, create: bool = True) -> TransactionLog:
         """Open the transaction log that is inside this checkpoint."""
         return checkpoint_log(self.checkpoint, self._conf, create=create)

@@ -56,6 +56,10 @@ class CheckpointFiles:
             return None
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
+    def has_offsets(self, batch_id: int) -> bool:
+        """Whether Spark has begun the batch in this checkpoint."""
+        return self.read(f"offsets/{batch_id}") is not None
+
     def read(self, name: str) -> str | None:
         """A file of the checkpoint; None when it is not there."""
         return self._files.read(name)
@@ -70,6 +74,10 @@ class UnknownCheckpoint:
     def committed(self) -> None:
         return None
 
+    def has_offsets(self, batch_id: int) -> bool:
+        del batch_id
+        return False
+
 
 class LostCheckpoint:
     """A checkpoint that is lost for good, with a batch that it is to have no commit of."""
@@ -80,6 +88,10 @@ class LostCheckpoint:
 
     def committed(self) -> int:
         return self._committed
+
+    def has_offsets(self, batch_id: int) -> bool:
+        del batch_id
+        return True
 
 
 def _open(location: str, *, start_jvm: bool) -> _Files:

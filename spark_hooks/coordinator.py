@@ -26,10 +26,11 @@ Invariants (docs/protocol.md has all of them):
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -49,6 +50,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
     ProtocolError,
     SparkOnceError,
+    settle_command,
 )
 from sparkonce.failpoints import reach
 from sparkonce.model import (
@@ -127,6 +129,12 @@ class Checkpoint(Protocol):
         None where it cannot be read: then nothing that depends on it is decided.
         """
 
+    def has_offsets(self, batch_id: int) -> bool:
+        """Whether Spark has begun the batch here: it plans its offsets first.
+
+        A copy that was made before has none, and says nothing about what became of the batch.
+        """
+
 
 class Coordinator:
     """Drives one pipeline's sinks through the transactions of one incarnation.
@@ -142,6 +150,8 @@ class Coordinator:
         commit: when a batch is decided: "prepared" or "checkpoint".
         commit_timeout_s: how long the commits of one batch are repeated, in seconds.
         retain: how many batches of history the log keeps.
+        may_repeat: raises where the claim is nobody's any more; asked before each further try to
+            take a token.
         clock: gives Unix time in seconds.
 
     Attributes:
@@ -161,8 +171,16 @@ class Coordinator:
         commit: CommitPolicy = "prepared",
         commit_timeout_s: float,
         retain: int,
+        may_repeat: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        tries = itertools.count()
+
+        def begin() -> Incarnation:
+            if next(tries):
+                may_repeat()
+            return log.begin(claim)
+
         self._sinks = {sink.name: sink for sink in sinks}
         self._all_sinks = {**self._sinks, **{sink.name: sink for sink in removed}}
         self._log = log
@@ -174,7 +192,9 @@ class Coordinator:
         self.pending: TransactionRecord | None = None
         self._write_began = math.inf
         reach("begin.before", batch=claim.batch_id)
-        self.incarnation = self._patiently(lambda: log.begin(claim), "take a fencing token")
+        self.incarnation = self._patiently(
+            begin, f"take a fencing token of pipeline {claim.pipeline!r}"
+        )
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
         self._one_phase: OnePhaseSink[Any] | None = None
         self.two_phases = self._choose_phases()
@@ -197,10 +217,11 @@ class Coordinator:
         """Finish what older incarnations decided, and abort what they left undecided.
 
         Lost branches of the batch that Spark is about to replay are left to `run`; where Spark's
-        checkpoint cannot be read, those of every batch are, and what is prepared.
+        checkpoint cannot be read, those of every batch are that was not prepared for it, and what
+        is prepared and undecided.
 
         Raises:
-            PreparedBranchLostError: branches of another batch are lost.
+            PreparedBranchLostError: branches of a batch are lost that Spark does not replay.
         """
         committed = self._checkpoint.committed()
         replay = None if committed is None else self.incarnation.transaction_id(committed + 1)
@@ -224,12 +245,13 @@ class Coordinator:
                 continue
             if not lost:
                 self._complete(record)
-            elif replay is not None and record.id != replay:
+            elif record.id != replay and (replay is not None or State.PREPARED in record.times):
                 problems.append(cannot_redo(record, lost, _NO_REPLAY))
+        reach("recover.before_sweep")
+        if not any(isinstance(problem, FencedError) for problem in problems):
+            self.sweep()  # what is left over may be what a commit waits for
         if problems:
             raise problems[0]
-        reach("recover.before_sweep")
-        self.sweep()
 
     def run(self, batch: Batch) -> None:
         """Take one batch through the protocol.
@@ -249,11 +271,14 @@ class Coordinator:
         standing = self._patiently(lambda: self._log.find(transaction_id), f"find {transaction_id}")
         if standing is not None:
             check_offsets(standing, batch.offsets, self._checkpoint.location)
+            if standing.state is State.PREPARED and standing.token < self.incarnation.token:
+                standing = self._settle(standing)  # recovery could not: Spark had not begun it yet
+                self.sweep()
         if standing is None or standing.state is State.ABANDONED:
             self._deliver(batch)
         else:
             if standing.state is State.PREPARED:
-                # Our recovery left nothing undecided: it is another driver's, who will settle it.
+                # Nothing older is undecided any more: another driver prepared it, and settles it.
                 raise FencedError(
                     f"{standing.id} was prepared by another driver (token {standing.token}) after "
                     f"this one (token {self.incarnation.token}) had begun; let that one run, or "
@@ -303,11 +328,16 @@ class Coordinator:
     def _settle(self, record: TransactionRecord) -> TransactionRecord:
         """Decide or abandon what an older incarnation prepared. Spark's checkpoint says which."""
         is_checkpointed = self._is_checkpointed(record)
-        if is_checkpointed is None:
-            return record
         if is_checkpointed:
             return self._decide(record)
         batch_id = record.id.batch_id
+        if is_checkpointed is None or not self._checkpoint.has_offsets(batch_id):
+            logger.warning(
+                "%s is prepared, and is left so: %s cannot be read, or has not begun it",
+                record.id,
+                self._checkpoint.location,
+            )
+            return record
         reach("abandon.before", batch=batch_id)
         standing = self._patiently(
             lambda: self._log.abandon(record, self.incarnation.token), f"abandon {record.id}"
@@ -401,7 +431,7 @@ class Coordinator:
             # What is written again is decided already, so it takes two phases.
             one_phase = self._one_phase if write_pass == 0 else None
             vote = sink.prepareBatch if one_phase is None else one_phase.prepareOnePhase
-            with waiting_for(f"prepare batch {batch.batch_id} in {sink!r}"):
+            with waiting_for(f"prepare {self._name_of(batch.batch_id)} in {sink!r}"):
                 prepared = [
                     check_committable(sink, committable, branch_id)
                     for committable in vote(branch_id, share.committables)
@@ -621,10 +651,10 @@ class Coordinator:
             reach("commit.before", batch=batch_id, sink=sink.name)
 
         def once() -> None:
-            outcomes = [
-                (c, _given_up(sink, c, error) if c.branch_id in redo else error)
-                for c, error in zip(left, _commit_once(sink, left), strict=True)
-            ]
+            ruled = [c for c in left if c.branch_id in redo]
+            asked = [c for c in left if c.branch_id not in redo]
+            outcomes = [(c, _redone(sink, c)) for c in ruled]
+            outcomes += zip(asked, _commit_once(sink, asked) if asked else (), strict=True)
             left[:] = [c for c, error in outcomes if isinstance(error, CommitUnresolvedError)]
             for committable, error in outcomes:
                 if isinstance(error, PreparedBranchLostError):
@@ -640,7 +670,7 @@ class Coordinator:
                 if isinstance(error, CommitUnresolvedError):
                     raise error
 
-        self._until_known(once, f"commit batch {batch_id} in {sink!r}", deadline)
+        self._until_known(once, f"commit {self._name_of(batch_id)} in {sink!r}", deadline)
         if failed:
             raise failed[0]
         return lost
@@ -704,6 +734,13 @@ class Coordinator:
         except BaseException as error:
             self.sweep()  # presumed abort, as before any decision: no record names them
             self._raise_if_fenced(error)
+            if isinstance(error, PrepareRejectedError):  # of which the runbook says: all is aborted
+                logger.error(  # noqa: TRY400 - raised
+                    "%s stays decided: what is lost of it could not be written again now. The next "
+                    "start tries once more; or %s",
+                    record.id,
+                    settle_command(gone[0].branch_id),
+                )
             raise
         amended = rewrite.amend(record, voted, gone)
         reach("amend.before", batch=batch.batch_id)
@@ -752,9 +789,14 @@ class Coordinator:
                     if not record.is_ruled_out(c) or c.branch_id in visible
                 ),
             )
+
+            def once() -> None:
+                with _unresolved(sink, "publishBatch"):
+                    sink.publishBatch(batch)
+
             self._until_known(
-                lambda: sink.publishBatch(batch),
-                f"publish batch {batch.batch_id} in {sink!r}",
+                once,
+                f"publish {self._name_of(batch.batch_id)} in {sink!r}",
                 deadline,
             )
 
@@ -770,18 +812,30 @@ class Coordinator:
         its own token is either named by a record or left over. What cannot be swept now is
         swept after the next batch, so a failure here fails nothing.
         """
-        try:
-            with waiting_for("read what the log has open, before left-over branches are aborted"):
-                unfinished = self._log.unfinished(self.incarnation.pipeline)
+        pipeline = self.incarnation.pipeline
+        with self._sweeping(self._log.address):
+            with waiting_for(f"read what is open of pipeline {pipeline!r}, before a sweep"):
+                unfinished = self._log.unfinished(pipeline)
             named = named_by(unfinished)
             self._all(lambda sink: self._sweep_sink(sink, named), self._all_sinks.values())
-        except Exception as error:
-            logger.warning("orphans could not be aborted now; tried again later: %s", error)
-            logger.debug("why orphans could not be aborted", exc_info=True)
 
     def _sweep_sink(self, sink: AnySink, named: set[str]) -> None:
-        with waiting_for(f"abort left-over branches in {sink!r}"):
+        told = f"abort left-over branches of pipeline {self.incarnation.pipeline!r} in {sink!r}"
+        with self._sweeping(repr(sink)), waiting_for(told):
             self._abort_orphans(sink, named)
+
+    @contextlib.contextmanager
+    def _sweeping(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            logger.warning(
+                "pipeline %r, %s: orphans could not be aborted now; tried again later: %s",
+                self.incarnation.pipeline,
+                where,
+                error,
+            )
+            logger.debug("why orphans could not be aborted", exc_info=True)
 
     def _abort_orphans(self, sink: AnySink, named: set[str]) -> None:
         failures: list[Exception] = []
@@ -837,6 +891,9 @@ class Coordinator:
 
     # -- helpers that hold no choices --------------------------------------------------------------
 
+    def _name_of(self, batch_id: int | None) -> str:
+        return f"batch {batch_id} of pipeline {self.incarnation.pipeline!r}"
+
     def _all(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
         at_once(action, items)
 
@@ -876,27 +933,45 @@ class Coordinator:
             return retrying(attempt)
 
 
-def _commit_once(
-    sink: AnySink, committables: Sequence[Committable]
-) -> Sequence[SparkOnceError | None]:
+@contextlib.contextmanager
+def _unresolved(sink: AnySink, verb: str, branch_id: BranchId | None = None) -> Iterator[None]:
+    """Any other error of a sink than ours leaves the outcome unknown."""
     try:
-        return sink.commitBatch(committables)
+        yield
     except SparkOnceError:
         raise
     except Exception as error:
         raise CommitUnresolvedError(
-            f"{sink!r} raised {type(error).__name__} from commitBatch: {error}",
-            committables[0].branch_id,
+            f"{sink!r} raised {type(error).__name__} from {verb}: {error}", branch_id
         ) from error
+
+
+def _commit_once(
+    sink: AnySink, committables: Sequence[Committable]
+) -> Sequence[SparkOnceError | None]:
+    with _unresolved(sink, "commitBatch", committables[0].branch_id):
+        return sink.commitBatch(committables)
+
+
+def _redone(sink: AnySink, committable: Committable) -> SparkOnceError | None:
+    """The outcome of a branch that is to be written again, by an operator's word.
+
+    It is asked to commit first only where the sink's own `abortDecided` sees what that has come
+    to: the word is older, and says nothing of a commit whose answer was lost.
+    """
+    error: SparkOnceError | None = CommitUnresolvedError("it was ended before it was asked")
+    if type(sink).abortDecided is not TwoPhaseCommitSink.abortDecided:
+        (error,) = _commit_once(sink, [committable])
+    return _given_up(sink, committable, error)
 
 
 def _given_up(
     sink: AnySink, committable: Committable, error: SparkOnceError | None
 ) -> SparkOnceError | None:
-    """The outcome of a branch that is to be written again, by an operator's word.
+    """End a branch that could not be committed, and ask again.
 
-    It was asked to commit: what is proven, either way, stands above the word. It is ended, and
-    asked again: an abort undoes no commit, and need not say that there was one.
+    What is proven, either way, stands above an operator's word. An abort undoes no commit, and need
+    not say that there was one.
     """
     if error is None or isinstance(error, PreparedBranchLostError):
         return error

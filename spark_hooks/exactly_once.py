@@ -228,9 +228,11 @@ class ExactlyOnce:
                     self._coordinator = self._begin(query, batch_id)
                 self._validate(batch)
                 self._coordinator.run(batch)
-            except BaseException:
+            except BaseException as error:
                 # Whatever comes next is a new incarnation: it recovers first.
                 self._coordinator = None
+                if isinstance(error, FencedError):
+                    self._let_go()
                 raise
             with _claiming:
                 self._check_first_call(query, batch_id)  # another thread may have been before
@@ -270,12 +272,15 @@ class ExactlyOnce:
         """
         running = RunningQuery.of(query)
         self._checkpoint = running.checkpoint
-        self._recover_at_start(running)
+        served = _served(running.run.query_id)
+        if served is None or served.run != running.run:  # else its batch may hold the lock for long
+            self._recover_at_start(running)
         try:
             ended = query.awaitTermination(timeout)
             return True if ended is None else bool(ended)
         finally:
             if not query.isActive:
+                self._recover_at_start(running)  # again: a try of the listener may have failed
                 server = _serving.get(str(query.id), self)
                 server._settle_last(self._commit_timeout_s)  # noqa: SLF001 - of this class
 
@@ -325,7 +330,9 @@ class ExactlyOnce:
         """When a batch becomes visible."""
         return self._commit
 
-    def coordinator(self, claim: Claim, checkpoint: Checkpoint) -> Coordinator:
+    def coordinator(
+        self, claim: Claim, checkpoint: Checkpoint, may_repeat: Callable[[], None] = lambda: None
+    ) -> Coordinator:
         """A coordinator with the pipeline's settings; it takes the token that `claim` asks for."""
         return Coordinator(
             self.sinks,
@@ -336,7 +343,16 @@ class ExactlyOnce:
             commit=self._commit,
             commit_timeout_s=self._commit_timeout_s,
             retain=self._retain,
+            may_repeat=may_repeat,
         )
+
+    def _let_go(self) -> None:
+        """Free what the sinks hold open for a fenced driver: nobody else can, while it lives."""
+        for sink in self.all_sinks:
+            try:
+                sink.close()
+            except Exception:
+                logger.warning("%r could not be closed", sink, exc_info=True)
 
     # -- a new incarnation -------------------------------------------------------------------------
 
@@ -432,6 +448,7 @@ class ExactlyOnce:
             sinks={sink.name: sink.target for sink in self.all_sinks},
             batch_id=batch_id,
             offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
+            has_begun=query.has_offsets(batch_id),
             checkpoint=query.checkpoint,
             checkpoint_log_id=None if bound is None else bound.log_id,
             checkpoint_pipeline=None if bound is None else bound.pipeline,
@@ -439,7 +456,17 @@ class ExactlyOnce:
             adopt=self._adopt,
             goes_on=_begun.get((self.log.log_id, self.name)) == query.run,
         )
-        coordinator = self.coordinator(claim, query)
+        head = self.log.head(self.name)
+        had_ended = query.is_stopping
+
+        def may_repeat() -> None:
+            if query.is_stopping and not had_ended:
+                raise ProtocolError(
+                    f"{query.run} has ended while it waited for its fencing token, and takes none: "
+                    "it could fence a run that has followed it. The next start recovers"
+                )
+
+        coordinator = self.coordinator(claim, query, may_repeat)
         _begun[self.log.log_id, self.name] = query.run
         query.bind(bound, coordinator.incarnation.owner.log_id, self.name)
         logger.info(
@@ -457,12 +484,18 @@ class ExactlyOnce:
             if coordinator.two_phases is None
             else f"two phases, since {coordinator.two_phases}",
         )
-        head = self.log.head(self.name)
-        for gone in sorted(set() if head is None else head.sinks.keys() - claim.sinks.keys()):
+        for gone, target in sorted({} if head is None else head.sinks.items()):
+            now = claim.sinks.get(gone)
+            if now == target:
+                continue
             logger.warning(
-                "the sink %r is not among the pipeline's sinks any more: what a crash has left "
-                "over in it is not aborted unless it is passed in removed=[…]",
+                "the sink %r of %s %s: what a crash has left over there is not aborted unless %s",
                 gone,
+                target,
+                "is not among the pipeline's sinks any more" if now is None else f"has {now} now",
+                "it is passed in removed=[…]"
+                if now is None
+                else "`sparkonce recover JOB` is run with a job that has it as it was",
             )
         coordinator.recover()
         return coordinator
@@ -627,6 +660,8 @@ class ExactlyOnce:
                         return
                 except Exception as error:
                     self._failure, self._coordinator = error, None
+                    if isinstance(error, FencedError):
+                        self._let_go()
                     raise
             if not is_active or time.monotonic() > deadline:
                 logger.warning(

@@ -35,7 +35,7 @@ from sparkonce.txn_log.record import Fingerprint
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ALGORITHM: Final = "spark-xxhash64-sum/3"
+ALGORITHM: Final = "spark-xxhash64-sum/4"
 """Changes with anything that changes the hash of any row."""
 
 _BINARY: Final = "UTF8_BINARY"
@@ -51,7 +51,7 @@ def fingerprint(hashes: pa.Array[pa.Int64Scalar]) -> Fingerprint:
 def row_hash(schema: StructType, parent: str | None = None) -> str:
     """SQL that hashes a row: of the columns themselves, or of those in the struct `parent`."""
     if parent is not None and not has_names(schema):
-        return _hash([_as_json(quoted(parent))])
+        return _hash(_of_value(quoted(parent), schema, 0))
     return _hash(_of_fields(schema, "" if parent is None else f"{quoted(parent)}.", 0))
 
 
@@ -102,7 +102,11 @@ def _of_value(value: str, kind: DataType, depth: int) -> list[str]:
     item = f"sparkonce_{depth}"  # of a lambda; it hides outer names, and needs none of them
     parts = [value]
     if isinstance(kind, StructType):
-        parts = [_as_json(value)]
+        # SQL cannot name its fields: another struct with the same values, to be called `item`.
+        numbered = _numbered(kind)
+        fields = _of_value(item, numbered, depth + 1)
+        of_one = f"array(cast({value} AS {numbered.simpleString()}))"
+        parts = [f"transform({of_one}, {item} -> {_hash(fields)})"]
     elif isinstance(kind, StringType) and getattr(kind, "collation", _BINARY) != _BINARY:
         parts = [f"cast({value} AS binary)"]
     elif isinstance(kind, ArrayType):
@@ -114,18 +118,22 @@ def _of_value(value: str, kind: DataType, depth: int) -> list[str]:
         hashes = f"transform(map_entries({value}), {item} -> {_hash(of_entry)})"
         parts = [f"array_sort({hashes})", size]
     elif kind.typeName() == "variant":
-        parts = [_as_json(value), f"schema_of_variant({value})"]
+        json = f"to_json({value}, map('timeZone', 'UTC'))"  # the same in any session's zone
+        parts = [json, f"schema_of_variant({value})"]
     elif kind.typeName() in {"geometry", "geography"}:
         parts = [f"st_asbinary({value})", f"st_srid({value})"]
     return [*parts, null]
 
 
-def _as_json(value: str) -> str:
-    """Of a variant, or a struct whose fields SQL cannot name; the same in any session's zone."""
-    options = {
-        "ignoreNullFields": "false",
-        "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
-        "timeZone": "UTC",
-    }
-    pairs = ", ".join(f"'{key}', '{setting}'" for key, setting in options.items())
-    return f"to_json({value}, map({pairs}))"
+def _numbered(kind: DataType) -> DataType:
+    """The type with its fields' numbers for their names, as a cast takes them: by position."""
+    if isinstance(kind, StructType):
+        numbered = StructType()
+        for number, field in enumerate(kind.fields):
+            numbered.add(f"_{number}", _numbered(field.dataType))
+        return numbered
+    if isinstance(kind, ArrayType):
+        return ArrayType(_numbered(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_numbered(kind.keyType), _numbered(kind.valueType))
+    return kind

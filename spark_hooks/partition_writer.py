@@ -325,10 +325,11 @@ class _Branch:
 
     def give_up(self) -> None:
         try:
-            if self._open:
-                self.sink.discard(self._handle)
-            if self.committable is not None:
-                self.sink.abort(self.committable)
+            with waiting_for(f"give up {self.branch_id} in {self.sink!r}"):
+                if self._open:
+                    self.sink.discard(self._handle)
+                if self.committable is not None:
+                    self.sink.abort(self.committable)
         except Exception:
             logger.warning("%s is left to the driver's sweep", self.branch_id, exc_info=True)
 

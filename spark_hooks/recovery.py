@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
@@ -25,6 +25,10 @@ from sparkonce.txn_log.record import Head, TransactionRecord
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.coordinator import Checkpoint, Coordinator
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+
+
+_OPERATOR: Final = "operator "
+"""What the run id of an operator's command begins with; that of Spark is a UUID."""
 
 
 class Orphan(NamedTuple):
@@ -62,12 +66,17 @@ def claim_again(log: TransactionLog, head: Head, sinks: Mapping[str, str]) -> Cl
     return Claim(
         pipeline=head.pipeline,
         query_id=head.query_id,
-        run_id=f"operator {uuid.uuid4()}",
+        run_id=f"{_OPERATOR}{uuid.uuid4()}",
         driver=this_driver(),
         sinks=sinks,
         batch_id=next_batch(log.newest(head.pipeline, head.query_id), head),
         checkpoint=head.checkpoint,
     )
+
+
+def is_held_by_operator(head: Head) -> bool:
+    """Whether a command of an operator's took the token; the driver before it is fenced."""
+    return head.run_id.startswith(_OPERATOR)
 
 
 def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles | UnknownCheckpoint:

@@ -13,11 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from sparkonce.errors import PreparedBranchLostError, settle_command
 from sparkonce.model import Committable
 from sparkonce.txn_log.record import Fingerprint, Part, Share, TransactionRecord
+
+_CUT_OTHERWISE: Final = (
+    " (were writers=, mode=, key=, select=, the cluster's cores or the session's time zone changed "
+    "since? Then start once as before)"
+)
 
 Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
 """Branches, each with its sink's proof that it is gone."""
@@ -66,7 +71,7 @@ class Rewrite:
             else:
                 told = next(
                     (
-                        f"partition {n}: {told}"
+                        f"partition {n}: {told}{_CUT_OTHERWISE}"
                         for n in sorted(wanted)
                         if (told := _difference(_of(before, n), _of(now, n))) is not None
                     ),

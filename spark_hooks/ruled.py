@@ -50,13 +50,15 @@ def end_ruled(sink: AnySink | None, committable: Committable, target: str) -> En
         return Ended(
             End.UNKNOWN, f"{name!r} is not among the pipeline's sinks; it stood in {target}"
         )
+    moved = f"it stood in {target}, and the sink has {sink.target} now"
     try:
         sink.abort(committable)
         if sink.target != target:
-            return Ended(End.UNKNOWN, f"it stood in {target}, and the sink has {sink.target} now")
+            return Ended(End.UNKNOWN, moved)
         sink.commit(committable)
     except PreparedBranchLostError:
         return Ended(End.ENDED)
     except Exception as error:  # noqa: BLE001 - its server may be gone for good
-        return Ended(End.UNKNOWN, str(error) or type(error).__name__)
+        why = str(error) or type(error).__name__
+        return Ended(End.UNKNOWN, why if sink.target == target else f"{moved}: {why}")
     return Ended(End.VISIBLE)

@@ -17,17 +17,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.recovery import find_checkpoint
-from sparkonce.testing.log_cases import OTHER_QUERY, deliver
+from sparkonce.testing.log_cases import OTHER_QUERY, deliver, part
 from sparkonce.testing.log_cases import claim as log_claim
 from sparkonce.testing.log_cases import record as log_record
 from sparkonce.txn_log import checkpoint_log
@@ -271,6 +272,7 @@ def test_pipelines_of_a_log(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     found = json.loads(capsys.readouterr().out)["pipelines"]
     assert [one["name"] for one in found] == ["clicks", "orders"]
     assert [one["holder"]["is_running"] for one in found] == [True, True]
+    assert [one["holder"]["by"] for one in found] == ["driver", "driver"]
     assert run(["log", "list", *address]) == ERROR
     assert "--pipeline" in capsys.readouterr().err
     assert run(["log", "list", *address, "--pipeline", "orders", "--json"]) == 0
@@ -279,6 +281,86 @@ def test_pipelines_of_a_log(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr()
     assert said.out == ""
     assert "does not know the pipeline 'order'; it has 'clicks', 'orders'" in said.err
+
+
+def test_query_that_is_restarted_again_and_again_is_seen(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A start writes no batch: it is no sign of life, and is counted until a batch is complete."""
+    address = ["--log", "sqlite:///log.db"]
+
+    def status() -> tuple[object, object, str]:
+        assert run(["status", *address, "--json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+        assert run(["status", *address]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        return found["starts_since_last_batch"], found["holder"]["last_write"], shown
+
+    log = SqliteLog(folder / "log.db")
+    for _ in range(2):
+        log.begin(log_claim())
+    starts, wrote, shown = status()
+    assert (starts, wrote) == (2, None)
+    assert "last write never" in shown
+    deliver(log, log.begin(log_claim()), 0)
+    starts, wrote, shown = status()
+    assert starts == 0
+    assert "starts since" not in shown
+    for _ in range(5):
+        log.begin(log_claim(1))
+    starts, still, shown = status()
+    assert (starts, still) == (5, wrote)
+    assert "starts since 5 (with operators' commands that took a token)" in shown
+    log.begin(log_claim(query_id=OTHER_QUERY, replaces=QUERY))
+    assert status()[0] == 6
+    log.close()
+
+
+@pytest.mark.parametrize(("now", "told"), [(0.0, "in 15 min"), (1080.0, "passed 3 min ago")])
+def test_times_are_in_utc_and_expiry_is_told_in_words(
+    folder: Path,
+    now: float,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody has to reckon at night how long it is until a server drops what is prepared."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    log = SqliteLog(folder / "log.db")
+    decided = log_record(log.begin(log_claim()), 0)
+    share = decided.shares["kafka"]
+    (branch,) = share.committables
+    kept = replace(share, committables=(replace(branch, safe_until=900.0),))
+    log.decide(replace(decided, shares={"kafka": kept}))
+    log.close()
+    monkeypatch.setattr(time, "time", lambda: now)
+    address = ["--log", "sqlite:///log.db"]
+    for command in (["status", *address], ["log", "show", *address, "0"]):
+        run(command)
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"1970-01-01 00:15:00 UTC, {told}" in shown
+    assert run(["log", "tail", *address]) == 0
+    assert "00:00:00 UTC  batch 0 decided" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"), [((100, 90, 100), "100/90/100"), ((7, 7, 7), "7"), ((), "0")]
+)
+def test_rows_are_listed_in_the_order_of_the_sinks(
+    folder: Path, rows: tuple[int, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counts without their sinks say nothing; one that all sinks share is said once."""
+    log = SqliteLog(folder / "log.db")
+    decided = log_record(log.begin(log_claim()), 0)
+    shares = {
+        f"sink{n}": replace(decided.shares["kafka"], parts=(part(count),))
+        for n, count in enumerate(rows)
+    }
+    log.decide(replace(decided, shares=shares))
+    log.close()
+    assert run(["log", "list", "--log", "sqlite:///log.db"]) == 0
+    listed = capsys.readouterr().out.splitlines()[1].split()
+    assert listed[5] == told, listed
 
 
 def test_command_that_is_not_installed_with_its_extra(
@@ -441,6 +523,34 @@ def test_driver_that_starts_while_sinks_are_asked_is_not_fenced_unasked(
     assert begun == [2, 3]
 
 
+def test_operators_command_is_not_taken_for_the_driver(
+    folder: Path, decided: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has fenced the driver before it, of which the log no longer knows whether it runs."""
+    address = ["--log", "sqlite:///log.db"]
+    word = ["0", "--branch", decided, "--as", "aborted", "--reason", "lost"]
+    assert run(["settle", *address, *word, "--yes"]) == 0
+    capsys.readouterr()
+    assert run(["status", *address, "--json"]) == FOUND
+    (found,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert (found["holder"]["by"], found["holder"]["is_running"]) == ("operator", None)
+    log = SqliteLog(folder / "log.db")
+    operator = log.head("orders")
+    log.close()
+    assert operator is not None
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        gone = re.sub(r":\d+@", f":{ended.pid}@", operator.driver)
+    monkeypatch.setattr(SqliteLog, "head", lambda *_: replace(operator, driver=gone))
+    assert run(["settle", *address, *word]) == ERROR
+    said = " ".join(capsys.readouterr().err.split())
+    told = (
+        f"by an operator's command on {socket.gethostname()}; whether the driver before it still "
+        "runs is not known"
+    )
+    assert told in said
+    assert "A driver that runs is fenced by this" in said
+
+
 @pytest.fixture
 def prepared_file(folder: Path, decided: str) -> Path:
     """The hidden file of the decided branch."""
@@ -470,6 +580,8 @@ def prepare(folder: Path, prepared_file: Path) -> SqliteLog:
     (root / "commits").mkdir(parents=True)
     (root / "metadata").write_text(json.dumps({"id": QUERY}))
     (root / "commits" / "0").touch()
+    (root / "offsets").mkdir()
+    (root / "offsets" / "1").touch()
     return log
 
 
@@ -483,6 +595,21 @@ def test_abandoned_batch_is_not_called_finished(
     told = json.loads(capsys.readouterr().out)
     assert (told["finished"], told["abandoned"], told["aborted"]) == ([], [1], 1)
     assert list(prepared_file.parent.iterdir()) == []
+
+
+def test_older_copy_of_the_checkpoint_says_nothing(
+    folder: Path, prepared_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that has begun the batch may have committed it; or is lost, as the operator says."""
+    log = prepare(folder, prepared_file)
+    (folder / "ckpt" / "offsets" / "1").unlink()
+    recover = ["recover", "jobs:make", "--checkpoint", "ckpt", "--yes"]
+    assert run(recover) == FOUND
+    assert "ckpt has not begun it" in capsys.readouterr().err
+    assert [record.state for record in log.unfinished("orders")] == [State.PREPARED]
+    assert run([*recover, "--abandon", "1"]) == 0
+    assert log.unfinished("orders") == []
+    log.close()
 
 
 def test_batch_whose_checkpoint_is_lost_can_be_abandoned(
@@ -616,6 +743,39 @@ def test_sink_that_does_not_answer_is_not_free_of_orphans(
     assert left_over.exists()
 
 
+def test_sink_that_nobody_asks_is_not_free_of_orphans(
+    folder: Path,
+    decided: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that was taken out, and one that can list nothing; nobody is fenced for either."""
+    log = SqliteLog(folder / "log.db")
+    log.complete(log.unfinished("orders")[0], 1)
+    assert (run(["orphans", "jobs:make"]), capsys.readouterr().out) == (0, "no orphans\n")
+    sinks = {"file": FileSink(folder / "out").target, "old": "kafka topic gone"}
+    log.begin(Claim("orders", QUERY, "run", this_driver(), sinks, 1))
+    for command, code, told in (
+        (["orphans", "--abort", "--yes"], FOUND, "no orphans where somebody has looked\n"),
+        (["recover", "--yes"], 0, "nothing to recover\n"),
+    ):
+        assert run([*command, "jobs:make"]) == code
+        said = capsys.readouterr()
+        assert said.out == told
+        assert "old: nobody looks for orphans in kafka topic gone" in said.err
+        assert "removed=" in said.err
+    assert run(["orphans", "jobs:make", "--json"]) == FOUND
+    assert list(json.loads(capsys.readouterr().out)["not_asked"]) == ["old"]
+    head = log.head("orders")
+    log.close()
+    assert head is not None
+    assert head.token == 2
+    monkeypatch.setattr(SqliteLog, "head", lambda *_: replace(head, sinks={}))
+    monkeypatch.delattr(FileSink, "find_branches")
+    assert run(["orphans", "jobs:make"]) == 0
+    assert "file: the sink has no find_branches" in capsys.readouterr().err
+
+
 def settle(branch: str, ruling: str, *options: str) -> int:
     chosen = ["jobs:make", "0", "--branch", branch, "--as", ruling]
     return run(["settle", *chosen, "--yes", "--reason", "lost", *options])
@@ -673,6 +833,55 @@ def test_word_on_a_branch_that_cannot_be_ended(
     assert re.search(told, said, re.DOTALL)
 
 
+@pytest.mark.parametrize("fault", ["Ctrl-C", "log away"])
+def test_word_that_was_written_is_told_before_anything_else(
+    folder: Path,
+    decided: str,
+    prepared_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    """An error behind it sounds as if nothing had been written: "interrupted", "log away"."""
+
+    def away(log: SqliteLog, transaction_id: object) -> None:
+        raise LogUnavailableError("away; nothing was written")
+
+    def interrupt(sink: FileSink, branch: object) -> None:
+        if fault == "Ctrl-C":
+            raise KeyboardInterrupt
+        monkeypatch.setattr(SqliteLog, "find", away)
+
+    monkeypatch.setattr(FileSink, "abort", interrupt)
+    status = settle(decided, "committed")
+    said = capsys.readouterr().err
+    assert status == (130 if fault == "Ctrl-C" else FOUND), said
+    assert "The word stands: batch 0, 1 settled as committed." in said
+    assert ("the log does not tell" in said) == (fault == "log away")
+
+
+def test_unfinished_batch_of_a_query_that_was_replaced_is_settled(
+    folder: Path, decided: str
+) -> None:
+    """Its number is taken by a complete one of the query that has the name."""
+    log = SqliteLog(folder / "log.db")
+    (standing,) = log.unfinished("orders")
+    sinks = {"file": FileSink(folder / "out").target}
+    newer = Claim("orders", "other", "run", this_driver(), sinks, 0, replaces=QUERY)
+    incarnation = log.begin(newer)
+    same_number = TransactionRecord(
+        incarnation.transaction_id(0), incarnation.token, State.DECIDED, ("0",), {}
+    )
+    log.complete(log.decide(same_number), incarnation.token)
+    log.close()
+    assert settle(decided, "aborted") == 0
+    log = SqliteLog(folder / "log.db")
+    (record,) = log.unfinished("orders")
+    assert record.id == standing.id
+    assert len(record.settled) == 1
+    log.close()
+
+
 def test_word_that_another_one_has_followed(
     folder: Path,
     decided: str,
@@ -692,7 +901,7 @@ def test_word_that_another_one_has_followed(
     monkeypatch.setattr(FileSink, "abort", redo_and_abort)
     assert settle(decided, "committed") == FOUND
     said = capsys.readouterr().err
-    assert "is not committed any more: another word" in said
+    assert "is committed still: another word has followed" in said
     assert "put them in now" not in said
 
 
@@ -812,6 +1021,56 @@ def test_doctor_on_a_damaged_checkpoint(
     assert {one["about"] for one in found} == {"log", "checkpoint", "spark", "file"}
 
 
+def test_doctor_looks_at_the_checkpoint_that_is_named(
+    folder: Path, decided: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has moved since the last start noted it, or is read by a JVM."""
+    (checkpoint / "commits" / "7").touch()
+    log = SqliteLog(folder / "log.db")
+    sinks = {"file": FileSink(folder / "out").target}
+    for noted in ("", "hdfs://host/ckpt", "/moved/from/here"):
+        log.begin(Claim("orders", QUERY, "run", this_driver(), sinks, 0, checkpoint=noted))
+        for place, told in ((checkpoint, "batch 7 is the last"), ("away", "no checkpoint in away")):
+            run(["doctor", "jobs:make", "--json", "--checkpoint", str(place)])
+            found = json.loads(capsys.readouterr().out)
+            assert [told in one["what"] for one in found if one["about"] == "checkpoint"] == [True]
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "value", "is_warned"),
+    [
+        ("4.3.0", None, False),
+        ("4.3.0", "false", True),
+        ("4.2.0", None, False),
+        ("4.1.2", None, True),
+        ("4.1.2", "true", False),
+        ("4.0.1", "true", True),
+    ],
+)
+def test_doctor_tells_where_shuffles_can_mix(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    value: str | None,
+    is_warned: bool,
+) -> None:
+    """On by default since Spark 4.2; 4.1 has the settings, and 4.0 knows nothing of them."""
+    monkeypatch.setattr(pyspark, "__version__", version)
+    prefix = "spark.sql.shuffle.orderIndependentChecksum."
+    lines = (
+        []
+        if value is None
+        else [f"{prefix}enabled true", f"{prefix}enableFullRetryOnMismatch {value}"]
+    )
+    (folder / "spark.conf").write_text("\n".join(lines))
+    run(["doctor", "jobs:make", "--conf", "spark.conf", "--json"])
+    (told,) = [one for one in json.loads(capsys.readouterr().out) if one["about"] == "spark"]
+    assert (told["level"] == "warning") == is_warned
+    assert (prefix in told["what"]) == is_warned
+
+
 def test_settings_that_are_no_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "spark.conf").write_bytes(b"\x80\x00")
     assert run(["doctor", "jobs:make", "--conf", "spark.conf"]) == ERROR
@@ -908,6 +1167,10 @@ def test_local_checkpoint(checkpoint: Path, begin: str) -> None:
     for name in ("8", "9", "10", ".11.crc", "11.tmp"):
         (checkpoint / "commits" / name).touch()
     assert found.committed() == 10
+    assert not found.has_offsets(11)
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / "11").touch()
+    assert found.has_offsets(11)
 
 
 def test_checkpoint_that_is_unmounted_is_not_empty(checkpoint: Path) -> None:

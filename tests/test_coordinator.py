@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -425,12 +427,13 @@ def test_sink_that_is_lost_whole_takes_a_replay_with_other_partitions(world: Wor
 def test_replay_with_other_rows_is_never_taken_for_the_lost_ones(
     world: World, replay: list[list[int]], told: str
 ) -> None:
-    """The error names batch, sink, branch and rows; every start says it again, none goes on."""
+    """The error names branch, rows and what may be the cause; each start says it, none goes on."""
     crash_after_deciding(world)
     lose(world, "left", 0)
     world.spark.batches = [replay, *BATCHES[1:]]
+    told = rf"batch 0 .*\(2 rows\).*'left', {told}.*writers=.*start once as before"
     for _ in range(2):
-        with pytest.raises(PreparedBranchLostError, match=r"batch 0 .*\(2 rows\).*'left', " + told):
+        with pytest.raises(PreparedBranchLostError, match=told):
             world.start(Process())
         assert not any(".p1." in name for name in world.stores["left"].prepared)
     assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1}
@@ -452,6 +455,21 @@ def test_loss_that_spark_does_not_replay_stops_the_pipeline(world: World) -> Non
     assert world.spark.committed == 0
 
 
+def test_loss_of_what_was_prepared_is_told_where_the_checkpoint_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to an operator: it was decided behind Spark's commit, so no start replays it."""
+    world.commit = "checkpoint"
+    process = Process()
+    with at_point("decide.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    lose(world, "left", 0)
+    coordinator = world.coordinator(Process())
+    monkeypatch.setattr(MemoryCheckpoint, "committed", lambda self: None)
+    with pytest.raises(PreparedBranchLostError, match="does not replay the batch any more"):
+        coordinator.recover()
+
+
 def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     """Prepared and logged when run returns, and visible once commits/N is there."""
     world.commit = "checkpoint"
@@ -465,6 +483,26 @@ def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     assert coordinator.settle()
     assert [len(store.visible) for store in world.stores.values()] == [2, 2]
     assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
+
+
+def test_run_that_ends_while_it_waits_for_a_token_takes_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, and followed by another one, it would fence that as soon as the log is back."""
+
+    def away(self: SqliteLog, claim: object) -> None:
+        ended.append(claim)
+        raise LogUnavailableError("away; nothing was written")
+
+    def may_repeat() -> None:
+        if ended:
+            raise ProtocolError("the run was stopped")
+
+    ended: list[object] = []
+    monkeypatch.setattr(SqliteLog, "begin", away)
+    with pytest.raises(ProtocolError, match="stopped"):
+        world.coordinator(Process(), may_repeat=may_repeat)
+    assert len(ended) == 1
 
 
 @pytest.mark.parametrize(
@@ -524,6 +562,68 @@ def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_abor
     assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.ABANDONED]
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
     world.start(Process())
+    world.check()
+
+
+def test_checkpoint_that_has_not_begun_the_batch_abandons_nothing(world: World) -> None:
+    """An older copy of it: Spark may have committed the batch in the other one."""
+    world.commit = "checkpoint"
+    process = Process()
+    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    world.spark.begun = -1
+    coordinator = world.coordinator(process := Process())
+    coordinator.recover()
+    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.PREPARED]
+    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
+    coordinator.run(world.batch(process))  # Spark makes it anew here, with the same offsets
+    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
+    world.start(Process())
+    world.check()
+
+
+def test_recovery_that_fails_sweeps_all_the_same(world: World) -> None:
+    """What is left over may hold the very locks for which a commit waits, start after start."""
+    process = Process()
+    with at_point("decide.after", process.crash), pytest.raises(Crash):
+        world.start(process)
+    world.stores["left"].prepared.clear()
+    process = Process()
+    with at_point("amend.before", process.crash), pytest.raises(Crash):
+        world.start(process)
+    assert world.stores["left"].prepared  # written again, and named by no record
+
+    def away(verb: str) -> None:
+        if verb == "commit":
+            raise CommitUnresolvedError("away", None)
+
+    def prepare(sinks: Sequence[MemorySink]) -> None:
+        sinks[1].fail = away
+
+    world.prepare_sinks = prepare
+    with pytest.raises(CommitUnresolvedError, match="away"):
+        world.start(Process())
+    assert not world.stores["left"].prepared
+    world.prepare_sinks = lambda sinks: None
+    world.start(Process())
+    world.check()
+
+
+def test_error_of_a_publication_is_repeated(world: World) -> None:
+    """Whatever a sink raises: nothing but a repeat tells what came of it."""
+    failed: list[str] = []
+
+    def fail(verb: str) -> None:
+        if verb == "publishBatch" and not failed:
+            failed.append(verb)
+            raise ConnectionError("reset")
+
+    def prepare(sinks: Sequence[MemorySink]) -> None:
+        sinks[0].fail = fail
+
+    world.prepare_sinks = prepare
+    world.start(Process())
+    assert failed
     world.check()
 
 
@@ -1121,3 +1221,23 @@ def test_sweep_that_fails_is_one_line(
     assert {record.levelname for record in told} == {"DEBUG"}
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("no route to host" in line for line in warned)
+
+
+def test_each_sink_that_cannot_be_swept_is_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its name and the pipeline's, and why: one server's error says nothing of another's."""
+
+    def refuse(verb: str, name: str) -> None:
+        if verb == "find_branches":
+            raise ConnectionError(f"no route to {name}")
+
+    def prepare(sinks: list[MemorySink]) -> None:
+        for sink in sinks:
+            sink.fail = functools.partial(refuse, name=sink.name)
+
+    world.prepare_sinks = prepare
+    world.coordinator(Process()).sweep()
+    for name in ("left", "right"):
+        told = f"pipeline 'orders', <MemorySink '{name}' -> memory>: .*no route to {name}"
+        assert any(re.match(told, line) for line in caplog.messages)

@@ -12,7 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    ConfigurationError,
+    PreparedBranchLostError,
+)
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.ruled import End, end_ruled
@@ -96,6 +101,12 @@ def test_abort_removes_what_is_prepared_and_never_what_is_committed(
     assert visible(tmp_path) == 2
 
 
+def test_rows_without_columns_are_refused(tmp_path: Path) -> None:
+    """Parquet would not even count them."""
+    with pytest.raises(ConfigurationError, match="no columns"):
+        FileSink(tmp_path).validate(pa.schema([]))
+
+
 def test_discard_removes_an_open_file(sink: FileSink, tmp_path: Path) -> None:
     handle = sink.beginTransaction(BRANCH)
     sink.write(handle, ROWS)
@@ -176,6 +187,16 @@ def test_abort_below_a_mount_is_none(tmp_path: Path) -> None:
     away.rename(folder)
     assert (hidden(folder), visible(folder)) == (1, 0)
     assert end_ruled(FileSink(folder), committable, sink.target).how is End.ENDED
+
+
+def test_file_that_is_visible_is_not_written_again(tmp_path: Path) -> None:
+    """Its rename came through, and what makes it last failed: `commit` proves nothing."""
+    sink = FileSink(tmp_path)
+    sink.validate(ROWS.schema)
+    committable = prepare(sink)
+    sink.commit(committable)
+    with pytest.raises(CommitRejectedError, match="is there, and its rows would come twice"):
+        sink.abortDecided(committable)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOTDIR])

@@ -32,6 +32,12 @@ def known(*batches: int, head: Head | None = HEAD, **changes: Any) -> Known:
     return Known(**{**values, **changes})
 
 
+def prepared(batch_id: int) -> dict[str, Any]:
+    """What of `Known` a batch changes that waits for Spark's checkpoint."""
+    newest = replace(record(INCARNATION, batch_id, shares={}), state=State.PREPARED)
+    return {"newest": newest, "unfinished": [newest]}
+
+
 def offsets(*batches: int) -> dict[int, tuple[str, ...]]:
     return {n: (f"[{n}]",) for n in batches}
 
@@ -58,6 +64,12 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
             },
         ),
     ),
+    "replay of a prepared batch": (claim(2, offsets=offsets(1, 2)), known(1, 2, **prepared(2))),
+    "prepared batch whose offsets cannot be compared": (
+        claim(2, offsets=offsets(1)),
+        known(1, 2, **prepared(2)),
+    ),
+    "start behind a prepared batch": (claim(3, offsets=offsets(2)), known(1, 2, **prepared(2))),
     "replay of the newest batch": (claim(2, offsets=offsets(1, 2)), known(1, 2)),
     "Spark purged the batch before": (claim(3, offsets=offsets(3)), known(2)),
     "query that takes its name back": (
@@ -116,6 +128,16 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         claim(5, adopt=True, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
         known(head=None),
         f'adopt="{"f" * 16}"',
+    ),
+    "older copy of the checkpoint that has a batch prepared": (
+        claim(2, offsets=offsets(1, 2)),
+        known(1, 2, **prepared(4)),
+        "at batch 2, has not begun it: it was rolled back, copied before, or lost.* --abandon 4",
+    ),
+    "copy from right before the batch that is prepared": (
+        claim(3, offsets=offsets(2), has_begun=False),
+        known(1, 2, **prepared(3)),
+        "at batch 3, has not begun it",
     ),
     "fresh checkpoint while only the old one can say what commits": (
         claim(0, query_id="new", replaces=QUERY),

@@ -20,7 +20,9 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.finding import Level
 from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState
 from sparkonce.sinks.kafka.outcome import Outcome
 from sparkonce.spark_hooks import coordinator
@@ -321,7 +323,7 @@ def test_refused_and_no_marker(
     with pytest.raises(PreparedBranchLostError) as lost:
         outcome(finisher).commit(committable())
     assert finisher.asked == ["end 5/0 commit", "describe", "marker"]
-    for word in ("batch 7", "'kafka'", BRANCH.name, story, "replay"):
+    for word in ("batch 7", "'kafka'", BRANCH.name, story, "max.timeout"):
         assert word in str(lost.value)
     assert lost.value.branch_id == BRANCH
 
@@ -562,7 +564,8 @@ def test_branch_of_which_a_part_was_aborted_by_hand(caplog: pytest.LogCaptureFix
         return real(*identity, commit=commit)
 
     finisher.end = end  # type: ignore[method-assign]
-    with pytest.raises(PreparedBranchLostError, match=r"\{'orders': \[2\]\}.*by hand.*replay"):
+    words = r"\{'orders': \[2\]\}.*by hand.*`sparkonce orphans JOB"
+    with pytest.raises(PreparedBranchLostError, match=words):
         outcome(finisher).commit(committable())
     assert finisher.asked == [
         *("describe", "end 5/0 abort", "marker"),
@@ -990,3 +993,31 @@ def test_branch_given_up_that_is_committed_and_not_visible() -> None:
     how, why = end_ruled(sink, committable(), sink.target)
     assert how is End.UNKNOWN
     assert why.startswith(f"{BRANCH}: it is committed")
+
+
+# -- the timeout that holds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "told"), [(None, "transaction.max.timeout.ms"), (60_000, "transaction_timeout_ms")]
+)
+def test_timeout_that_holds_is_judged(own_ms: int | None, told: str) -> None:
+    """The sink's own, where it has one: the brokers refuse one that is longer than theirs."""
+    allowed = 900_000 if own_ms is None else 7_200_000
+    finisher = PaperFinisher(config={"transaction.max.timeout.ms": [allowed]})
+    found = list(diagnose(finisher, None, "here", list, own_ms))  # type: ignore[arg-type]
+    (judged,) = [one for one in found if "timeout" in one.what]
+    assert judged.level is Level.WARNING
+    assert judged.what.startswith(f"{told}={own_ms or allowed}: the brokers abort")
+    assert f"set {told}=3600000 or more" in judged.fix
+
+
+def test_advice_on_the_timeout_names_the_sinks_own(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a slow batch, and behind a loss: the brokers' maximum does not help where it holds."""
+    finisher = PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"))
+    sink_of(finisher).prepareBatch(BRANCH, [committable(age_s=800)])
+    (slow,) = caplog.messages
+    with pytest.raises(PreparedBranchLostError) as lost:
+        outcome(finisher).commit(committable(age_s=901))
+    for text in (slow, str(lost.value)):
+        assert "transaction_timeout_ms= of the sink" in text

@@ -182,6 +182,7 @@ def leaking(_: str | None) -> tuple[str, float]:
         (lambda _: (b"hunter2", NEXT_YEAR), ["tuple", "(token, expiry"]),
         (lambda _: ("hunter2", "tomorrow"), ["tuple", "(token, expiry"]),
         (lambda _: ("hunter2", 3600), ["expired", "Unix seconds"]),
+        (lambda _: ("hunter2", NEXT_YEAR * 1000), ["not milliseconds"]),  # as Amazon MSK's signer
     ],
 )
 def test_callback_that_gives_no_token(callback: Any, words: list[str]) -> None:

@@ -397,3 +397,9 @@ def test_log_of_several_sites_is_refused(bucket: str) -> None:
     """A multi-region access point writes now here, now there: conditions do not hold over both."""
     with pytest.raises(ConfigurationError, match="access point"):
         ObjectPlace(f"s3://{bucket}/p")
+
+
+def test_log_in_a_directory_bucket() -> None:
+    """S3 Express One Zone refuses Content-MD5, and so each write."""
+    with pytest.raises(ConfigurationError, match="log=.*x-s3'.*general purpose bucket"):
+        ObjectPlace("s3://logs--use1-az4--x-s3/p")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from psycopg import errors as pg
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres.advice import next_step
+from sparkonce.sinks.postgres.sql import Timeouts
 from sparkonce.sinks.postgres.writing import Writing
 
 DSN = "postgresql://localhost/shop"
@@ -59,3 +63,15 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str
 def test_timeout_that_no_server_takes(setting: Any, seconds: float) -> None:
     with pytest.raises(ConfigurationError, match=f"{setting}={seconds} .*0.001 to 2147483 seconds"):
         PostgresSink(DSN, table="orders", **{setting: seconds})
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "told"),
+    [
+        (600.0, "statement_timeout=600 s.*or somebody canceled it"),
+        (0.0, r"^ \(somebody canceled it"),
+    ],
+)
+def test_statement_that_was_canceled(limit_s: float, told: str) -> None:
+    """A timeout and pg_cancel_backend look alike; a limit that is off was not reached."""
+    assert re.search(told, next_step(pg.QueryCanceled(), Timeouts(30.0, limit_s)))

@@ -131,21 +131,29 @@ def test_object_that_cannot_be_looked_at(server: Server, code: str, status: int,
     assert ("grant" in str(refused.value)) == (status == 403)
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("MinIO", "stale_uploads_expiry=168h"),
+        ("SeaweedFS 30GB 4.05 1a2b3c4", "s3.clean.uploads -timeAgo=168h"),
+        ("SeaweedFS S3", "s3.clean.uploads -timeAgo=168h"),
+    ],
+)
 def test_server_that_purges_uploads_by_itself(
-    server: Server, caplog: pytest.LogCaptureFixture
+    server: Server, caplog: pytest.LogCaptureFixture, name: str, fix: str
 ) -> None:
-    """MinIO has no such lifecycle rules and deletes open uploads after a day, prepared ones too."""
-    server.reachable("MinIO")
+    """It goes by no lifecycle rules, and deletes open uploads after a day, prepared ones too."""
+    server.reachable(name)
     with caplog.at_level(logging.WARNING, logger="sparkonce"):
         check_server(server.connection, PLACE)
     (said,) = caplog.messages
-    assert "stale_uploads_expiry" in said
+    assert fix in said
     assert "lifecycle" not in said
-    server.reachable("MinIO")
+    server.reachable(name)
     writes(server)
     (finding,) = [finding for finding in server.found() if finding.level is not Level.OK]
     assert finding.level is Level.WARNING
-    assert "stale_uploads_expiry=168h" in finding.fix
+    assert fix in finding.fix
 
 
 def test_probe_where_there_are_no_conditional_writes(server: Server) -> None:

@@ -124,6 +124,13 @@ def test_broken_url(url: str) -> None:
         S3Sink(url)
 
 
+@pytest.mark.parametrize("bucket", ["lake--use1-az4--x-s3", "lake--use1-az4--xa-s3"])
+def test_directory_bucket(bucket: str) -> None:
+    """S3 Express One Zone refuses Content-MD5, so that nothing could be written."""
+    with pytest.raises(ConfigurationError, match=f"{bucket}'.*general purpose bucket"):
+        S3Sink(f"s3://{bucket}/orders")
+
+
 @pytest.mark.parametrize(
     ("query", "advice"),
     [

@@ -79,6 +79,38 @@ class Amazon:
         return True
 
 
+class SeaweedFS(Amazon):
+    """The same as SeaweedFS 4 answers: it says that it encodes, and does not.
+
+    Uploads are sorted by their ids. A key marker is the one key that is listed.
+    """
+
+    def page(self, query: dict[str, str]) -> str:
+        key_marker, marker = query.get("key-marker", ""), query.get("upload-id-marker", "")
+        self.markers.append(marker)
+        listed = [
+            (key, upload_id)
+            for key, upload_id in sorted(self.uploads, key=lambda upload: upload[1])
+            if upload_id > marker
+            and key_marker in {"", key}
+            and key.startswith(query.get("prefix", ""))
+        ]
+        page = listed[: (most := int(query["max-uploads"]))]
+        entries = "".join(
+            f"<Upload><Key>{escape(key)}</Key><UploadId>{upload_id}</UploadId></Upload>"
+            for key, upload_id in page
+        )
+        more = len(page) == most
+        following = f"<NextUploadIdMarker>{page[-1][1]}</NextUploadIdMarker>" if more else ""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?><ListMultipartUploadsResult '
+            f'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Bucket>{BUCKET}</Bucket>'
+            f"{following}<EncodingType>{query.get('encoding-type', '')}</EncodingType>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{entries}"
+            "</ListMultipartUploadsResult>"
+        )
+
+
 def handler_of(amazon: Amazon) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -116,7 +148,15 @@ def handler_of(amazon: Amazon) -> type[BaseHTTPRequestHandler]:
 
 @pytest.fixture
 def amazon() -> Iterator[Amazon]:
-    amazon = Amazon()
+    yield from served(Amazon())
+
+
+@pytest.fixture
+def seaweedfs() -> Iterator[Amazon]:
+    yield from served(SeaweedFS())
+
+
+def served(amazon: Amazon) -> Iterator[Amazon]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(amazon)) as server:
         amazon.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -127,7 +167,7 @@ def amazon() -> Iterator[Amazon]:
 
 
 def obfuscated(key: str) -> str:
-    """As the markers of S3 Express, which are no keys."""
+    """A marker that is no key."""
     return "+/" + base64.b64encode(key[::-1].encode()).decode()
 
 
@@ -148,15 +188,31 @@ def test_orphans_below_folders_with_spaces(
 ) -> None:
     """Each is found under its own key, page by page, and aborted there."""
     monkeypatch.setattr(listing, "PAGE_UPLOADS", 4)
+    uploads = sweep(amazon, prefix)
+    assert amazon.markers == ["", uploads[3][0]]
+
+
+@pytest.mark.parametrize("prefix", ["orders/", "new orders/", "a+b/", "100%25/", ""])
+def test_keys_that_the_server_calls_encoded(
+    seaweedfs: Amazon, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """SeaweedFS gives them as they are, and pages by upload ids alone."""
+    monkeypatch.setattr(listing, "PAGE_UPLOADS", 4)
+    sweep(seaweedfs, prefix)
+    assert seaweedfs.markers == ["", "upload-3", "upload-x"]
+
+
+def sweep(amazon: Amazon, prefix: str) -> list[tuple[str, str]]:
+    """Find the uploads of one owner, and abort them; a foreign one stays. What there was."""
     place = Place(BUCKET, prefix)
     ours = {}
-    for number, value in enumerate(VALUES):
+    for number, value in enumerate([*VALUES, None]):
         branch_id = BranchId(OWNER, number, 1, "s3", 0, 0)
-        key = file_key(place, folder_name(["x"], [value]), branch_id, 0)
-        ours[branch_id] = (key, f"upload-{number}")
+        folder = folder_name(["x"], [value]) if value else ""
+        ours[branch_id] = (file_key(place, folder, branch_id, 0), f"upload-{number}")
     foreign = (f"{prefix}somebody's + 1", "upload-x")
-    amazon.uploads = sorted([*ours.values(), foreign])
-    fourth, _ = amazon.uploads[3]
+    uploads = sorted([*ours.values(), foreign])
+    amazon.uploads = uploads.copy()
     sink = sink_of(amazon, prefix)
     found = list(sink.find_branches(OWNER))
     files: dict[BranchId, Any] = {c.branch_id: c.payload["files"] for c in found}
@@ -164,11 +220,11 @@ def test_orphans_below_folders_with_spaces(
         branch_id: [(file["key"], file["upload_id"]) for file in files[branch_id]]
         for branch_id in files
     } == {branch_id: [upload] for branch_id, upload in ours.items()}
-    assert amazon.markers == ["", fourth]
     for committable in found:
         sink.abort(committable)
     assert amazon.uploads == [foreign]
     sink.close()
+    return uploads
 
 
 @pytest.mark.parametrize(
@@ -182,7 +238,7 @@ def test_pages_in_any_order(
     encodes_marks: bool,
     order: list[int],
 ) -> None:
-    """S3 Express sorts nothing, and its markers are no keys; others give none, or encode none."""
+    """Not every server sorts; markers need not be keys, and some give none, or encode none."""
     monkeypatch.setattr(listing, "PAGE_UPLOADS", 1)
     place = Place(BUCKET, "orders/")
     branches = [BranchId(OWNER, number, 1, "s3", 0, 0) for number in range(4)]

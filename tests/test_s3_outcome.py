@@ -22,7 +22,7 @@ from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3 import outcome
-from sparkonce.sinks.s3.client import Connection, Purpose, describe
+from sparkonce.sinks.s3.client import Connection, Purpose, describe, server_at
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.manifest import Manifest
 from sparkonce.sinks.s3.outcome import FileOutcome
@@ -378,6 +378,18 @@ def test_proven_lost(commit: Callable[..., None]) -> None:
         commit(404, 404, refusal="NoSuchUpload", parts="NoSuchUpload")
 
 
+@contextmanager
+def nothing_there(sink: S3Sink) -> Iterator[None]:
+    """The server knows neither the upload nor the object."""
+    ask, once = (Stubber(sink._connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
+    with ask, once:
+        once.add_client_error("complete_multipart_upload", "NoSuchUpload")
+        ask.add_client_error("head_object", "404", http_status_code=404)
+        ask.add_client_error("list_parts", "NoSuchUpload")
+        ask.add_client_error("head_object", "404", http_status_code=404)
+        yield
+
+
 @pytest.mark.parametrize(
     ("prepared", "now", "is_proven"),
     [
@@ -399,18 +411,38 @@ def test_lost_in_another_partition_of_amazons(
         payload: Any = {n: value for n, value in committable.payload.items() if n != "partition"}
         committable = Committable(BRANCH, payload)
     with closing(S3Sink("s3://lake/orders", region=now, **keys)) as sink:
-        ask, once = (Stubber(sink._connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
-        with ask, once:
-            once.add_client_error("complete_multipart_upload", "NoSuchUpload")
-            ask.add_client_error("head_object", "404", http_status_code=404)
-            ask.add_client_error("list_parts", "NoSuchUpload")
-            ask.add_client_error("head_object", "404", http_status_code=404)
-            error: type[Exception] = CommitUnresolvedError
-            told = "prepared at another endpoint than Amazon's"
-            if is_proven:
-                error, told = PreparedBranchLostError, "is lost"
-            with pytest.raises(error, match=told):
-                sink.commit(committable)
+        error: type[Exception] = CommitUnresolvedError
+        told = "prepared at another endpoint than Amazon's"
+        if is_proven:
+            error, told = PreparedBranchLostError, "is lost"
+        with nothing_there(sink), pytest.raises(error, match=told):
+            sink.commit(committable)
+
+
+@pytest.mark.parametrize(
+    ("prepared", "now"),
+    [
+        ("http://minio:9000", "http://minio:9000/"),
+        ("https://s3.eu-west-1.amazonaws.com", None),
+        (None, "https://s3.eu-west-1.amazonaws.com/"),
+    ],
+)
+def test_same_server_may_be_spelled_otherwise(prepared: str | None, now: str | None) -> None:
+    """Else a branch that is lost would never be proven so, and never be written again."""
+    settings: Any = {"access_key": "a", "secret_key": "b", "region": "eu-west-1"}
+    with closing(S3Sink("s3://lake/orders", endpoint_url=prepared, **settings)) as sink:
+        committable = sink._committable(BRANCH, [FILE])
+    with closing(S3Sink("s3://lake/orders", endpoint_url=now, **settings)) as sink:
+        with nothing_there(sink), pytest.raises(PreparedBranchLostError, match="is lost"):
+            sink.commit(committable)
+
+
+@pytest.mark.parametrize(
+    "host", ["ec2-1-2-3-4.compute-1.amazonaws.com:9000", "s3-lake-1.elb.us-east-1.amazonaws.com"]
+)
+def test_server_on_a_machine_of_amazons_is_another(host: str) -> None:
+    """What is absent from S3 proves nothing of a branch on that one."""
+    assert server_at(f"http://{host}") == f"http://{host}"
 
 
 def test_completion_that_fails_otherwise_is_not_lost(commit: Callable[..., None]) -> None:

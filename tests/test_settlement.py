@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -184,11 +185,39 @@ def test_branch_that_no_replay_writes_again_is_not_ended(world: World) -> None:
 
 def test_branch_whose_commit_is_proven_is_not_redone(world: World) -> None:
     """Proof, where there is one, stands above the word: nothing is written twice (I4)."""
-    settle(world, Ruling.REDO, *branches(world))
+    chosen = branches(world)
+    settle(world, Ruling.REDO, *chosen)
+    for branch in chosen:
+        MemorySink(world.stores[LEFT], Process(), LEFT).commit(branch)
     world.start(Process())
     world.check()
     record = newest(world)
     assert (record.state, record.revision) == (State.SETTLED, 0)
+
+
+def test_commit_whose_answer_is_lost_is_not_redone(world: World) -> None:
+    """The word is older than the commit, so it stands in for no proof of that: rows came twice."""
+
+    class LosesItsAnswer(MemorySink):
+        def commit(self, committable: Committable) -> None:
+            if committable in chosen and len(asked) < 8:
+                asked.append(committable)
+                with contextlib.suppress(PreparedBranchLostError):
+                    if len(asked) <= len(chosen):
+                        super().commit(committable)
+                raise CommitUnresolvedError("no answer", committable.branch_id)
+            super().commit(committable)
+
+    chosen, asked = branches(world), list[Committable]()
+    settle(world, Ruling.REDO, *chosen)
+
+    def prepare(sinks: Sequence[MemorySink]) -> None:
+        sinks[0].__class__ = LosesItsAnswer
+
+    world.prepare_sinks = prepare
+    world.start(Process())
+    assert asked
+    world.check()
 
 
 @pytest.mark.parametrize("error", [CommitUnresolvedError, CommitRejectedError])
@@ -341,6 +370,13 @@ def test_ruled_branch_of_another_target_is_not_called_ended(world: World) -> Non
     ended = end_ruled(sink, branch, "elsewhere")
     assert (ended.how, sink.calls) == (End.UNKNOWN, ["abort"])
     assert "elsewhere" in end_ruled(None, branch, "elsewhere").why
+
+    def foreign(verb: str) -> None:
+        raise KeyError("files")
+
+    sink.fail = foreign
+    why = end_ruled(sink, branch, "elsewhere").why
+    assert why == "it stood in elsewhere, and the sink has memory now: 'files'"
 
 
 @pytest.mark.parametrize("ruling", GIVEN_UP)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -27,8 +30,8 @@ from sparkonce.errors import (
 )
 from sparkonce.failpoints import POINTS
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
-from sparkonce.sinks import FileSink, IdempotentSink, Payload, RowSink
-from sparkonce.sinks.base import AnySink, check_committable
+from sparkonce.sinks import FileSink, IdempotentSink, Payload, RowSink, base
+from sparkonce.sinks.base import AnySink, at_once, check_committable
 from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.s3 import S3Sink
@@ -256,6 +259,18 @@ def test_transform_is_not_sent_to_the_executors() -> None:
     writer = PartitionWriter([sink], Incarnation("orders", BRANCH.owner, 4), 7)
     assert cloudpickle.loads(cloudpickle.dumps(writer))
     assert sink.transform is not None
+
+
+@pytest.mark.parametrize(
+    "function", ["input_file_name", "input_file_block_start", "INPUT_FILE_BLOCK_LENGTH"]
+)
+def test_function_that_a_snapshot_has_no_answer_to(function: str) -> None:
+    """With sinks that need a snapshot it gives '' or -1; a column of that name is no call."""
+    FileSink(".", select=["id", function, "(a + b) AS c", f"my_{function}(id)"])
+    FileSink(".", select=[f"'it\\'s {function}()' AS note", f'"{function}()" AS too'])
+    for call in (f"upper({function} ()) AS file", f"`{function}`() AS file"):
+        with pytest.raises(ConfigurationError, match=f"{function}.*make the column in the query"):
+            FileSink(".", select=["id", call])
 
 
 def test_rows_that_are_dealt_out_need_a_number_of_tasks() -> None:
@@ -499,3 +514,55 @@ def test_kill_at_which_too_much_is_visible() -> None:
     """The error tells the point and what each sink showed."""
     with pytest.raises(AssertionError, match=r"killed at decide.before.*'left': 'all'"):
         Kill("decide.before", "none").check({"left": "all", "right": "none"})
+
+
+def test_interrupt_waits_for_what_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a sweep that Ctrl-C has left behind aborts the branches of the next batch."""
+    waits, interrupted, left = threading.Event(), threading.Event(), threading.Event()
+    main = threading.get_ident()
+    seen: list[tuple[int, bool]] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def work(item: int) -> None:
+        if item == 0:
+            assert waits.wait(60)
+            while not interrupted.wait(0.1):  # one that comes right before a wait is lost to it
+                signal.pthread_kill(main, signal.SIGINT)
+        assert interrupted.wait(60)
+        seen.append((item, left.wait(0.2)))
+
+    def wait_for(futures: Sequence[Future[None]]) -> None:
+        waits.set()
+        wait(futures)
+
+    monkeypatch.setattr(base, "wait", wait_for)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            at_once(work, range(3), most=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        left.set()
+    assert sorted(seen) == [(0, False), (1, False)]  # the third had not begun
+
+
+def test_work_goes_on_when_the_main_thread_has_ended() -> None:
+    """A script's end: a commit that is repeated then would fail until its patience is over."""
+    script = """
+        import concurrent.futures.thread, threading
+        from sparkonce.sinks.base import at_once
+
+        def late():
+            while not concurrent.futures.thread._shutdown:
+                pass
+            print(at_once(str, [1, 2]))
+
+        threading.Thread(target=late).start()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("['1', '2']\n", 0), done.stderr

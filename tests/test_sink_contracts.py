@@ -63,6 +63,23 @@ class TestFileSink(SinkContract):
         return lambda schema: file_world(tmp_path)
 
 
+def test_staging_of_sqlite_gets_the_columns_of_its_target(tmp_path: Path) -> None:
+    """A column that the target has got since: every task failed, and went on failing."""
+    path, branch_id = tmp_path / "orders.db", branch(0)
+    world = sqlite_world(path, pa.schema({"id": pa.int64()}))
+    world.sink().validate(pa.schema({"id": pa.int64()}))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE orders ADD COLUMN note")
+    sink = SqliteSink(path, "orders")
+    rows = pa.record_batch({"id": [1], "note": ["new"]})
+    sink.validate(rows.schema)
+    handle = sink.beginTransaction(branch_id)
+    sink.write(handle, rows)
+    sink.commit(sink.preCommit(handle))
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT id, note FROM orders").fetchall() == [(1, "new")]
+
+
 def sqlite_world(
     path: Path, schema: pa.Schema, sink: Callable[[Path, str], AnySink] = SqliteSink
 ) -> SinkWorld:

@@ -6,11 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from sparkonce import ExactlyOnce
+from sparkonce.errors import PrepareRejectedError
+from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.spark_hooks.recovery import look_for_orphans
 from sparkonce.spark_hooks.waiting import EVERY_S, say_waits, waiting_for
@@ -53,10 +58,13 @@ def said(caplog: pytest.LogCaptureFixture, *, after_s: float) -> list[str]:
 @pytest.mark.parametrize(
     ("verb", "told"),
     [
-        ("commit", "commit batch 0 in <MemorySink 'left' -> memory>"),
-        ("prepareBatch", "prepare batch 0 in <MemorySink 'left' -> memory>"),
-        ("publishBatch", "publish batch 0 in <MemorySink 'left' -> memory>"),
-        ("find_branches", "abort left-over branches in <MemorySink 'left' -> memory>"),
+        ("commit", "commit batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
+        ("prepareBatch", "prepare batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
+        ("publishBatch", "publish batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
+        (
+            "find_branches",
+            "abort left-over branches of pipeline 'orders' in <MemorySink 'left' -> memory>",
+        ),
     ],
 )
 def test_verb_of_a_sink_that_does_not_return(
@@ -95,6 +103,23 @@ def test_verb_of_a_sink_that_does_not_return_in_a_task(
     assert heard == [f"no answer yet, after 30 s, to: {named}"]
 
 
+def test_task_that_fails_and_gives_up_what_it_has_open(caplog: pytest.LogCaptureFixture) -> None:
+    sink, heard = MemorySink(Store(), Process(), "left"), list[str]()
+
+    def fail(called: str) -> None:
+        if called == "write":
+            raise OSError("disk full")
+        heard.extend(said(caplog, after_s=30) if called == "discard" else ())
+
+    sink.fail = fail
+    with pytest.raises(PrepareRejectedError, match="disk full"):
+        PartitionWriter([sink], Incarnation("orders", OWNER, 4), 7).write(
+            iter([hashed([1, 2])]), 0, 11
+        )
+    (told,) = heard
+    assert told.startswith("no answer yet, after 30 s, to: give up sparkonce.")
+
+
 def test_short_wait_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
     with waiting_for("commit batch 7"):
         assert said(caplog, after_s=0) == []
@@ -121,6 +146,37 @@ def test_sink_that_is_asked_for_orphans_and_does_not_return(
     told = "list what stands in <MemorySink 'left' -> memory>"
     assert heard == [f"no answer yet, after 30 s, to: {told}"]
     job.log.close()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        RunningQuery.committed,
+        RunningQuery.binding,
+        lambda query: query.offsets(7),
+        lambda query: query.bind(None, "log", "orders"),
+        lambda query: query.is_stateful,
+    ],
+)
+def test_checkpoint_that_does_not_answer(
+    caplog: pytest.LogCaptureFixture, ask: Callable[[RunningQuery], object]
+) -> None:
+    """Its file system may be away, at a start and at every batch; the wait says which it is."""
+    heard: list[str] = []
+
+    def hang(*_: object) -> NoReturn:
+        heard.extend(said(caplog, after_s=EVERY_S))
+        raise TimeoutError
+
+    query = object.__new__(RunningQuery)
+    query.checkpoint = "hdfs://host/ckpt"
+    query._query = SimpleNamespace(commitLog=hang)
+    query._fs, query._root = SimpleNamespace(exists=hang), None
+    query.__dict__["_folder"] = SimpleNamespace(read=hang, create=hang)
+    query._path_class = lambda *_: None
+    with pytest.raises(TimeoutError):
+        ask(query)
+    assert heard == ["no answer yet, after 30 s, to: reach the checkpoint hdfs://host/ckpt"]
 
 
 def test_wait_of_a_forked_child() -> None:

@@ -182,6 +182,7 @@ class MemorySpark:
 
     batches: Sequence[Sequence[Sequence[int]]]
     committed: int = -1
+    begun: int = -1
     runs: int = 0
     attempts: int = 0
     drained: list[int] = field(default_factory=list)
@@ -196,6 +197,9 @@ class MemoryCheckpoint:
 
     def committed(self) -> int:
         return self.spark.committed
+
+    def has_offsets(self, batch_id: int) -> bool:
+        return batch_id <= self.spark.begun
 
 
 class World:
@@ -231,7 +235,9 @@ class World:
         }
         return Claim(**{**values, **changes})
 
-    def coordinator(self, process: Process, **changes: Any) -> Coordinator:
+    def coordinator(
+        self, process: Process, may_repeat: Callable[[], None] = lambda: None, **changes: Any
+    ) -> Coordinator:
         self.sinks = [MemorySink(store, process, name) for name, store in self.stores.items()]
         self.prepare_sinks(self.sinks)
         return Coordinator(
@@ -242,9 +248,11 @@ class World:
             commit=self.commit,
             commit_timeout_s=self.commit_timeout_s,
             retain=10,
+            may_repeat=may_repeat,
         )
 
     def batch(self, process: Process) -> MemoryBatch:
+        self.spark.begun = max(self.spark.begun, self.spark.committed + 1)
         return MemoryBatch(self.spark, self.spark.committed + 1, self.sinks, process)
 
     def start(self, process: Process) -> None:

@@ -101,7 +101,7 @@ class HadoopFolder:
             return self._put(path, text)
         hidden = self._path_class(path.getParent(), f".{path.getName()}.{secrets.token_hex(8)}.tmp")
         try:
-            self._try(lambda: self._write(self._fs.create(hidden, False), text))
+            self._try(lambda: self._write(self._fs.create(hidden, True), text))
             return self._decide(lambda: self._context.rename(hidden, path, self._no_overwrite))
         finally:
             with contextlib.suppress(Py4JError):
@@ -177,8 +177,14 @@ class HadoopFolder:
         return True
 
     def _try(self, action: Callable[[], ResultT], **missing: Any) -> ResultT:
+        """Run what may be repeated, and is once where it was interrupted."""
         try:
-            return action()
+            try:
+                return action()
+            except Py4JJavaError as error:
+                if not self._go_on(error):
+                    raise
+                return action()
         except Py4JJavaError as error:
             self._go_on(error)
             if missing and _MISSING in _classes(error):
@@ -193,14 +199,16 @@ class HadoopFolder:
                 f"{self.address}: the JVM does not answer ({error}), nothing was written"
             ) from error
 
-    def _go_on(self, error: Py4JJavaError) -> None:
-        """Let the next call of this thread through, after one that was interrupted.
+    def _go_on(self, error: Py4JJavaError) -> bool:
+        """Let the next call of this thread through, after one that was interrupted; was it?
 
         Spark's `stop()` interrupts the thread once, and Hadoop's clients set the sign again: each
         further call would fail until the patience of whoever asks is over.
         """
-        if "Interrupted" in _classes(error):
+        is_interrupted = "Interrupt" in _classes(error)  # ClosedByInterruptException is one, too
+        if is_interrupted:
             self._thread.interrupted()
+        return is_interrupted
 
 
 def _classes(error: Py4JJavaError | IllegalArgumentException) -> str:

@@ -46,6 +46,7 @@ class Claim:
             ("batch 12") behind batches that it has no record of. It says nothing of any other
             start, so that it may stay in the settings.
         goes_on: whether this run has had a token before; it is given none behind another's.
+        has_begun: whether Spark has planned the batch in this checkpoint.
     """
 
     pipeline: str
@@ -61,6 +62,7 @@ class Claim:
     replaces: str | None = None
     adopt: bool | str = False
     goes_on: bool = False
+    has_begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,7 @@ def next_batch(newest: TransactionRecord | None, head: Head) -> int:
 
 
 def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
+    _check_has_begun(claim, known)
     expected = next_batch(known.newest, head)
     if claim.batch_id > expected:
         _check_gap(claim, known, expected)
@@ -243,6 +246,23 @@ def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
     for batch_id, record in known.records.items():
         if batch_id in claim.offsets:
             check_offsets(record, claim.offsets[batch_id], claim.checkpoint)
+
+
+def _check_has_begun(claim: Claim, known: Known) -> None:
+    """Refuse a checkpoint that is older than what is prepared: only a newer one settles that."""
+    for record in known.unfinished:
+        batch_id = record.id.batch_id
+        if record.state is not State.PREPARED or batch_id < claim.batch_id:
+            continue
+        if batch_id > claim.batch_id or not claim.has_begun:
+            raise ConfigurationError(
+                f"{record.id} is prepared, and the checkpoint {claim.checkpoint}, which is at "
+                f"batch {claim.batch_id}, has not begun it: it was rolled back, copied before, or "
+                "lost its last files in a power cut. "
+                "Only the checkpoint that has begun it says whether it commits: start with that "
+                "one. If it is lost, abort what is prepared, and Spark makes the batch anew: "
+                f"sparkonce recover JOB --abandon {batch_id}"
+            )
 
 
 def _check_gap(claim: Claim, known: Known, expected: int) -> None:

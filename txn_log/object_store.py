@@ -40,7 +40,7 @@ from sparkonce.errors import (
     LogUnavailableError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.s3_errors import code_of, has_delete_marker, said, status_of
+from sparkonce.s3_errors import check_bucket, code_of, has_delete_marker, said, status_of
 from sparkonce.txn_log.document import Found, Version
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class ObjectPlace:
                 "log=s3://…: expected the name of a bucket, not the ARN of an access point: behind "
                 "one of several regions two drivers could meet the same condition, each in its own"
             )
+        check_bucket(parts.netloc, "log=s3://…")
         if (style := settings.get("path_style", "true").lower()) not in {"true", "false"}:
             raise ConfigurationError(
                 f"log=s3://…: path_style={style!r}: give true or false, or leave it out"

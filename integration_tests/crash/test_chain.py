@@ -117,7 +117,8 @@ BY_DRIVER = {
 }
 
 
-@pytest.mark.parametrize("policy", ["prepared", pytest.param("checkpoint", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
 def test_driver_killed_with_small_batches_that_it_writes_itself(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:

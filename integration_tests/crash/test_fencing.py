@@ -178,6 +178,29 @@ def test_start_that_is_refused_leaves_the_running_driver_alone(
 
 
 @pytest.mark.slow
+def test_older_copy_of_the_checkpoint_settles_nothing(
+    tmp_path: Path, services: Services, fresh_name: Callable[[], str]
+) -> None:
+    """It has not begun what the healthy driver has prepared, and whose Spark commits it."""
+    with Scenario(tmp_path, real_targets(services, fresh_name), 3, "checkpoint") as scenario:
+        healthy = scenario.driver
+        healthy.start(healthy.arm("prepared.after", batch=2))
+        copy = scenario.folder / "copied"
+        shutil.copytree(scenario.checkpoint, copy)
+        for name in ("offsets/2", "offsets/.2.crc", "commits/1", "commits/.1.crc"):
+            (copy / name).unlink()
+        second = scenario.new_driver(scenario.write_config("copied", copy))
+        second.start()
+        status, said = second.ends()
+        assert status != 0
+        first_match("at batch 1, has not begun it: it was rolled back, copied before", said)
+        healthy.let_go()
+        status, said = healthy.ends()
+        assert status == 0, said[-3000:]
+        scenario.check_end()
+
+
+@pytest.mark.slow
 def test_rolled_back_checkpoint_of_a_file_source_is_refused(tmp_path: Path) -> None:
     """Its batch 1 has other files than ours: draining it would lose them, and then repeat ours."""
     targets = [file_target(tmp_path / name, name) for name in ("left", "right")]

@@ -123,7 +123,7 @@ def test_wait_of_a_held_merge_that_is_cut_short_confirms_nothing(
     primary, _ = worlds
     sink = primary.ready(dsn=pair.dsn, lock_timeout=2)
     assert sink._target is not None
-    sink._target = replace(sink._target, can_prepare=False)
+    sink._target = replace(sink._target, why_open="so")
     committable = prepare(sink)
     pair.cut_off()
     with ThreadPoolExecutor() as pool:

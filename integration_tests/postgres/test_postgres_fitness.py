@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -13,8 +16,13 @@ from sparkonce.errors import (
     ConfigurationError,
     PrepareRejectedError,
 )
+from sparkonce.sinks.finding import Level
+from sparkonce.sinks.postgres import diagnosis
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
     from integration_tests.postgres.world import World
     from sparkonce.model import Committable
     from sparkonce.sinks import PostgresSink
@@ -132,24 +140,113 @@ def test_rule_on_what_is_never_done_is_taken(prepared: World, mode: str) -> None
     assert len(prepared.rows()) == len(ROWS)
 
 
+@contextlib.contextmanager
+def timescaledb(world: World) -> Iterator[None]:
+    """The part of TimescaleDB's catalog that is looked at; nothing else of it runs here."""
+    world.run(
+        "CREATE SCHEMA _timescaledb_catalog; "
+        "CREATE TABLE _timescaledb_catalog.hypertable (id int, schema_name name, table_name name); "
+        "CREATE TABLE _timescaledb_catalog.continuous_agg (raw_hypertable_id int)"
+    )
+    try:
+        yield
+    finally:
+        world.run("DROP SCHEMA _timescaledb_catalog CASCADE")
+
+
+@contextlib.contextmanager
+def citus(world: World) -> Iterator[None]:
+    """The same of Citus'."""
+    world.run(
+        f"CREATE TABLE {world.schema}.pg_dist_partition (logicalrelid regclass); "
+        f"ALTER TABLE {world.schema}.pg_dist_partition SET SCHEMA pg_catalog"
+    )
+    try:
+        yield
+    finally:
+        world.run("DROP TABLE pg_catalog.pg_dist_partition")
+
+
+AGGREGATED = (
+    "INSERT INTO _timescaledb_catalog.hypertable VALUES (1, '{s}', 'orders'); "
+    "INSERT INTO _timescaledb_catalog.continuous_agg VALUES (1)"
+)
+DISTRIBUTED = "INSERT INTO pg_catalog.pg_dist_partition VALUES ('{s}.orders')"
+
+needs_no_prepare = pytest.mark.parametrize(
+    ("extension", "change", "reason"),
+    [(timescaledb, AGGREGATED, "continuous aggregates"), (citus, DISTRIBUTED, "Citus")],
+)
+
+
 def test_upserts_go_into_a_hypertable(prepared: World) -> None:
     """TimescaleDB's chunks inherit from it, and its own code takes an upsert to each of them."""
     at = prepared.schema
     prepared.table("id bigint PRIMARY KEY, name text")
-    prepared.run(
-        f"CREATE TABLE {at}.chunk () INHERITS ({at}.orders); CREATE SCHEMA _timescaledb_catalog; "
-        "CREATE TABLE _timescaledb_catalog.hypertable (schema_name name, table_name name)"
-    )
-    try:
+    prepared.run(f"CREATE TABLE {at}.chunk () INHERITS ({at}.orders)")
+    with timescaledb(prepared):
         with pytest.raises(ConfigurationError, match="inherit from it"):
             prepared.ready(key=["id"])
-        prepared.run(f"INSERT INTO _timescaledb_catalog.hypertable VALUES ('{at}', 'orders')")
+        prepared.run(f"INSERT INTO _timescaledb_catalog.hypertable VALUES (1, '{at}', 'orders')")
         sink = prepared.ready(key=["id"])
         assert sink._target is not None
         assert sink._target.leading is None  # no gap of its own keys is one of all
         deliver(sink)
-    finally:
-        prepared.run("DROP SCHEMA _timescaledb_catalog CASCADE")
+    assert len(prepared.rows()) == len(ROWS)
+
+
+@needs_no_prepare
+def test_target_whose_rows_must_not_be_prepared(
+    prepared: World,
+    caplog: pytest.LogCaptureFixture,
+    extension: Callable[[World], AbstractContextManager[None]],
+    change: str,
+    reason: str,
+) -> None:
+    """What they add would miss rows, or refuse: the merge waits in an open transaction."""
+    prepared.table()
+    with extension(prepared):
+        prepared.ready(mode="prepared")
+        prepared.run(change.format(s=prepared.schema))
+        with pytest.raises(ConfigurationError, match=f'{reason}.*mode="staged"'):
+            prepared.ready(mode="prepared")
+        with caplog.at_level("INFO", "sparkonce"):
+            sink = prepared.ready()
+        assert re.search(f"as an open transaction, since .*{reason}", caplog.text)
+        branch = prepare(sink)
+        assert (prepared.gids(), prepared.open_merges()) == ([], 1)
+        sink.commit(branch)
+    assert len(prepared.rows()) == len(ROWS)
+
+
+@needs_no_prepare
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+def test_target_whose_rows_must_not_be_prepared_any_more(
+    prepared: World,
+    extension: Callable[[World], AbstractContextManager[None]],
+    change: str,
+    reason: str,
+    mode: str,
+) -> None:
+    """A continuous aggregate, or a distribution, that comes while the query runs."""
+    prepared.table()
+    with extension(prepared):
+        sink = prepared.ready(mode=mode)
+        prepared.run(change.format(s=prepared.schema))
+        with pytest.raises(PrepareRejectedError, match=f"changed since .*{reason}"):
+            vote(sink, mode, ROWS)
+    assert prepared.gids() == []
+
+
+def test_merge_that_was_lost_may_have_got_an_aggregate(prepared: World) -> None:
+    """It is merged again and committed at once, so the aggregate sees its rows."""
+    prepared.table()
+    with timescaledb(prepared):
+        sink = prepared.ready()
+        branch = prepare(sink)
+        prepared.run(AGGREGATED.format(s=prepared.schema))
+        prepared.run(f"ROLLBACK PREPARED '{prepared.gids()[0]}'")
+        sink.commit(branch)
     assert len(prepared.rows()) == len(ROWS)
 
 
@@ -236,3 +333,61 @@ def test_names_that_the_merge_needs_are_refused(prepared: World) -> None:
     schema = pa.schema([("id", pa.int64()), ("sparkonce_deleted", pa.bool_())])
     with pytest.raises(ConfigurationError, match="'sparkonce_deleted'.*rename"):
         prepared.ready(schema, key=["id"])
+
+
+@pytest.mark.parametrize(
+    ("rights", "options", "missing"),
+    [
+        ("SELECT, INSERT", {"key": ["id"], "write": "ignore"}, None),
+        ("SELECT, INSERT", {"key": ["id"]}, "UPDATE"),
+        ("INSERT (id, name)", {}, None),
+        ("SELECT", {}, "INSERT"),
+        ("SELECT, INSERT, UPDATE", MERGE, "DELETE"),
+        ("SELECT, INSERT, UPDATE, DELETE", MERGE, None),
+    ],
+)
+def test_doctor_asks_for_the_rights_of_a_start(
+    prepared: World, rights: str, options: dict[str, Any], missing: str | None
+) -> None:
+    prepared.table("id bigint PRIMARY KEY, name text")
+    with prepared.role(rights) as (_, dsn):
+        found = list(prepared.sink(dsn=dsn, **options).diagnose())
+        told = [one for one in found if one.level is Level.ERROR]
+        assert len(told) == (missing is not None), found
+        assert all(f"GRANT {missing}" in f"{one.what} {one.fix}" for one in told)
+
+
+def test_doctor_before_the_start_that_makes_the_table(prepared: World) -> None:
+    def errors(**options: Any) -> list[str]:
+        found = prepared.sink(key=["id"], **options).diagnose()
+        return [one.what for one in found if one.level is Level.ERROR]
+
+    assert errors(create="if_missing") == []
+    assert "it does not exist" in errors()[0]
+    prepared.run(f"CREATE UNLOGGED TABLE {prepared.schema}.orders (id bigint PRIMARY KEY)")
+    assert "UNLOGGED" in errors(create="if_missing")[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "attach", "is_told"),
+    [
+        ("SHARE UPDATE EXCLUSIVE", None, False),
+        ("SHARE UPDATE EXCLUSIVE", "nr", True),
+        ("SHARE", None, True),
+    ],
+)
+def test_doctor_names_who_holds_a_lock_that_a_write_waits_for(
+    prepared: World,
+    mode: str,
+    attach: str | None,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What autovacuum and CREATE INDEX CONCURRENTLY take holds up an ATTACH only."""
+    monkeypatch.setattr(diagnosis, "_LONG_S", 0)
+    table = prepared.table()
+    with psycopg.connect(prepared.dsn) as holder:
+        holder.execute(f"LOCK TABLE {table} IN {mode} MODE")  # type: ignore[arg-type]
+        found = list(prepared.sink(attach=attach).diagnose())
+        holds = f"process {holder.info.backend_pid} "
+        assert any(one.what.startswith(holds) for one in found) is is_told

@@ -72,6 +72,9 @@ class NoCheckpoint:
     def committed(self) -> int | None:
         return -1
 
+    def has_offsets(self, batch_id: int) -> bool:
+        return batch_id == 0
+
 
 class Pipeline:
     """Drivers of one pipeline; the log is in a schema beside the target's."""

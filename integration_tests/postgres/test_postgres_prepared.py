@@ -115,6 +115,38 @@ def test_key_that_comes_twice_in_a_task_is_named(prepared: World) -> None:
     assert prepared.state() == (0, 0, 0, 0)
 
 
+CDC = pa.schema({"k": pa.string(), "name": pa.string(), "gone": pa.bool_()})
+
+
+@pytest.mark.parametrize(
+    "kind", ["char(3)", "uuid", "jsonb", "{0}.short", "text COLLATE {0}.folding", "{0}.short[]"]
+)
+def test_deletion_by_a_key_of_several_spellings_is_refused(prepared: World, kind: str) -> None:
+    """The other spelling may be in another task's open transaction, which it does not see."""
+    prepared.run(f"CREATE DOMAIN {prepared.schema}.short AS char(3)")
+    prepared.run(f"CREATE COLLATION {prepared.schema}.folding (locale = 'C')")
+    # As ICU collations do, which not every server here has.
+    prepared.run(
+        "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'folding' "
+        f"AND collnamespace = '{prepared.schema}'::regnamespace"
+    )
+    prepared.table(f"k {kind.format(prepared.schema)} UNIQUE, name text")
+    given = pa.list_(pa.string()) if kind.endswith("[]") else pa.string()
+    schema = CDC.set(0, pa.field("k", given))
+    options: dict[str, Any] = {"key": ["k"], "delete": "gone"}
+    with pytest.raises(ConfigurationError, match="'k'.*mode=\"staged\""):
+        ready(prepared, schema, **options)
+    ready(prepared, schema, **options, writers=1)
+    prepared.ready(schema, **options)
+
+
+@pytest.mark.parametrize("kind", ["varchar(3)", 'text COLLATE "C"', "bigint", "bytea"])
+def test_deletion_by_a_key_of_one_spelling(prepared: World, kind: str) -> None:
+    given = {"bigint": pa.int32(), "bytea": pa.binary()}.get(kind, pa.string())
+    prepared.table(f"k {kind} PRIMARY KEY, name text")
+    ready(prepared, CDC.set(0, pa.field("k", given)), key=["k"], delete="gone")
+
+
 def test_types_and_columns_reach_the_target_straight(prepared: World) -> None:
     """Domains, limits, defaults and generated columns; as binary and as text."""
     prepared.run(f"CREATE DOMAIN {prepared.schema}.small AS bigint CHECK (value < 4)")

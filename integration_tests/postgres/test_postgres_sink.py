@@ -258,6 +258,26 @@ def test_merge_held_by_a_driver_that_lives_but_is_cut_off(held_open: World) -> N
     assert held_open.state() == (3, 1, 0, 0)
 
 
+def test_second_merge_that_is_canceled(held_open: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a timeout or a DBA: no other session is blamed, and the next step is told."""
+    held_open.table()
+    sink = held_open.ready()
+    committable = prepare(sink)
+    sink.close()  # the open merge is gone
+
+    def canceled(self: Merger, connection: PgConnection, query: sql.Composed) -> None:
+        connection.execute("BEGIN; SET LOCAL statement_timeout = 1")
+        connection.execute("SELECT pg_sleep(60)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Merger, "_run", canceled)
+        with pytest.raises(CommitUnresolvedError, match="statement_timeout=") as told:
+            sink.commit(committable)
+    assert "another session" not in str(told.value)
+    sink.commit(committable)
+    assert held_open.state() == (3, 1, 0, 0)
+
+
 # -- the server and the network --------------------------------------------------------------------
 
 

@@ -12,6 +12,10 @@ from sparkonce.sinks.base import check_version
 
 PAYLOAD_VERSION: Final = 2
 MAX_MARGIN_S: Final = 60.0
+TIMEOUT: Final = (
+    "transaction_timeout_ms= of the sink (without it, transaction.max.timeout.ms of the brokers)"
+)
+"""Which setting ends a transaction that nobody commits, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ PATIENCE_S: Final = 10.0
 _LONG_TIMEOUT_MS: Final = 3_600_000
 """A night without a driver is longer, but an hour is what most alarms need."""
 _TIMEOUT: Final = "transaction.max.timeout.ms"
+_OWN_TIMEOUT: Final = "transaction_timeout_ms"
 _IDS_KEPT: Final = "transactional.id.expiration.ms"
 _STATE_COPIES: Final = "transaction.state.log.replication.factor"
 _STATE_ISR: Final = "transaction.state.log.min.isr"
@@ -25,9 +26,22 @@ _TOPIC_ISR: Final = "min.insync.replicas"
 
 
 def diagnose(
-    finisher: Finisher, topic: str | None, where: str, look: Callable[[], object]
+    finisher: Finisher,
+    topic: str | None,
+    where: str,
+    look: Callable[[], object],
+    timeout_ms: int | None,
 ) -> Iterator[Finding]:
-    """Ask the cluster; `look` is what the sink checks before a query's first batch."""
+    """Ask the cluster.
+
+    Args:
+        finisher: asks the brokers.
+        topic: where rows go that name none.
+        where: the sink's target, for messages.
+        look: what the sink checks before a query's first batch.
+        timeout_ms: of the sink's transactions, where it has one of its own; `look` has seen that
+            the brokers allow it.
+    """
     patience = Patience(PATIENCE_S)
     try:
         patience(look)
@@ -48,7 +62,10 @@ def diagnose(
     yield Finding(Level.OK, f"{where}: reachable, and every right that is needed is there")
     names = (_TIMEOUT, _IDS_KEPT, _STATE_COPIES, _STATE_ISR)
     found = patience(lambda: finisher.broker_config(names))
-    yield from _brokers({name: min(values) for name, values in found.items()})
+    config = {name: min(values) for name, values in found.items()}
+    if config or timeout_ms is not None:
+        yield _timeout(timeout_ms, config.get(_TIMEOUT, 0))
+    yield from _replicas(config)
     brokers = len(patience(finisher.nodes))
     if brokers == 1:
         yield Finding(
@@ -60,7 +77,20 @@ def diagnose(
         yield from _topic(topic, patience(lambda: finisher.topic_config(topic, [_TOPIC_ISR])))
 
 
-def _brokers(config: Mapping[str, int]) -> Iterator[Finding]:
+def _timeout(own_ms: int | None, allowed_ms: int) -> Finding:
+    name, timeout_ms = (_TIMEOUT, allowed_ms) if own_ms is None else (_OWN_TIMEOUT, own_ms)
+    if timeout_ms >= _LONG_TIMEOUT_MS:
+        return Finding(Level.OK, f"{name}={timeout_ms}")
+    where = "the brokers" if own_ms is None else f"the sink, which {_TIMEOUT} has to allow"
+    return Finding(
+        Level.WARNING,
+        f"{name}={timeout_ms}: the brokers abort what is prepared {timeout_ms / 60_000:.0f}"
+        " min after it began; a driver that is down for longer has to write it again",
+        f'set {name}={_LONG_TIMEOUT_MS} or more on {where}; commit="checkpoint" cannot do without',
+    )
+
+
+def _replicas(config: Mapping[str, int]) -> Iterator[Finding]:
     if not config:
         yield Finding(
             Level.WARNING,
@@ -68,17 +98,6 @@ def _brokers(config: Mapping[str, int]) -> Iterator[Finding]:
             "allow DescribeConfigs on the cluster",
         )
         return
-    timeout_ms = config.get(_TIMEOUT, 0)
-    if timeout_ms < _LONG_TIMEOUT_MS:
-        yield Finding(
-            Level.WARNING,
-            f"{_TIMEOUT}={timeout_ms}: the brokers abort what is prepared {timeout_ms / 60_000:.0f}"
-            " min after it began; a driver that is down for longer has to write it again",
-            f'set {_TIMEOUT}={_LONG_TIMEOUT_MS} or more on the brokers; commit="checkpoint" '
-            "cannot do without",
-        )
-    else:
-        yield Finding(Level.OK, f"{_TIMEOUT}={timeout_ms}")
     if 0 < config.get(_STATE_ISR, 0) < 2:  # noqa: PLR2004 - one copy is none
         copies = config.get(_STATE_COPIES, "?")
         yield Finding(

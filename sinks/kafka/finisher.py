@@ -16,10 +16,12 @@ from typing import Any, Final, TypeAlias
 from kafka import errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
     DescribeTransactionsRequest,
     ListTransactionsRequest,
 )
 from kafka.protocol.consumer.group import OffsetFetchRequest
+from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer.transaction import (
     AddOffsetsToTxnRequest,
@@ -30,7 +32,12 @@ from kafka.protocol.producer.transaction import (
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.client import Connection, refresh
-from sparkonce.sinks.kafka.open_partitions import GONE, open_in_each, open_producers
+from sparkonce.sinks.kafka.open_partitions import (
+    ENDS_ARE_KNOWN_VERSION,
+    GONE,
+    open_in_each,
+    open_producers,
+)
 from sparkonce.sinks.kafka.settings import KafkaSettings
 from sparkonce.sinks.kafka.together import (
     FENCING_VERSION,
@@ -51,6 +58,21 @@ _OLD_MARKER: Final = errors.TransactionCoordinatorFencedError.errno
 
 _LEADER_EPOCHS_VERSION: Final = 7
 """Of Metadata; every broker since Kafka 2.1 has it."""
+
+_OWN_EPOCH_VERSION: Final = 3
+"""Of InitProducerId: from it on (Kafka 2.5) it says which producer is to be fenced."""
+
+_NEEDED: Final = (
+    (ListTransactionsRequest, 0),  # orphans
+    (DescribeTransactionsRequest, 0),  # whose a transaction is
+    (DescribeProducersRequest, 0),  # whether its partitions have their marker
+    (ListOffsetsRequest, ENDS_ARE_KNOWN_VERSION),  # the same, asked for cheaply
+    (MetadataRequest, _LEADER_EPOCHS_VERSION),  # who leads these partitions
+    (OffsetFetchRequest, STABLE_OFFSETS_VERSION),  # the proof of a commit
+    (InitProducerIdRequest, _OWN_EPOCH_VERSION),  # to fence before Kafka 4.0
+)
+"""The requests without which nothing can be finished, beside those that writing takes, and the
+version that is the least for each; for what it is used."""
 
 _OFFSETS_TOPIC: Final = "__consumer_offsets"
 STATE_TOPIC: Final = "__transaction_state"
@@ -206,7 +228,7 @@ class Finisher:
                 transaction_timeout_ms=_FENCED_TIMEOUT_MS,
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
-                min_version=3,
+                min_version=_OWN_EPOCH_VERSION,
                 max_version=4,
             )
             response = await admin._manager.send(request, node_id=node)  # noqa: SLF001
@@ -389,16 +411,11 @@ class Finisher:
         """The first request that these brokers are too old for; None when they know all."""
 
         async def ask(admin: Any) -> str | None:
-            for request, least in (
-                (DescribeTransactionsRequest, 0),
-                (ListTransactionsRequest, 0),
-                (OffsetFetchRequest, STABLE_OFFSETS_VERSION),
-            ):
+            for request, least in _NEEDED:
                 try:
-                    if _version(admin, request) < least:
-                        return str(request.__name__)
+                    admin._manager.broker_version_data.api_version(request, least)  # noqa: SLF001
                 except errors.IncompatibleBrokerVersion:
-                    return str(request.__name__)
+                    return f"version {least} of {request.__name__}"
             return None
 
         return self._connection.ask(ask)

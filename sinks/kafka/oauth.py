@@ -25,6 +25,9 @@ OAuthCallback: TypeAlias = "Callable[[str | None], Any]"
 RENEWED_AFTER: Final = 0.8
 """Of a token's life; librdkafka renews its own at the same age."""
 
+_MOST_S: Final = 1e12
+"""Beyond any year that is written in seconds, and before any of ours in milliseconds."""
+
 _EXPECTED: Final = "(token, expiry in Unix seconds[, principal, {extension: value}])"
 
 
@@ -45,8 +48,8 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
     """Ask for a token and check it.
 
     Raises:
-        RefusedError: the callback failed, or gave something else, or a token that is expired. It
-            does not repeat what the callback said, which may hold a secret.
+        RefusedError: the callback failed, or gave something else, or a token that is expired or
+            would never be. It does not repeat what the callback said, which may hold a secret.
     """
     try:
         value = callback(argument)
@@ -63,10 +66,16 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
         raise RefusedError(
             f"config['oauth_cb'] returned {type(value).__name__}, not {_EXPECTED}"
         ) from None
-    if token.expires_at <= time.time():
+    now = time.time()
+    if token.expires_at <= now:
         raise RefusedError(
             f"config['oauth_cb'] returned a token that expired at {token.expires_at:.0f}; it must "
             "return its expiry in Unix seconds, not the seconds that are left"
+        )
+    if token.expires_at > _MOST_S:
+        raise RefusedError(
+            f"config['oauth_cb'] returned a token that expires at {token.expires_at:.0f}; it must "
+            "return its expiry in Unix seconds, not milliseconds"
         )
     return token
 

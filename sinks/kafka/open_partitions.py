@@ -27,7 +27,7 @@ GONE: Final = errors.UnknownTopicOrPartitionError.errno
 
 _LATEST: Final = -1
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
-_ENDS_ARE_KNOWN_VERSION: Final = 5
+ENDS_ARE_KNOWN_VERSION: Final = 5
 """From it on (Kafka 2.2) a new leader that does not know the end yet says so."""
 
 
@@ -112,7 +112,7 @@ def _ask_ends(admin: Any, node: int, topics: Mapping[str, Sequence[int]], isolat
             )
             for name, numbers in topics.items()
         ],
-        min_version=_ENDS_ARE_KNOWN_VERSION,
+        min_version=ENDS_ARE_KNOWN_VERSION,
     )
     return admin._manager.send(request, node_id=node)  # noqa: SLF001
 

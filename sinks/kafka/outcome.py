@@ -70,7 +70,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.kafka.access import PREFIX, missing_right
-from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.branch import TIMEOUT, KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import STATE_TOPIC, Finisher, Partitions, TransactionState
 
@@ -353,15 +353,14 @@ class Outcome:
                 f"lose {STATE_TOPIC}? A proof of its commit may be gone as well: check the topic, "
                 f"then {settle_command(branch_id)}",
             )
-        keep = "make transaction.max.timeout.ms of the brokers longer than the driver may be down"
+        keep = f"make {TIMEOUT} longer than the driver may be down"
         if torn is not None:
             story = f"{_what_tore(torn)}, so all of it was aborted"
             keep = f"end what begins with {PREFIX!r} by `sparkonce orphans JOB --abort` only"
         raise PreparedBranchLostError(
             f"batch {branch_id.batch_id} of the sink {branch_id.sink!r}: the prepared transaction "
             f"{branch.transactional_id!r} in {self._target} is gone and was never committed: "
-            f"{story} (EndTxn: {_text(refusal)}). Its rows must be written again from Spark's "
-            f"replay of the batch; to keep it from happening, {keep}",
+            f"{story} (EndTxn: {_text(refusal)}). To keep it from happening, {keep}",
             branch_id,
         )
 

@@ -27,7 +27,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from sparkonce.errors import PrepareRejectedError, ProtocolError
 from sparkonce.model import BranchId
 from sparkonce.sinks.kafka.access import GROUPS_RIGHT, TOPIC_RIGHTS, TRANSACTIONS_RIGHT
-from sparkonce.sinks.kafka.branch import KafkaBranch
+from sparkonce.sinks.kafka.branch import TIMEOUT, KafkaBranch
 from sparkonce.sinks.kafka.oauth import TokenCallback
 from sparkonce.sinks.kafka.rows import ROW_BY_ROW, Message, RowError, messages_by_topic
 
@@ -403,8 +403,8 @@ class OpenTransaction:
             )
             raise PrepareRejectedError(
                 f"{self._where}: could not {doing} within the transaction timeout of "
-                f"{self._timeout_ms} ms{last}. Make the batches smaller, or the broker's "
-                "transaction.max.timeout.ms longer",
+                f"{self._timeout_ms} ms{last}. Make the batches smaller, or "
+                f"{TIMEOUT} longer",
                 self.branch_id,
             )
 

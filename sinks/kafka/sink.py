@@ -19,7 +19,7 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, at_once
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.kafka.access import PREFIX, RefusedError, missing_right
-from sparkonce.sinks.kafka.branch import MAX_MARGIN_S, KafkaBranch
+from sparkonce.sinks.kafka.branch import MAX_MARGIN_S, TIMEOUT, KafkaBranch
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import Finisher
@@ -243,12 +243,12 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             if took_s > timeout_s * _LONG_WRITE:
                 logger.warning(
                     "%s: writing batch %s took %.0f s of the %.0f s after which the brokers abort "
-                    "its transactions: make the batches smaller, or transaction.max.timeout.ms of "
-                    "the brokers longer",
+                    "its transactions: make the batches smaller, or %s longer",
                     self.where,
                     branch_id.batch_id,
                     took_s,
                     timeout_s,
+                    TIMEOUT,
                 )
             names = frozenset(branch.transactional_id for branch in branches)
             self._taken_over = names, oldest.began_at, time.monotonic()
@@ -331,13 +331,14 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
             self._avro.settle(schema)  # last: what the registry has once it keeps
 
     def diagnose(self) -> Iterable[Finding]:
-        return diagnose(self._finisher, self._topic, self.where, self._look)
+        return diagnose(self._finisher, self._topic, self.where, self._look, self._timeout_ms)
 
     def _look(self) -> _Seen:
         unsupported = self._finisher.unsupported()
         if unsupported is not None:
             raise ConfigurationError(
-                f"{self.where}: the brokers do not know {unsupported}; Kafka 3.0 is needed"
+                f"{self.where}: the brokers do not know {unsupported}; Kafka 3.0 or newer, or a "
+                "server that is compatible with it, is needed"
             )
         if self._topic is not None:
             self._check_topic(self._topic)

@@ -27,10 +27,12 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
             "its rows would be lost, or come twice"
         )
     if isinstance(error, pg.QueryCanceled):
-        return (
+        canceled = "somebody canceled it (pg_cancel_backend)"
+        limit = (
             f"statement_timeout={timeouts.statement:g} s: make the batches smaller, or raise "
-            "statement_timeout="
+            f"statement_timeout=; or {canceled}"
         )
+        return limit if timeouts.statement else canceled
     if isinstance(error, pg.ReadOnlySqlTransaction):
         return (
             "it is a standby, or default_transaction_read_only is on, as where a database is held "

@@ -31,7 +31,7 @@ from sparkonce.sinks.postgres.sql import (
     columns_of,
     qualified,
 )
-from sparkonce.sinks.postgres.types import ColumnPlan
+from sparkonce.sinks.postgres.types import ColumnPlan, holds_strings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,6 +90,7 @@ _COLUMNS = """
         coalesce(m.typmod, u.typmod) AS modifier,
         CASE WHEN a.attcollation <> e.typcollation
             THEN format(' COLLATE %%I.%%I', s.nspname, k.collname) ELSE '' END AS collation,
+        NOT coalesce(k.collisdeterministic, true) AS is_folded,
         m.attnum IS NOT NULL AS is_array, e.typtype = 'e' AS is_enum,
         m.depth > 0 AS is_of_domains, m.depth > 0 AND e.typcategory = 'A' AS is_of_arrays,
         CASE e.typnamespace WHEN 'pg_catalog'::regnamespace THEN e.typname ELSE '' END AS type_name,
@@ -189,7 +190,7 @@ class Target:
         shape: of the table's columns that these go into, from the same look.
         database: the connection's.
         system: the server's own identifier; empty where the role may not read it.
-        can_prepare: whether the server allows prepared transactions.
+        why_open: why a merge waits in an open transaction; None where it is prepared.
         helpers: columns of the batch that the table does not have, for order_by= and delete=.
         updated: columns that an update sets.
         delete: SQL that says whether a row of the batch is a deletion.
@@ -204,12 +205,16 @@ class Target:
     shape: Shape
     database: str
     system: str
-    can_prepare: bool
+    why_open: str | None
     helpers: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
     delete: str | None = None
     dead_letter: tuple[str, str] | None = None
     leading: str | None = None
+
+    @property
+    def can_prepare(self) -> bool:
+        return self.why_open is None
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -245,6 +250,7 @@ def resolve(
     creates: bool = False,
     dead_letter: str | None = None,
     copies: bool = False,
+    is_dealt: bool = False,
 ) -> Target:
     """Check that rows of `schema` can go into `table`, and see how.
 
@@ -256,24 +262,17 @@ def resolve(
         creates: whether to create the table where it is missing.
         dead_letter: a table for rejected rows, as written in SQL; created where it is missing.
         copies: whether rows are copied into the table itself.
+        is_dealt: whether several tasks write at a time, each the rows of its keys.
 
     Raises:
         ConfigurationError: naming what is at fault, and the fix.
     """
-
-    def refuse(text: str) -> NoReturn:
-        raise ConfigurationError(f"PostgresSink: table {table}: {text}")
-
+    refuse = _refusing(table)
+    found = standing(connection, table, writing, creates=creates, copies=copies)
+    if found is None:
+        create_target(connection, name_parts(connection, table, refuse), writing, schema, refuse)
+        found = standing(connection, table, writing, copies=copies)
     with connection.cursor(row_factory=_ROW) as cursor:
-        found = _find(cursor, table, refuse)
-        if found is None and creates:
-            create_target(
-                connection, name_parts(connection, table, refuse), writing, schema, refuse
-            )
-            found = _find(cursor, table, refuse)
-        if found is None:
-            _refuse_missing(cursor, table, refuse)
-        _check_table(connection, found, writing, refuse, copies=copies)
         columns = _columns(cursor, found)
         batch = match(connection, columns, writing, schema, refuse, is_lax=dead_letter is not None)
         _check_rights(columns, schema.names, writing, batch.updated, refuse)
@@ -283,6 +282,8 @@ def resolve(
             leading = _check_key(writing.key, unique, found.shown, refuse)
             if writing.mode != "upsert" or writing.order_by or dead_letter is not None:
                 _check_nulls(writing.key, columns, unique, refuse)
+            if is_dealt and writing.delete is not None:
+                _check_spellings(writing.key, columns, schema, refuse)
         _check_marker(connection, found.schema, refuse)
         rejects = None
         if dead_letter is not None:
@@ -291,6 +292,9 @@ def resolve(
             told = unfit(connection, shown)
             if told is not None:
                 refuse(f"dead_letter={shown}: {told}")
+        why_open: str | None = "max_prepared_transactions is 0"
+        if found.can_prepare:
+            why_open = unfit(connection, found.shown, writing.mode, prepares=True)
     return Target(
         found.schema,
         found.name,
@@ -299,13 +303,43 @@ def resolve(
         _shape(columns, schema.names),
         found.database,
         system_identifier(connection),
-        found.can_prepare,
+        why_open,
         batch.helpers,
         batch.updated,
         batch.delete,
         rejects,
         leading,
     )
+
+
+def standing(
+    connection: PgConnection,
+    table: str,
+    writing: Writing,
+    *,
+    creates: bool = False,
+    copies: bool = False,
+) -> Any:
+    """The table, after a look at its kind and rights; None where the start is to create it.
+
+    Raises:
+        ConfigurationError: see `resolve`, which has the arguments, too.
+    """
+    refuse = _refusing(table)
+    with connection.cursor(row_factory=_ROW) as cursor:
+        found = _find(cursor, table, refuse)
+        if found is not None:
+            _check_table(connection, found, writing, refuse, copies=copies)
+        elif not creates:
+            _refuse_missing(cursor, table, refuse)
+    return found
+
+
+def _refusing(table: str) -> Callable[[str], NoReturn]:
+    def refuse(text: str) -> NoReturn:
+        raise ConfigurationError(f"PostgresSink: table {table}: {text}")
+
+    return refuse
 
 
 def _find(cursor: psycopg.Cursor[Any], table: str, refuse: Callable[[str], NoReturn]) -> Any:
@@ -458,6 +492,22 @@ def _check_nulls(
             f"the unique index on key={list(key)!r} is NULLS NOT DISTINCT, which only an upsert "
             "without order_by= and dead_letter= can follow; make the key's columns NOT NULL"
         )
+
+
+def _check_spellings(
+    key: Sequence[str], columns: Sequence[Any], schema: pa.Schema, refuse: Callable[[str], NoReturn]
+) -> None:
+    """Spark deals keys out by their bytes, and a task's deletion sees no row of another task."""
+    for column in columns:
+        if column.name not in key or not holds_strings(schema.field(column.name).type):
+            continue
+        has_one = column.is_enum or column.type_name in {"text", "varchar"}
+        if column.is_folded or not has_one:
+            refuse(
+                f"key column {column.name!r} ({column.declared}) holds texts with other characters "
+                "for equal, which can reach two tasks: the deletion of the one would leave the row "
+                'of the other; with delete=, use mode="staged" or writers=1'
+            )
 
 
 def _check_marker(connection: PgConnection, schema: str, refuse: Callable[[str], NoReturn]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import psycopg
 from psycopg.rows import namedtuple_row
 
+from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.finding import Finding, Level
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool
 
@@ -20,19 +21,16 @@ _LOOK: Final = """
         (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()
             AND prepared < now() - make_interval(secs => %(long_s)s)) AS old,
         pg_is_in_recovery() AS is_standby, current_user AS role,
-        c.oid IS NOT NULL AS is_there, n.nspname AS schema,
-        has_table_privilege(c.oid, 'INSERT') AS may_insert,
-        has_any_column_privilege(c.oid, 'UPDATE') AS may_update,
-        has_schema_privilege(n.oid, 'CREATE') AS may_create
+        has_any_column_privilege(c.oid, 'INSERT') AS may_insert,
+        has_any_column_privilege(c.oid, 'UPDATE') AS may_update
     FROM (SELECT to_regclass(%(table)s) AS oid) AS c
-        LEFT JOIN pg_class r ON r.oid = c.oid LEFT JOIN pg_namespace n ON n.oid = r.relnamespace
 """
 
 _HOLDERS: Final = """
     SELECT l.pid, l.mode, a.state, coalesce(a.application_name, '') AS application,
         extract(epoch FROM now() - a.xact_start)::bigint AS seconds
     FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
-    WHERE l.relation = to_regclass(%(table)s) AND l.granted AND l.mode <> 'AccessShareLock'
+    WHERE l.relation = to_regclass(%(table)s) AND l.granted AND l.mode <> ALL (%(harmless)s)
         AND l.pid IS DISTINCT FROM pg_backend_pid()
         AND NOT starts_with(coalesce(a.application_name, ''), 'sparkonce')
         AND a.xact_start < now() - make_interval(secs => %(long_s)s)
@@ -41,11 +39,34 @@ _HOLDERS: Final = """
 """
 
 
-def diagnose(pool: Pool, address: Address, table: str, *, upserts: bool) -> Iterator[Finding]:
-    """Ask the server about its settings, our rights on the table, and who holds it."""
+_READERS: Final = "AccessShareLock"
+_UPKEEP: Final = "ShareUpdateExclusiveLock"
+"""Of autovacuum, CREATE INDEX CONCURRENTLY and ATTACH PARTITION: they wait for each other only."""
+
+
+def diagnose(
+    pool: Pool,
+    address: Address,
+    table: str,
+    look: Callable[[PgConnection], object],
+    *,
+    updates: bool,
+    attaches: bool,
+) -> Iterator[Finding]:
+    """Ask the server about its settings, our rights on the table, and who holds it.
+
+    Args:
+        pool: of connections to the server.
+        address: of the server.
+        table: as written in SQL.
+        look: what the start asks of the table, before it knows a batch; None where it makes it.
+        updates: whether rows of the table are updated.
+        attaches: whether partitions are attached.
+    """
 
     def ask(connection: PgConnection) -> tuple[Any, list[Any]]:
-        values = {"table": table, "long_s": _LONG_S}
+        harmless = [_READERS] if attaches else [_READERS, _UPKEEP]
+        values = {"table": table, "long_s": _LONG_S, "harmless": harmless}
         with connection.cursor(row_factory=namedtuple_row) as cursor:
             seen = cursor.execute(_LOOK, values).fetchone()
             return seen, cursor.execute(_HOLDERS, values).fetchall()
@@ -61,12 +82,15 @@ def diagnose(pool: Pool, address: Address, table: str, *, upserts: bool) -> Iter
         )
         return
     yield from _server(seen)
-    if not seen.is_there:
-        yield Finding(
-            Level.ERROR, f"{where}: there is no table {table}", "create it, or fix table="
-        )
+    try:
+        is_there = pool.run(look) is not None
+    except ConfigurationError as error:
+        yield Finding(Level.ERROR, str(error))
         return
-    yield from _rights(seen, table, upserts=upserts)
+    if not is_there:
+        yield Finding(Level.OK, f"there is no table {table} yet: the first start makes it")
+        return
+    yield from _rights(seen, table, updates=updates)
     for holder in holders:
         yield Finding(
             Level.WARNING,
@@ -110,22 +134,15 @@ def _server(seen: Any) -> Iterator[Finding]:
         )
 
 
-def _rights(seen: Any, table: str, *, upserts: bool) -> Iterator[Finding]:
-    missing = [
-        right
-        for right, there in (
-            (f"INSERT ON {table}", seen.may_insert),
-            (f"UPDATE ON {table}", seen.may_update or not upserts),
-            (f"CREATE ON SCHEMA {seen.schema}", seen.may_create),
-        )
-        if not there
-    ]
+def _rights(seen: Any, table: str, *, updates: bool) -> Iterator[Finding]:
+    """Of columns: which of them a batch has, the start knows."""
+    needed = {"INSERT": seen.may_insert, "UPDATE": seen.may_update or not updates}
+    missing = [right for right, there in needed.items() if not there]
     for right in missing:
         yield Finding(
             Level.ERROR,
-            f"the role {seen.role} has no {right.split(' ON ')[0]} right on "
-            f"{right.split(' ON ')[1].lower() if 'SCHEMA' in right else table}",
-            f'GRANT {right} TO "{seen.role}"',
+            f"the role {seen.role} has no {right} right on {table}",
+            f'GRANT {right} ON {table} TO "{seen.role}"',
         )
     if not missing:
         yield Finding(Level.OK, f"the role {seen.role} may write {table} and stage beside it")

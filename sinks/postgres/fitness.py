@@ -27,6 +27,8 @@ _AROUND = """
             WHERE ev_class = c.oid AND ev_enabled <> 'D'
                 AND ev_type::text = ANY (%(events)s)
         ) AS rule,
+        to_regclass('_timescaledb_catalog.continuous_agg') IS NOT NULL AS knows_aggregates,
+        to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL AS knows_shards,
         p.shown AS partition, p.is_foreign
     FROM pg_catalog.pg_class c
     LEFT JOIN LATERAL (
@@ -54,6 +56,19 @@ _IS_HYPERTABLE = """
     ) AS so
 """
 
+# At PREPARE TRANSACTION TimescaleDB notes which buckets changed, and none that no refresh has
+# reached yet; one that does before COMMIT PREPARED passes over the rows for good.
+_HAS_AGGREGATES = _IS_HYPERTABLE.replace(
+    "WHERE",
+    "JOIN _timescaledb_catalog.continuous_agg a ON a.raw_hypertable_id = h.id WHERE",
+)
+
+_IS_DISTRIBUTED = """
+    SELECT EXISTS (
+        SELECT FROM pg_catalog.pg_dist_partition WHERE logicalrelid = to_regclass(%(table)s)
+    ) AS so
+"""
+
 # Of which a deletion in the table may delete rows of the table itself.
 _OWN_CASCADE = """
     WITH RECURSIVE cascades AS (
@@ -76,6 +91,7 @@ def unfit(
     mode: Write = "append",
     *,
     must_see: bool = False,
+    prepares: bool = False,
 ) -> str | None:
     """Why the table does not serve, and the fix; None if it does.
 
@@ -84,6 +100,7 @@ def unfit(
         table: as SQL writes it.
         mode: what becomes of a row whose key is there.
         must_see: what the role is not shown would be missed, as by a deletion, or COPY be refused.
+        prepares: its rows are left in a prepared transaction.
     """
     # The index by which rows are told apart has those of this table alone.
     has_key, deletes = mode != "append", mode == "merge"
@@ -96,10 +113,14 @@ def unfit(
         inherited = has_key and found is not None and found.has_children
         if inherited and _ask(cursor, _KNOWS_HYPERTABLES, table):
             inherited = not _ask(cursor, _IS_HYPERTABLE, table)
+        prepares = prepares and found is not None
+        is_aggregated = prepares and found.knows_aggregates and _ask(cursor, _HAS_AGGREGATES, table)
+        is_distributed = prepares and found.knows_shards and _ask(cursor, _IS_DISTRIBUTED, table)
     if found is None or found.kind not in {"r", "p"}:
         return "it is no table (rows go into ordinary and partitioned tables only)"
     misled = _misled(found, inherited=inherited, must_see=must_see or deletes)
-    return next(chain(_passing(found), misled, _cascading(cascade)), None)
+    unprepared = _unprepared(is_aggregated=is_aggregated, is_distributed=is_distributed)
+    return next(chain(_passing(found), misled, _cascading(cascade), unprepared), None)
 
 
 def _passing(found: Any) -> Iterator[str]:
@@ -152,3 +173,13 @@ def _cascading(cascade: Any) -> Iterator[str]:
             "ACTION DEFERRABLE INITIALLY DEFERRED: what the source deleted by a cascade comes as "
             "deletions anyway"
         )
+
+
+def _unprepared(*, is_aggregated: bool, is_distributed: bool) -> Iterator[str]:
+    if is_aggregated:
+        yield (
+            "TimescaleDB's continuous aggregates over it could miss for good what is prepared "
+            "while they are refreshed"
+        )
+    if is_distributed:
+        yield "Citus distributes it, and prepares no transaction in such a table"

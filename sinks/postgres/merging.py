@@ -144,7 +144,7 @@ class Merger:
         try:
             here = require_system(self._merge.system)
             self._run(connection, script(*self._opening(), *self._moves(), here))
-            if told := self._changed(connection):
+            if told := self._changed(connection, prepares=self._merge.prepared):
                 raise PrepareRejectedError(
                     f"{self._what}: the table has changed since the query began: {told}; start "
                     "the query again",
@@ -160,12 +160,12 @@ class Merger:
             roll_back(connection)
             raise
 
-    def _changed(self, connection: PgConnection) -> str | None:
+    def _changed(self, connection: PgConnection, *, prepares: bool = False) -> str | None:
         """Why the target does not serve any more; after the merge, whose lock keeps it as it is."""
         columns = self._merge.columns
         table = qualified(self._merge.schema, self._merge.table).as_string()
         told = self._merge.shape.difference(Shape.read(connection, table, columns))
-        told = told or unfit(connection, table, self._merge.mode)
+        told = told or unfit(connection, table, self._merge.mode, prepares=prepares)
         if told is None and self._merge.attached:
             told = unseen(connection, table, columns)
         return told
@@ -290,7 +290,10 @@ class Merger:
             retrying()(self._pool.run, attempt)
         except (pg.LockNotAvailable, pg.QueryCanceled) as error:  # whichever timeout is shorter
             self._end_holders()
-            self._unresolved(f"another session is at it: {self._address.said(error)}", error)
+            said = self._address.said(error)
+            if isinstance(error, pg.LockNotAvailable):
+                self._unresolved(f"another session is at it: {said}", error)
+            self._unresolved(said + next_step(error, self._timeouts), error)
         except psycopg.Error as error:
             missing = self._missing_staging(error)
             if self._answers(is_committed):  # 4
@@ -338,8 +341,7 @@ class Merger:
         raise PreparedBranchLostError(
             f"{self._what}: decided, and lost from outside: {also}{', '.join(missing)} are gone, "
             f"and {self._merge.schema}.{MARKER_TABLE} shows no commit. Did somebody drop "
-            "sparkonce_* tables or roll back a prepared transaction? Let Spark replay the batch, "
-            "or restore the tables from a backup",
+            "sparkonce_* tables or roll back a prepared transaction?",
             self._branch_id,
         ) from self._address.cause(error)
 

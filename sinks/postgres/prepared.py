@@ -208,7 +208,7 @@ class PreparedWriter(StagingWriter):
 
     def _check_fitness(self) -> None:
         table = qualified(self.schema, self._target.table).as_string()
-        told = unfit(self._connection, table, self._writing.mode)
+        told = unfit(self._connection, table, self._writing.mode, prepares=True)
         if told is not None:
             self._reject(f"the table has changed since the query began: {told}", None)
 
@@ -248,7 +248,7 @@ class Finisher:
         raise PreparedBranchLostError(
             f"{what}: decided, and lost from outside: the prepared transaction {branch_id} is "
             f"gone, and {held.schema}.{MARKER_TABLE} shows no commit. Did somebody roll it back, "
-            "or was a standby promoted that had not received it? Let Spark replay the batch",
+            "or was a standby promoted that had not received it?",
             branch_id,
         ) from None
 

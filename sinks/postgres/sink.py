@@ -36,7 +36,7 @@ from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.attaching import Attach, with_attached
 from sparkonce.sinks.postgres.attaching import check as check_attach
-from sparkonce.sinks.postgres.catalog import Target, resolve
+from sparkonce.sinks.postgres.catalog import Target, resolve, standing
 from sparkonce.sinks.postgres.connections import (
     Address,
     PgConnection,
@@ -299,10 +299,14 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server.check_failover(self.where)
         if self._mode == "prepared":
             server.check_prepares(self.where, self.writers)
-        logger.info("%s: %s", self.where, self._promise(server))
+            if target.why_open is not None:
+                raise ConfigurationError(
+                    f'PostgresSink: {self.where}: {target.why_open}; take mode="staged"'
+                )
+        logger.info("%s: %s", self.where, self._promise(server, target.why_open))
         self._target, self._server = target, server
 
-    def _promise(self, server: Server) -> str:
+    def _promise(self, server: Server, why_open: str | None) -> str:
         if self._mode == "prepared":
             return (
                 "each Spark task leaves a prepared transaction, so a batch becomes visible task "
@@ -311,15 +315,20 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             )
         held_as = (
             "a prepared transaction"
-            if server.prepared_most > 0
-            else "an open transaction, since max_prepared_transactions is 0: a decided batch that "
-            "is lost with its connection is merged again, and may be refused then"
+            if why_open is None
+            else f"an open transaction, since {why_open}: a decided batch that is lost with its "
+            "connection is merged again, and may be refused then"
         )
         return f"in two phases a merged batch waits for the decision as {held_as}"
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(
-            self._pool, self._address, self._table, upserts=self._writing.key is not None
+            self._pool,
+            self._address,
+            self._table,
+            self._standing,
+            updates=self._writing.mode in {"upsert", "merge"},
+            attaches=self._attach is not None,
         )
 
     def prepareBatch(
@@ -445,6 +454,15 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
 
     # -- helpers ---------------------------------------------------------------------------------
 
+    @property
+    def _copies(self) -> bool:
+        return self._mode == "prepared" and self._writing.key is None
+
+    def _standing(self, connection: PgConnection) -> object:
+        return standing(
+            connection, self._table, self._writing, creates=self._creates, copies=self._copies
+        )
+
     def _resolve(self, connection: PgConnection, schema: pa.Schema) -> Target:
         target = resolve(
             connection,
@@ -453,7 +471,8 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             schema,
             creates=self._creates,
             dead_letter=self._dead_letter,
-            copies=self._mode == "prepared" and self._writing.key is None,
+            copies=self._copies,
+            is_dealt=self._mode == "prepared" and self.writers != 1,
         )
         if self._attach is not None:
             check_attach(connection, target, self._attach)

@@ -168,6 +168,11 @@ def _is_string(arrow: pa.DataType) -> bool:
     return pa.types.is_string(arrow) or pa.types.is_large_string(arrow)
 
 
+def holds_strings(arrow: pa.DataType) -> bool:
+    """Whether it is a string, or a list of strings."""
+    return _is_string(value_type(arrow) if is_list(arrow) else arrow)
+
+
 def is_binary(arrow: pa.DataType) -> bool:
     types = pa.types
     return (

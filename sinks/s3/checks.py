@@ -25,15 +25,31 @@ logger = logging.getLogger("sparkonce")
 SAFE_DAYS = 7
 """A lifecycle rule that aborts uploads earlier than this may hit a prepared branch."""
 
-PURGE = (
-    "MinIO deletes open uploads after its stale_uploads_expiry, 24 hours if nobody has changed it: "
-    "a batch that is prepared or decided and not committed by then is lost. It lists none below a "
-    "prefix, so orphans are left to that purge"
-)
-PURGE_FIX = (
-    f"`mc admin config set ALIAS api stale_uploads_expiry={SAFE_DAYS * 24}h` or more (or "
-    "MINIO_API_STALE_UPLOADS_EXPIRY)"
-)
+
+class Purge(NamedTuple):
+    """What a server does to open uploads by itself, and where that is set."""
+
+    what: str
+    fix: str
+
+
+_LOST = "a batch that is prepared or decided and not committed by then is lost"
+
+_PURGES = {
+    "MinIO": Purge(
+        "MinIO deletes open uploads after its stale_uploads_expiry, 24 hours if nobody has changed "
+        f"it: {_LOST}. It lists none below a prefix, so orphans are left to that purge",
+        f"`mc admin config set ALIAS api stale_uploads_expiry={SAFE_DAYS * 24}h` or more (or "
+        "MINIO_API_STALE_UPLOADS_EXPIRY)",
+    ),
+    "SeaweedFS": Purge(
+        "SeaweedFS deletes open uploads by a maintenance script, after 24 hours if nobody has "
+        f"changed it: {_LOST}",
+        f"write `s3.clean.uploads -timeAgo={SAFE_DAYS * 24}h` or more into the scripts of "
+        "[master.maintenance] in master.toml, and into those of its admin server",
+    ),
+}
+"""By the first word of the header Server."""
 
 ResultT = TypeVar("ResultT")
 
@@ -90,13 +106,13 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
     file_format.check(pa.schema(rest))
 
 
-def check_server(connection: Connection, place: Place) -> bool:
+def check_server(connection: Connection, place: Place) -> Purge | None:
     """Refuse a server, bucket or account that cannot work; nothing is written.
 
     Takes a bounded time also when nothing answers.
 
     Returns:
-        Whether the server is a MinIO, which has a purge instead of lifecycle rules for uploads.
+        What the server has in place of lifecycle rules for uploads; None where it has these.
     """
     client = _asking(lambda: connection.client(Purpose.ASK), connection, place)
     answer = _asking(
@@ -107,12 +123,13 @@ def check_server(connection: Connection, place: Place) -> bool:
         place,
     )
     _asking(lambda: _check_proofs(client, place), connection, place)
-    is_minio = answer["ResponseMetadata"]["HTTPHeaders"].get("server") == "MinIO"
-    if is_minio:
-        logger.warning("%s: %s: %s", place, PURGE, PURGE_FIX)
+    server = answer["ResponseMetadata"]["HTTPHeaders"].get("server", "")
+    purge = _PURGES.get(server.partition(" ")[0])
+    if purge is not None:
+        logger.warning("%s: %s: %s", place, purge.what, purge.fix)
     else:
         _warn_of_lifecycle(client, place)
-    return is_minio
+    return purge
 
 
 def _check_proofs(client: S3Client, place: Place) -> None:

@@ -8,6 +8,7 @@ are refused is dropped with its session, so that the next asks boto3's chain ane
 from __future__ import annotations
 
 import os
+import re
 import threading
 from dataclasses import dataclass, field
 from enum import Enum
@@ -87,12 +88,7 @@ class Connection:
     @property
     def other_server(self) -> str | None:
         """The endpoint of another server than Amazon's, also where boto3's own settings name it."""
-        if self.endpoint_url is not None:
-            return self.endpoint_url
-        url = urlsplit(self.client(Purpose.ONCE).meta.endpoint_url)
-        if f".{url.hostname}".endswith(_AMAZONS):
-            return None
-        return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+        return server_at(self.endpoint_url or self.client(Purpose.ONCE).meta.endpoint_url)
 
     @property
     def partition(self) -> str | None:
@@ -168,6 +164,24 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
+
+
+def server_at(url: str | None) -> str | None:
+    """The server at an endpoint, however that is spelled; None for Amazon's.
+
+    Args:
+        url: of the endpoint; None for that which Amazon has for the region.
+    """
+    parts = urlsplit(url or "")
+    if url is None or _is_amazons(f".{parts.hostname}"):
+        return None
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+
+
+def _is_amazons(host: str) -> bool:
+    """Whether S3 itself answers there: a server of anybody's may run on one of its machines."""
+    is_s3 = re.search(r"\.s3[.-]", host) is not None and ".elb." not in host
+    return is_s3 and host.endswith(_AMAZONS)
 
 
 def is_passing(error: Exception) -> bool:

@@ -12,8 +12,6 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.s3_errors import status_of
 from sparkonce.sinks.finding import Finding, Level
 from sparkonce.sinks.s3.checks import (
-    PURGE,
-    PURGE_FIX,
     SAFE_DAYS,
     abort_rules,
     check_server,
@@ -33,14 +31,14 @@ _MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 def diagnose(connection: Connection, place: Place, settings: ObjectSettings) -> Iterator[Finding]:
     """Ask the server; it writes one small object under a name of its own and removes it."""
     try:
-        is_minio = check_server(connection, place)
+        purge = check_server(connection, place)
     except ConfigurationError as error:
         yield Finding(Level.ERROR, str(error))
         return
     yield Finding(Level.OK, f"{place}: reachable, and every right to read and list is there")
     client = connection.client(Purpose.ASK)
-    if is_minio:
-        yield Finding(Level.WARNING, PURGE, PURGE_FIX)
+    if purge is not None:
+        yield Finding(Level.WARNING, purge.what, purge.fix)
     else:
         yield from _lifecycle(client, place)
     yield from _conditional_writes(client, place, settings)

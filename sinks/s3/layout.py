@@ -21,6 +21,7 @@ from typing import Self
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Owner
+from sparkonce.s3_errors import check_bucket
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 MAX_KEY_BYTES = 1024
@@ -69,6 +70,7 @@ class Place:
             raise ConfigurationError(
                 f"S3Sink: {said}: give s3://BUCKET/PREFIX, without empty segments, '.' and '..'"
             )
+        check_bucket(match["bucket"], "S3Sink: url=")
         prefix = "/".join(segments)
         if (length := len(f"{prefix}/".encode())) > _MAX_PREFIX_BYTES:
             raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import unquote_plus
 
 from sparkonce.model import BranchId, Owner
@@ -19,28 +20,29 @@ def open_uploads(
     """Uploads under the place whose file names carry the owner's digest, by branch.
 
     Pages go on from one marker alone: versitygw refuses a marker of key and upload id, and our keys
-    are never used twice, so none of ours is skipped. It is the server's, which need not be a key:
-    S3 Express sorts nothing.
+    are never used twice, so none of ours is skipped. It is the server's, which need not be a key.
+    SeaweedFS goes by upload ids, and gives no other marker.
     """
     client = connection.client(Purpose.ASK)
     found: dict[BranchId, list[StagedFile]] = {}
-    marker = ""
-    asked: set[str] = set()
+    marker = {"KeyMarker": ""}
+    asked: list[dict[str, str]] = []
     while marker not in asked:
-        asked.add(marker)
+        asked.append(marker)
         # Other applications' keys may hold characters that XML cannot; not every server encodes.
         # Amazon writes a space as + and a + as %2B, others a space as %20: one decoding fits both.
+        wanted: Any = marker
         page = client.list_multipart_uploads(
             Bucket=place.bucket,
             Prefix=place.prefix,
-            KeyMarker=marker,
             MaxUploads=PAGE_UPLOADS,
             EncodingType="url",
+            **wanted,
         )
-        decode = unquote_plus if page.get("EncodingType") == "url" else str
-        last = marker
+        is_encoded = page.get("EncodingType") == "url"
+        last = ""
         for upload in page.get("Uploads", ()):
-            last = decode(upload["Key"])
+            last = _decoded(upload["Key"], place) if is_encoded else upload["Key"]
             branch_id = branch_of(last, owner)
             if branch_id is not None and last.startswith(place.prefix):
                 found.setdefault(branch_id, []).append(StagedFile(last, upload["UploadId"]))
@@ -48,5 +50,15 @@ def open_uploads(
             break
         following = page.get("NextKeyMarker") or last
         # Where only the keys are encoded, decoding the last one twice would skip others.
-        marker = last if following == last else decode(following)
+        if is_encoded and following != last:
+            following = unquote_plus(following)
+        upload_id = "" if page.get("NextKeyMarker") else page.get("NextUploadIdMarker")
+        marker = {"UploadIdMarker": upload_id} if upload_id else {"KeyMarker": following}
     return found
+
+
+def _decoded(said: str, place: Place) -> str:
+    """The key of an answer that calls itself encoded, which SeaweedFS' does and is not."""
+    key = unquote_plus(said)
+    # Encoding leaves no =, which each folder of ours has, and no prefix that decoding changes.
+    return said if "=" in said or not key.startswith(place.prefix) else key

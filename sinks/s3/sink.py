@@ -31,7 +31,7 @@ from sparkonce.sinks.arrow_types import loosened
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, at_once, check_version
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
-from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe
+from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe, server_at
 from sparkonce.sinks.s3.diagnosis import diagnose
 from sparkonce.sinks.s3.formats import (
     MAX_PART_BYTES,
@@ -363,8 +363,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         files = tuple(StagedFile.from_json(value) for value in payload["files"])
         here = self._connection.partition
         same_server = (
-            payload["endpoint"] == self._connection.other_server
-            and payload.get("partition", here) == here  # older records do not tell
+            server_at(payload["endpoint"]) == self._connection.other_server
+            and payload.get("partition") in {None, here}  # older records do not tell
         )
         return self._outcome(committable.branch_id, payload["bucket"], same_server), files
 
@@ -385,9 +385,9 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
             ) from error
 
 
-def _server_of(connection: Connection) -> tuple[str, str | None]:
+def _server_of(connection: Connection) -> tuple[str | None, str | None]:
     """Within which names of buckets are unique, as far as addresses tell."""
-    return (connection.other_server or "").rstrip("/"), connection.partition
+    return connection.other_server, connection.partition
 
 
 def _for_each(action: Callable[[StagedFile], None], files: Sequence[StagedFile]) -> list[Exception]:

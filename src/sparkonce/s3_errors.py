@@ -1,8 +1,30 @@
-"""What an S3 server has said: read alike by the sink and by a transaction log in a bucket."""
+"""What an S3 server has said, or would: read alike by the sink and by a log in a bucket."""
 
 from __future__ import annotations
 
 from botocore.exceptions import ClientError
+
+from sparkonce.errors import ConfigurationError
+
+_DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
+"""What the names of S3 Express One Zone end in, and those of access points to it."""
+
+
+def check_bucket(bucket: str, setting: str) -> None:
+    """Refuse a bucket into which nothing can be written as it is here.
+
+    Args:
+        bucket: its name.
+        setting: that has the name, for the message.
+
+    Raises:
+        ConfigurationError: it is one of S3 Express One Zone.
+    """
+    if bucket.endswith(_DIRECTORY_BUCKETS):
+        raise ConfigurationError(
+            f"{setting}: {bucket!r} is a directory bucket (S3 Express One Zone), which refuses "
+            "Content-MD5: give a general purpose bucket"
+        )
 
 
 def code_of(error: Exception | None) -> str:

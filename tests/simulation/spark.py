@@ -66,6 +66,9 @@ class Spark:
     def committed(self) -> int:
         return max(self.commits, default=-1)
 
+    def has_offsets(self, batch_id: int) -> bool:
+        return batch_id in self.written_offsets
+
     def write_offsets(self, batch_id: int) -> None:
         if batch_id in self.written_offsets:
             raise SparkError(f"offsets/{batch_id} exists")

@@ -22,16 +22,19 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from sparkonce.cli import facts
 from sparkonce.cli.facts import Facts
 from sparkonce.cli.looking import FOUND, find_record, json_option
-from sparkonce.cli.screen import Screen, holder_line, show_orphans, show_pipeline
+from sparkonce.cli.screen import Screen, age, holder_line, show_orphans, show_pipeline
 from sparkonce.cli.targets import checkpoint_option, log_options, open_job, open_target
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
     LogUnavailableError,
     SinkError,
+    SparkOnceError,
 )
 from sparkonce.model import Committable, TransactionId
+from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint
+from sparkonce.spark_hooks.drivers import is_running
 from sparkonce.spark_hooks.recovery import (
     claim_again,
     end_branches,
@@ -116,11 +119,12 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
         except SinkError as found:  # what is left is shown, with what was said of it
             error = found
         left = _standing(pipeline)
-        if _prepared(pipeline) and place.committed() is None:
+        if _prepared(pipeline) and error is None:
+            why = "cannot be read from here" if place.committed() is None else "has not begun it"
             click.echo(
                 f"What is prepared is left to the query's next start: only Spark's checkpoint says "
-                f"whether it commits, and {place.location} cannot be read from here. Say "
-                "where it is with --checkpoint.",
+                f"whether it commits, and {place.location} {why}. Say where it is with "
+                "--checkpoint; or, if it is lost for good, abort the batch with --abandon.",
                 err=True,
             )
         return _report(screen, pipeline, before, left, error)
@@ -142,7 +146,7 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
     with open_job(job, checkpoint) as pipeline:
         head = head_of(pipeline.log, pipeline.name)
         found = _standing(pipeline)
-        if abort and (found["orphans"] or found["not_listed"]):
+        if abort and (found["orphans"] or found["not_listed"]):  # what is not asked stays so
             _may_fence(pipeline.log, pipeline.name, yes=yes)
             take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
             left = _standing(pipeline)
@@ -154,9 +158,11 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
         elif found["not_listed"]:
             screen.say(f"no answer from: {', '.join(found['not_listed'])}")
         else:
-            screen.say(f"no orphans{'' if 'aborted' not in found else ' left'}")
+            said = "no orphans left" if "aborted" in found else "no orphans"
+            unasked = found["not_asked"] or found["cannot_list"]
+            screen.say(f"{said} where somebody has looked" if unasked else said)
     _tell_not_listed(found)
-    return FOUND if found["orphans"] or found["not_listed"] else 0
+    return FOUND if found["orphans"] or found["not_listed"] or found["not_asked"] else 0
 
 
 @click.command()
@@ -216,6 +222,7 @@ def settle(
         settled = _settle(
             target.log, head, record, [c for _, c in chosen], ruling=word, reason=reason
         )
+        click.echo(f"The word stands: batch {batch}, {len(chosen)} settled as {ruling}.", err=True)
         found = facts.record(settled)
         ended = None if word is Ruling.REDO else _end(target.job, record, chosen, word)
         found["ended"] = ended
@@ -246,12 +253,15 @@ def _end(
         return None
     told = []
     all_ended = end_branches(job, record, [c for _, c in chosen])
-    now = job.log.find(record.id)
+    why = "another word has followed it; look with `sparkonce log show` first"
+    try:
+        now = job.log.find(record.id)
+    except SparkOnceError as error:
+        now, why = None, f"the log does not tell whether another word has followed ({error})"
     for (_, committable), ended in zip(chosen, all_ended, strict=True):
         name = committable.branch_id.short
         if now is None or now.ruling(committable) is not ruling:
-            why = "another word has followed it; look with `sparkonce log show` first"
-            click.echo(f"{name} is not {ruling} any more: {why}.", err=True)
+            click.echo(f"It is not known that {name} is {ruling} still: {why}.", err=True)
             told.append({"branch": name, "how": End.UNKNOWN.value, "why": why})
             continue
         text = {
@@ -349,18 +359,19 @@ def _check_ruling(head: Head, record: TransactionRecord, ruling: Ruling) -> None
 
 
 def _may_fence(log: TransactionLog, pipeline: str, *, yes: bool, always: bool = False) -> None:
-    """Return if the operator says so, or if the driver that holds it now is known to be gone.
+    """Return if the operator says so, or if whoever holds it now is known to be gone.
 
     Raises:
         click.ClickException: there is nobody to ask.
         click.Abort: the answer is no.
     """
-    holder = facts.holder(log, head_of(log, pipeline))
-    if yes or (holder["is_running"] is False and not always):
+    head = head_of(log, pipeline)
+    # An operator's command that has ended counts as gone, too: the driver before it is fenced.
+    if yes or (is_running(head.driver) is False and not always):
         return
-    click.echo(
-        f"Token {holder_line(holder)}; its last write was at {holder['last_write']}.", err=True
-    )
+    holder = facts.holder(log, head)
+    wrote = age(holder["last_write"])
+    click.echo(f"Token {holder_line(holder)}. Last write of a batch: {wrote}.", err=True)
     if holder["is_running"] is not False:
         click.echo(
             "A driver that runs is fenced by this: its query fails at its next write, and has to "
@@ -381,7 +392,8 @@ def _lost_checkpoint(
     prepared: Sequence[TransactionRecord], place: Checkpoint, batch_id: int
 ) -> Checkpoint:
     """The operator's word in the place of a checkpoint that nobody can read any more."""
-    if place.committed() is not None:
+    committed = place.committed()
+    if committed is not None and (committed >= batch_id or place.has_offsets(batch_id)):
         raise ConfigurationError(
             f"the checkpoint {place.location} can be read, and says itself what becomes of batch "
             f"{batch_id}: leave --abandon out"
@@ -402,17 +414,33 @@ def _standing(pipeline: ExactlyOnce) -> Facts:
     """What is unfinished in the log, and what is left over outside."""
     failures: dict[str, Exception] = {}
     orphans_found = look_for_orphans(pipeline, failures)
+    sinks = {sink.name: sink for sink in pipeline.all_sinks}
+    known = head_of(pipeline.log, pipeline.name).sinks
     return {
         "pipeline": pipeline.name,
         "unfinished": [facts.record(r) for r in pipeline.log.unfinished(pipeline.name)],
         "orphans": [facts.orphan(orphan) for orphan in orphans_found],
         "not_listed": {name: str(error) for name, error in failures.items()},
+        "not_asked": {name: target for name, target in known.items() if name not in sinks},
+        "cannot_list": [
+            name
+            for name, sink in sinks.items()
+            if type(sink).find_branches is TwoPhaseCommitSink.find_branches
+        ],
     }
 
 
 def _tell_not_listed(found: Facts) -> None:
     for name, error in found["not_listed"].items():
         click.echo(f"{name}: what stands there cannot be listed: {error}", err=True)
+    for name, target in found["not_asked"].items():
+        click.echo(
+            f"{name}: nobody looks for orphans in {target}, since the pipeline has no such sink: "
+            "pass it in removed=",
+            err=True,
+        )
+    for name in found["cannot_list"]:
+        click.echo(f"{name}: the sink has no find_branches, so orphans in it stay unseen", err=True)
 
 
 def _gone(before: Facts, left: Facts, abandoned: Sequence[TransactionRecord] = ()) -> int:

@@ -44,7 +44,7 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
         asked = at_once(_ask, pipeline.all_sinks)
         found = [
             *_told("log", _log(pipeline)),
-            *_told("checkpoint", _checkpoint(pipeline)),
+            *_told("checkpoint", _checkpoint(pipeline, checkpoint)),
             *_told("spark", _spark(_settings(conf_file))),
         ]
         for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
@@ -92,38 +92,44 @@ def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
         )
 
 
-def _checkpoint(pipeline: ExactlyOnce) -> Iterator[Finding]:
+def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
     head = pipeline.log.head(pipeline.name)
     if head is None:
         yield Finding(Level.OK, "the query has not run yet")
         return
-    if not head.checkpoint:
+    location = named or head.checkpoint
+    if not location:
         yield Finding(Level.OK, "its location is noted from the query's next start on")
         return
-    path = local_path(head.checkpoint)
-    if path is None:
-        yield Finding(Level.OK, f"{head.checkpoint} is on no local disk")
+    is_local = local_path(location) is not None
+    if not is_local and named is None:
+        yield Finding(
+            Level.OK, f"{location} is on no local disk: pass it as --checkpoint to have it read"
+        )
         return
     try:
-        checkpoint = CheckpointFiles(head.checkpoint, head.query_id)
-    except ConfigurationError as error:
+        checkpoint = CheckpointFiles(location, head.query_id, start_jvm=True)
+    except SparkOnceError as error:
         yield Finding(
             Level.WARNING,
             f"{error}",
-            "run sparkonce where the checkpoint is; if it was deleted, restore it: a fresh one "
-            "reads its sources from the start and is refused",
+            "run sparkonce where the checkpoint is, or name it with --checkpoint; if it was "
+            "deleted, restore it: a fresh one reads its sources from the start and is refused",
         )
         return
     committed = checkpoint.committed()
     last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
-    yield Finding(
-        Level.WARNING,
-        f"{checkpoint.location} is on this machine's disk; of the batches that Spark has "
-        f"committed, {last}",
-        "keep it where a driver on another machine finds it (HDFS, S3, …)",
-    )
+    told = f"{location}: of the batches that Spark has committed, {last}"
+    if is_local:
+        yield Finding(
+            Level.WARNING,
+            f"{told}; it is on this machine's disk",
+            "keep it where a driver on another machine finds it (HDFS, S3, …)",
+        )
+    else:
+        yield Finding(Level.OK, told)
     try:
-        bound = read_binding(checkpoint_folder(head.checkpoint))
+        bound = read_binding(checkpoint_folder(location))
     except SparkOnceError as error:
         yield Finding(Level.ERROR, f"{error}")
         return
@@ -171,9 +177,25 @@ def _bad_settings(settings: Mapping[str, str]) -> Iterator[Finding]:
     if settings.get("spark.speculation", "false").lower() == "true":
         yield Finding(
             Level.WARNING,
-            "spark.speculation=true: nothing is written twice, but every losing attempt prepares "
-            "branches that have to be aborted",
+            "spark.speculation=true: every losing attempt prepares branches that have to be "
+            "aborted; and before Spark 4.3, sinks that are written in several passes can get "
+            "different rows where the query makes them by chance",
             "set spark.speculation=false for this job",
+        )
+    import pyspark  # noqa: PLC0415 - the job has imported it
+
+    from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS  # noqa: PLC0415 - imports pyspark
+
+    major, minor = map(int, pyspark.__version__.split(".")[:2])
+    default = "true" if (major, minor) >= (4, 2) else "false"
+    checks = [settings.get(name, default).lower() == "true" for name in SHUFFLE_CHECKS]
+    if (major, minor) < (4, 1) or not all(checks):
+        yield Finding(
+            Level.WARNING,
+            f"{' and '.join(SHUFFLE_CHECKS)} are not both on: where an executor is lost and rows "
+            "that differ when they are computed again decide to which task a shuffle sends them, "
+            "some can be lost and others doubled",
+            "set both to true (Spark 4.0 does not know them: use a newer one)",
         )
     if settings.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") != "1":
         yield Finding(

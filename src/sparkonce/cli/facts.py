@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sparkonce.model import Committable
 from sparkonce.spark_hooks.drivers import is_running
-from sparkonce.spark_hooks.recovery import Orphan
+from sparkonce.spark_hooks.recovery import Orphan, is_held_by_operator
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 
@@ -30,6 +30,8 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
     unfinished = log.unfinished(head.pipeline)
     states = {record.state for record in unfinished}
     last = log.newest(head.pipeline, head.query_id)
+    # 100: it follows the unfinished ones.
+    finished = [found for found in newest(log, head, 100) if found.state.is_finished]
     abandoned = last.id.batch_id if last is not None and last.state is State.ABANDONED else None
     return {
         "name": head.pipeline,
@@ -46,31 +48,30 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
         "query_id": head.query_id,
         "checkpoint": head.checkpoint or None,
         "holder": holder(log, head),
-        "last_complete": last_complete(log, head),
+        "last_complete": next(
+            (record(found) for found in finished if found.id.query_id == head.query_id), None
+        ),
+        # Each start takes a token, and so does an operator's command that fences.
+        "starts_since_last_batch": head.token - max((r.token for r in finished), default=0),
         "abandoned": abandoned,
         "unfinished": [record(found) for found in unfinished],
     }
 
 
 def holder(log: TransactionLog, head: Head) -> Facts:
-    """Who has the token, and the latest sign of it."""
+    """Who has the token, and the latest write of a batch; a command says of no driver."""
+    by_operator = is_held_by_operator(head)
     newest = log.newest(head.pipeline, head.query_id)
-    wrote = [] if newest is None else list(newest.times.values())
+    wrote = None if newest is None else max(newest.times.values())
     return {
         "token": head.token,
+        "by": "operator" if by_operator else "driver",
         "driver": head.driver,
         "run_id": head.run_id,
         "since": utc(head.started_at),
-        "last_write": utc(max([head.started_at, *wrote])),
-        "is_running": is_running(head.driver),
+        "last_write": utc(wrote),
+        "is_running": None if by_operator else is_running(head.driver),
     }
-
-
-def last_complete(log: TransactionLog, head: Head) -> Facts | None:
-    """The highest finished batch of the query."""
-    history = log.history(head.pipeline, 100, head.query_id)  # it follows the unfinished ones
-    found = next((r for r in history if r.state.is_finished), None)
-    return None if found is None else record(found)
 
 
 def newest(log: TransactionLog, head: Head, limit: int) -> list[TransactionRecord]:

@@ -194,13 +194,17 @@ def _events(record: TransactionRecord) -> Iterator[dict[str, Any]]:
 
 
 def find_record(target: Target, head: Head, batch: int) -> TransactionRecord:
-    """The batch's record: of the query that has the name now, else of one that had it before.
+    """The batch's record: an unfinished one first, of whichever query that had the name.
+
+    Else that of the query that has it now, or of one before.
 
     Raises:
         ConfigurationError: the log has none.
     """
-    for query_id in (head.query_id, *reversed(head.retired)):
-        found = target.log.find(TransactionId(head.pipeline, query_id, batch))
+    unfinished = {record.id: record for record in target.log.unfinished(head.pipeline)}
+    queries = (head.query_id, *reversed(head.retired))
+    ids = [TransactionId(head.pipeline, query_id, batch) for query_id in queries]
+    for found in (*map(unfinished.get, ids), *map(target.log.find, ids)):
         if found is not None:
             return found
     newest = target.log.newest(head.pipeline, head.query_id)

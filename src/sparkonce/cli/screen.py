@@ -30,6 +30,7 @@ _STYLES = {
     "warning": "yellow",
     "ok": "green",
 }
+_STARTS = "with operators' commands that took a token"
 _ONE_CLOCK_S = 60
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -84,23 +85,38 @@ def age(at: str | None) -> str:
     """How long ago, from ISO 8601; "never" when there is no such time."""
     if at is None:
         return "never"
-    left = time.time() - timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ"))
-    if left < -_ONE_CLOCK_S:
-        return f"{-left / 60:.0f} min ahead of this machine's clock: the two differ"
-    for seconds, unit in _UNITS:
-        if left >= 2 * seconds:
-            return f"{left / seconds:.0f} {unit} ago"
-    return f"{max(left, 0):.0f} s ago"
+    passed_s = _passed_s(at)
+    if passed_s < -_ONE_CLOCK_S:
+        return f"{-passed_s / 60:.0f} min ahead of this machine's clock: the two differ"
+    return f"{_span(max(passed_s, 0))} ago"
 
 
-def when(at: str | None) -> str | None:
+def until(at: str) -> str:
+    """A time that is still to come, or was."""
+    passed_s = _passed_s(at)
+    told = f"passed {_span(passed_s)} ago" if passed_s > 0 else f"in {_span(-passed_s)}"
+    return f"{when(at)}, {told}"
+
+
+def when(at: str) -> str:
     """The time without its letters."""
-    return None if at is None else at.replace("T", " ").replace("Z", "")
+    return at.replace("T", " ").replace("Z", " UTC")
+
+
+def _passed_s(at: str) -> float:
+    return time.time() - timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ"))
+
+
+def _span(span_s: float) -> str:
+    for seconds, unit in _UNITS:
+        if span_s >= 2 * seconds:
+            return f"{span_s / seconds:.0f} {unit}"
+    return f"{span_s:.0f} s"
 
 
 def show_pipeline(screen: Screen, found: Facts) -> None:
     screen.title(found["name"], found["state"])
-    last = found["last_complete"]
+    last, starts = found["last_complete"], found["starts_since_last_batch"]
     screen.pairs(
         [
             *([("moved to", found["moved_to"])] if found["moved_to"] else []),
@@ -109,6 +125,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
             ("token", holder_line(found["holder"])),
             ("last write", age(found["holder"]["last_write"])),
             ("last complete", "none" if last is None else _finished_line(last)),
+            *([("starts since", f"{starts} ({_STARTS})")] if starts else []),
         ]
     )
     if found["abandoned"] is not None:
@@ -129,18 +146,21 @@ def _finished_line(last: Facts) -> str:
 def holder_line(holder: Facts) -> str:
     runs = {True: "is running", False: "is not running", None: "may be running elsewhere"}
     name = holder["driver"].partition("@")[0]  # what follows tells programs apart, not people
-    return (
-        f"{holder['token']}, taken {age(holder['since'])} by {name}, which "
-        f"{runs[holder['is_running']]}"
-    )
+    by = f"{name}, which {runs[holder['is_running']]}"
+    if holder["by"] == "operator":
+        by = (
+            f"an operator's command on {name.rpartition(':')[0]}; whether the driver before it "
+            "still runs is not known"
+        )
+    return f"{holder['token']}, taken {age(holder['since'])} by {by}"
 
 
 def _sink_rows(batch: Facts) -> Iterable[Sequence[object]]:
     first = batch["batch"], batch["state"], age(batch["times"].get(batch["state"]))
     for sink in batch["sinks"] or [{"name": "(no rows)", "rows": 0, "branches": []}]:
         kept = [b["safe_until"] for b in sink["branches"] if b["safe_until"] is not None]
-        until = when(min(kept)) if kept else None
-        yield (*first, sink["name"], sink["rows"], len(sink["branches"]), until)
+        expiry = until(min(kept)) if kept else None
+        yield (*first, sink["name"], sink["rows"], len(sink["branches"]), expiry)
         first = "", "", ""
 
 
@@ -148,17 +168,17 @@ def show_list(screen: Screen, records: Sequence[Facts], query_id: str) -> None:
     """Some batches; those of other queries than the given one are marked."""
 
     def row(found: Facts) -> Sequence[object]:
-        counts = {sink["rows"] for sink in found["sinks"]}
+        counts = [sink["rows"] for sink in found["sinks"]]
         begun, ended = min(found["times"].values()), found["times"].get(found["state"])
         branches = sum(len(sink["branches"]) for sink in found["sinks"])
         size = sum(sink["bytes"] for sink in found["sinks"])
         notes = [f"{len(found['lost'])} written again"] if found["lost"] else []
         notes += ["earlier query"] if found["query_id"] != query_id else []
         said = begun if ended is None else ended
-        rows = "/".join(map(str, sorted(counts))) if counts else 0
+        rows = "/".join(map(str, counts if len(set(counts)) > 1 else counts[:1])) or "0"
         return found["batch"], found["state"], when(said), rows, branches, size, ", ".join(notes)
 
-    heads = ("batch", "state", "since (UTC)", "rows", "branches", "bytes", "")
+    heads = ("batch", "state", "since", "rows", "branches", "bytes", "")
     screen.table(heads, map(row, records))
 
 
@@ -170,7 +190,7 @@ def show_record(screen: Screen, found: Facts) -> None:
             ("query", found["query_id"]),
             ("token", found["token"]),
             *((f"source {n}", offset) for n, offset in enumerate(found["offsets"])),
-            *((state, f"{when(at)} UTC") for state, at in found["times"].items()),
+            *((state, when(at)) for state, at in found["times"].items()),
             *(("written again", branch) for branch in found["lost"]),
         ]
     )
@@ -182,7 +202,7 @@ def show_record(screen: Screen, found: Facts) -> None:
         screen.say(f"{sink['rows']} rows, {sink['bytes']} bytes, {count} {many}", indent=2)
         for branch in sink["branches"]:
             ruled = f", settled as {branch['ruling']}" if branch["ruling"] else ""
-            kept = f", kept until {when(branch['safe_until'])} UTC" if branch["safe_until"] else ""
+            kept = f", kept until {until(branch['safe_until'])}" if branch["safe_until"] else ""
             screen.say(f"{branch['branch']}  {branch['rows']} rows{kept}{ruled}", indent=4)
             for what in branch["stands_for"]:
                 screen.say(what, indent=6)
@@ -191,7 +211,7 @@ def show_record(screen: Screen, found: Facts) -> None:
         screen.say("settled by operators", "bold", indent=2)
     for word in found["settled"]:
         screen.say(word["branch"], indent=4)
-        said = f"as {word['ruling']} by {word['who']} at {when(word['at'])} UTC"
+        said = f"as {word['ruling']} by {word['who']} at {when(word['at'])}"
         screen.say(said, indent=6)
         screen.say(f"because: {word['why']}", indent=6)
 

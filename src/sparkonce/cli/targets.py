@@ -57,7 +57,7 @@ checkpoint_option = click.option(
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Which log: that of the JOB, or one in the place of a JOB."""
     for option in (
-        checkpoint_option,
+        click.option("--checkpoint", metavar="LOCATION", help="Of the query, if it has the log."),
         click.option("--pipeline", metavar="NAME", help="Which pipeline of the log."),
         click.option("--log", "url", metavar="URL", help="The transaction log, in place of a JOB."),
     ):
