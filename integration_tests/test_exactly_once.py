@@ -6,10 +6,11 @@ import gc
 import json
 import os
 import shutil
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ from pyspark.sql import Observation
 from pyspark.sql.functions import count, lit
 
 from sparkonce import ExactlyOnce, failpoints
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
 from sparkonce.sinks import FileSink
+from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
+from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.spark_hooks.recovery import claim_again, head_of
 from sparkonce.txn_log.record import State
@@ -542,6 +545,46 @@ def test_fenced_driver_holds_nothing_open(job: Job, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StreamingQueryException, match="FencedError"):
         job.run(pipeline)
     assert closed == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("commit", "point"),
+    [
+        ("prepared", "decide.before"),
+        ("checkpoint", "prepared.before"),
+        ("checkpoint", "return.before"),
+    ],
+)
+def test_driver_behind_one_with_a_copy_of_the_log(
+    job: Job, monkeypatch: pytest.MonkeyPatch, commit: CommitPolicy, point: str
+) -> None:
+    """No token fences it; the other has entered the checkpoint, and the batch is the other's."""
+    job.add(*ids(1))
+    pipeline = job.pipeline(commit=commit)
+    pipeline.awaitTermination(job.start(pipeline))
+    with (
+        closing(sqlite3.connect(job.folder / "txn.db")) as source,
+        closing(sqlite3.connect(job.folder / "copy.db")) as target,
+    ):
+        source.backup(target)
+    reached: list[str] = []
+
+    def go_on_elsewhere(name: str, where: object) -> None:
+        if name == point and not reached:
+            reached.append(name)
+            assert pipeline._query is not None
+            other = job.pipeline(commit=commit, log=f"sqlite:///{job.folder}/copy.db")
+            assert other.log.log_id == pipeline.log.log_id
+            exactly_once._begun.clear()  # as in a process of its own
+            other._begin(RunningQuery.find(job.spark, pipeline._query.run), 1)
+
+    monkeypatch.setattr(failpoints, "handler", go_on_elsewhere)
+    job.add(*ids(2))
+    query = job.start(pipeline)
+    with pytest.raises((FencedError, StreamingQueryException), match="another driver has begun"):
+        pipeline.awaitTermination(query)
+    assert reached
+    assert job.visible() == Counter([1])
 
 
 def test_lost_branch_is_written_again_from_sparks_replay(

@@ -1,22 +1,29 @@
 """Which transaction log and pipeline a checkpoint belongs to, written into the checkpoint itself.
 
-    CHECKPOINT/sparkonce.json      {"log_id": …, "pipeline": …}, from the first start on
-              /sparkonce.1.json    the same, of the log that took the checkpoint over; and so on
+    CHECKPOINT/sparkonce.json         {"log_id": …, "pipeline": …}, from the first start on
+              /sparkonce.1.json       the same, of the log that took the checkpoint over; and so on
+              /sparkonce-driver.json  which driver has begun last
 
 The highest number counts. Each is created atomically and none that counts is replaced, so of two
 drivers that were admitted by logs of their own, each unaware of the other, one alone can bind what
 both have seen, be it nothing or a log that is lost.
+
+Each start replaces the driver's file. A fencing token says who is newer among those who ask one
+log; where two go by copies of it, each with tokens of its own, the checkpoint is what they share.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from typing import Final, NamedTuple
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.txn_log.folder import Folder
 
 _FIRST: Final = "sparkonce.json"
+_DRIVER: Final = "sparkonce-driver.json"
+_MOST_TRIES: Final = 16
 
 
 class Binding(NamedTuple):
@@ -87,6 +94,38 @@ def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -
         # It counts no more; whoever looks into the checkpoint still finds the truth in it.
         checkpoint.delete(_FIRST)
         checkpoint.create(_FIRST, text)
+
+
+def enter(checkpoint: Folder, driver: str, run_id: str) -> str:
+    """Write that this driver goes on from the checkpoint now.
+
+    Args:
+        checkpoint: its folder.
+        driver: where it runs, for whoever looks into the file.
+        run_id: of its run of the query.
+
+    Returns:
+        What `read_driver` returns until another one enters.
+
+    Raises:
+        LogUnavailableError: it cannot be written now.
+        DecisionUnknownError: it may have been written.
+    """
+    entry = {"driver": driver, "run_id": run_id, "entry": secrets.token_hex(8)}
+    text = json.dumps(entry)
+    for _ in range(_MOST_TRIES):
+        checkpoint.delete(_DRIVER)
+        if checkpoint.create(_DRIVER, text):
+            return text
+    raise LogUnavailableError(
+        f"{checkpoint.address}: other drivers write {_DRIVER} at the same time: start one query "
+        "per checkpoint"
+    )
+
+
+def read_driver(checkpoint: Folder) -> str | None:
+    """What the driver wrote who has entered last; None while another one is about to."""
+    return checkpoint.read(_DRIVER)
 
 
 def _name(number: int) -> str:

@@ -5,6 +5,7 @@
               /commits/N       written after foreachBatch has returned
               /state/…         only where the query has a state
               /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
+              /sparkonce-driver.json  ours: which driver has begun last
               /sparkonce-log   ours: that log itself, with log="checkpoint"
 
 Spark's files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it;
@@ -27,7 +28,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark_hooks.binding import Binding, bind, read_binding
+from sparkonce.spark_hooks.binding import Binding, bind, enter, read_binding, read_driver
 from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
 from sparkonce.txn_log.folder import Folder
@@ -129,6 +130,7 @@ class RunningQuery:
         self._conf = query.sparkSession().sessionState().newHadoopConf()
         self._fs = self._root.getFileSystem(self._conf)
         self._sources: list[str] = []
+        self._entry: str | None = None
 
     @classmethod
     def find(cls, session: SparkSession, run: RunId) -> Self:
@@ -336,6 +338,16 @@ class RunningQuery:
     def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
         """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
         bind(self._folder, seen, log_id, pipeline)
+
+    @_said
+    def enter(self, driver: str) -> None:
+        """Write that this driver goes on from the checkpoint now."""
+        self._entry = enter(self._folder, driver, self.run.run_id)
+
+    @_said
+    def is_ours(self) -> bool:
+        """Whether no driver has entered the checkpoint since this one."""
+        return read_driver(self._folder) == self._entry
 
     @_said
     def open_log(self, *, create: bool = True) -> TransactionLog:

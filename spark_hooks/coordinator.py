@@ -152,6 +152,7 @@ class Coordinator:
         retain: how many batches of history the log keeps.
         may_repeat: raises where the claim is nobody's any more; asked before each further try to
             take a token.
+        is_ours: whether no driver has begun on the checkpoint since this one, by whatever log.
         clock: gives Unix time in seconds.
 
     Attributes:
@@ -172,6 +173,7 @@ class Coordinator:
         commit_timeout_s: float,
         retain: int,
         may_repeat: Callable[[], None] = lambda: None,
+        is_ours: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         tries = itertools.count()
@@ -188,6 +190,7 @@ class Coordinator:
         self._policy = commit
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
+        self._is_ours = is_ours
         self._clock = clock
         self.pending: TransactionRecord | None = None
         self._write_began = math.inf
@@ -301,6 +304,8 @@ class Coordinator:
             FencedError: a newer incarnation settles it.
         """
         if self.pending is not None and self._is_checkpointed(self.pending):
+            if not self._is_ours():  # it is another driver's commit that is seen there
+                raise self._overtaken(self.pending)
             record = self._decide(self.pending)
             if record.state is State.DECIDED:
                 self._finish(record)
@@ -473,30 +478,38 @@ class Coordinator:
                 )
 
     def _check_is_next(self, record: TransactionRecord) -> None:
-        """See that nobody has gone on with the query by another copy of the log.
-
-        Its token fences nobody who goes by such a copy, like a backup that was restored while this
-        driver stood still. The checkpoint they share: Spark commits a batch there behind us only.
+        """See that no other driver goes on with the query, while all can still be aborted.
 
         Raises:
-            FencedError: somebody has.
+            FencedError: one does.
             PrepareRejectedError: the checkpoint cannot be read.
         """
         try:
-            is_committed = self._is_checkpointed(record)
+            is_ours = self._is_ours()
         except Exception as error:
             raise PrepareRejectedError(
-                f"{record.id}: the commit log of {self._checkpoint.location} cannot be read: "
+                f"{record.id}: {self._checkpoint.location} cannot be read: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if is_committed:
-            self._log.check_token(self.incarnation)  # by this log it is told better
-            raise FencedError(
-                f"{record.id} was about to be committed, and the commit log of "
-                f"{self._checkpoint.location} has it already: another driver has gone on from this "
-                f"checkpoint, with a copy of this log ({self._log.address}) or another one. Stop "
-                "one of them, and let the other keep its log"
-            )
+        if not is_ours:
+            raise self._overtaken(record)
+
+    def _overtaken(self, record: TransactionRecord) -> FencedError:
+        """Somebody goes on with the query by another copy of the log, whose tokens fence nobody.
+
+        Such a copy is a backup that was restored while this driver stood still. The checkpoint is
+        what the two share, and each driver enters it.
+
+        Raises:
+            FencedError: by this log it is told better.
+        """
+        self._log.check_token(self.incarnation)
+        return FencedError(
+            f"{record.id} was about to be committed, and another driver has begun on "
+            f"{self._checkpoint.location} meanwhile (its sparkonce-driver.json says which), with a "
+            f"copy of this log ({self._log.address}) or another one. Stop one of them, and let the "
+            "other keep its log"
+        )
 
     def _record(
         self,

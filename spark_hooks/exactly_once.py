@@ -331,7 +331,11 @@ class ExactlyOnce:
         return self._commit
 
     def coordinator(
-        self, claim: Claim, checkpoint: Checkpoint, may_repeat: Callable[[], None] = lambda: None
+        self,
+        claim: Claim,
+        checkpoint: Checkpoint,
+        may_repeat: Callable[[], None] = lambda: None,
+        is_ours: Callable[[], bool] = lambda: True,
     ) -> Coordinator:
         """A coordinator with the pipeline's settings; it takes the token that `claim` asks for."""
         return Coordinator(
@@ -344,6 +348,7 @@ class ExactlyOnce:
             commit_timeout_s=self._commit_timeout_s,
             retain=self._retain,
             may_repeat=may_repeat,
+            is_ours=is_ours,
         )
 
     def _let_go(self) -> None:
@@ -466,9 +471,10 @@ class ExactlyOnce:
                     "it could fence a run that has followed it. The next start recovers"
                 )
 
-        coordinator = self.coordinator(claim, query, may_repeat)
+        coordinator = self.coordinator(claim, query, may_repeat, query.is_ours)
         _begun[self.log.log_id, self.name] = query.run
         query.bind(bound, coordinator.incarnation.owner.log_id, self.name)
+        query.enter(claim.driver)
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
             "committed in %s",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.spark_hooks.binding import Binding, bind, read_binding
+from sparkonce.spark_hooks.binding import Binding, bind, enter, read_binding, read_driver
 from sparkonce.txn_log import checkpoint_folder
 from sparkonce.txn_log.folder import Folder, LocalFolder
 
@@ -27,6 +27,9 @@ def assert_bound_once(checkpoint: Folder) -> None:
     assert read_binding(checkpoint) == Binding("log-b", "orders", 1)
     first = json.loads(checkpoint.read("sparkonce.json") or "")
     assert first == {"log_id": "log-b", "pipeline": "orders"}
+    assert read_driver(checkpoint) is None
+    entries = [enter(checkpoint, "host:1", "run-1") for _ in range(2)]
+    assert entries[0] != entries[1] == read_driver(checkpoint)
 
 
 def test_checkpoint_is_bound_once(tmp_path: Path) -> None:
@@ -40,6 +43,29 @@ def test_drivers_with_one_log_both_bind(tmp_path: Path) -> None:
         bind(folder, None, "log-a", "orders")
     bind(folder, read_binding(folder), "log-a", "orders")
     assert read_binding(folder) == Binding("log-a", "orders")
+
+
+class Race(LocalFolder):
+    """Others are faster, so many times."""
+
+    def __init__(self, root: Path, times: int) -> None:
+        super().__init__(root)
+        self.times = times
+
+    def create(self, name: str, text: str) -> bool:
+        if self.times:
+            self.times -= 1
+            assert super().create(name, "another driver")
+        return super().create(name, text)
+
+
+def test_driver_that_enters_among_others(tmp_path: Path) -> None:
+    """The last one counts, and a loop without an end is none."""
+    entry = enter(race := Race(tmp_path, 3), "host:1", "run-1")
+    assert entry == read_driver(race)
+    with pytest.raises(LogUnavailableError, match="one query per checkpoint"):
+        enter(Race(tmp_path, 1000), "host:1", "run-1")
+    assert read_driver(race) == "another driver"
 
 
 def test_checkpoint_is_taken_over_again_and_back(tmp_path: Path) -> None:

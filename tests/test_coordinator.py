@@ -659,26 +659,26 @@ def test_checkpoint_that_is_gone_before_it_settles_a_batch(
 
 @pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
 def test_checkpoint_that_cannot_be_read_before_the_decision(
-    world: World, monkeypatch: pytest.MonkeyPatch, commit: CommitPolicy
+    world: World, commit: CommitPolicy
 ) -> None:
     """Nothing is decided, and so nothing stands."""
     world.commit = commit
     coordinator = world.coordinator(process := Process())
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryCheckpoint, "committed", lambda self: 1 / 0)
-        with pytest.raises(PrepareRejectedError, match="cannot be read: ZeroDivisionError"):
-            coordinator.run(world.batch(process))
+    coordinator._is_ours = lambda: bool(1 / 0)
+    with pytest.raises(PrepareRejectedError, match="cannot be read: ZeroDivisionError"):
+        coordinator.run(world.batch(process))
     assert not any(store.prepared for store in world.stores.values())
     world.start(Process())
     world.check()
 
 
+@pytest.mark.parametrize("has_committed", [True, False])
 @pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
 @pytest.mark.parametrize("log", ["copy", "older copy", "another"])
 def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
-    world: World, tmp_path: Path, commit: CommitPolicy, log: str
+    world: World, tmp_path: Path, commit: CommitPolicy, log: str, has_committed: bool
 ) -> None:
-    """No token of its log fences it; the checkpoint, which both share, has its batch.
+    """No token of its log fences it; the checkpoint, which both share, the other has entered.
 
     Nor does any token say whose branches are left over, so that it aborts none.
     """
@@ -713,18 +713,42 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
         begun.append(other.coordinator(driver, **changes))
         begun[0].recover()
         begun[0].run(other.batch(driver))
-        other.spark.committed += 1
+        if has_committed:
+            other.spark.committed += 1
 
     with at_point("prepare_batch.before", go_on_elsewhere) as fault:
-        with pytest.raises(FencedError, match="has it already"):
+        with pytest.raises(FencedError, match="another driver has begun"):
             old.run(world.batch(process))
     assert fault.fired
+    other.spark.committed = len(world.spark.batches) - 1
     begun[0].settle()
     begun[0].sweep()
     for store in world.stores.values():
         assert store.rows() == world.source()
     if log == "copy":  # else its branches are of a younger token, or of another log
         world.check()
+
+
+def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log(
+    world: World, tmp_path: Path
+) -> None:
+    """The commit that it finds in Spark's checkpoint is the other's, and so are the rows."""
+    world.commit = "checkpoint"
+    (tmp_path / "copy").mkdir()
+    other = World(tmp_path / "copy", [], world.commit)
+    other.stores, other.spark = world.stores, world.spark
+    old = world.coordinator(process := Process())
+    with (
+        contextlib.closing(sqlite3.connect(world.path)) as source,
+        contextlib.closing(sqlite3.connect(other.path)) as target,
+    ):
+        source.backup(target)
+    old.run(world.batch(process))
+    other.start(Process())
+    with pytest.raises(FencedError, match="another driver has begun"):
+        old.settle()
+    for store in world.stores.values():
+        assert store.rows() == world.source()
 
 
 def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: World) -> None:

@@ -215,7 +215,7 @@ class OneWorld(World):
     def coordinator(self, process: Process, **changes: Any) -> Coordinator:
         self.sinks = [DatabaseSink(self, process)]
         self.prepare_sinks(self.sinks)
-        return Coordinator(
+        coordinator = Coordinator(
             self.sinks,
             self.log(process),
             self.claim(**changes),
@@ -223,7 +223,10 @@ class OneWorld(World):
             commit=self.commit,
             commit_timeout_s=0.2,
             retain=10,
+            is_ours=lambda: self.spark.driver is coordinator,
         )
+        self.spark.driver = coordinator
+        return coordinator
 
     def land(self) -> None:
         """What was sent long ago reaches the server."""

@@ -186,6 +186,7 @@ class MemorySpark:
     runs: int = 0
     attempts: int = 0
     drained: list[int] = field(default_factory=list)
+    driver: Coordinator | None = None
 
 
 @dataclass
@@ -240,7 +241,7 @@ class World:
     ) -> Coordinator:
         self.sinks = [MemorySink(store, process, name) for name, store in self.stores.items()]
         self.prepare_sinks(self.sinks)
-        return Coordinator(
+        coordinator = Coordinator(
             self.sinks,
             SqliteLog(self.path),
             self.claim(**changes),
@@ -249,7 +250,10 @@ class World:
             commit_timeout_s=self.commit_timeout_s,
             retain=10,
             may_repeat=may_repeat,
+            is_ours=lambda: self.spark.driver is coordinator,
         )
+        self.spark.driver = coordinator
+        return coordinator
 
     def batch(self, process: Process) -> MemoryBatch:
         self.spark.begun = max(self.spark.begun, self.spark.committed + 1)

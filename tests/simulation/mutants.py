@@ -98,10 +98,17 @@ _BEFORE_THE_DECISION: Final = (
         "errors = [None for _ in orphans]",
     ),
     _tested(
-        "batch decided that Spark's commit log has",
+        "batch decided behind a driver with a copy of the log",
         "I6",
         Edit(COORDINATOR, "                self._check_is_next(record)\n", ""),
         "tests/test_coordinator.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
+    ),
+    _tested(
+        "another driver's commits/N taken for this one's",
+        "I6",
+        Edit(COORDINATOR, "            if not self._is_ours():  #", "            if False:  #"),
+        "tests/test_coordinator.py::"
+        "test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
         "two branches of one name decided",
