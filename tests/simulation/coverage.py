@@ -15,6 +15,7 @@ STATES: Final = (
     "a branch is lost twice",
     "a loss that cannot be made good stops the pipeline",
     "a merge is made again from staging",
+    "a merge waits for the locks of another",
     "a newer driver decides what an older one prepared",
     "a prepared branch outlives its timeout",
     "a second crash inside recovery",

@@ -15,8 +15,8 @@ from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling
-from tests.simulation.spark import OTHER_ROWS
 from tests.simulation.systems import System
+from tests.simulation.world import OTHER_ROWS
 
 if TYPE_CHECKING:
     from tests.simulation.drivers import Driver, SimWorld

@@ -98,6 +98,16 @@ _BEFORE_THE_DECISION: Final = (
         "errors = [None for _ in orphans]",
     ),
     _tested(
+        "recovery with a problem leaves merges that hold locks",
+        "I8",
+        Edit(
+            COORDINATOR,
+            "if not any(isinstance(problem, FencedError) for problem in problems):",
+            "if not problems:",
+        ),
+        "tests/test_coordinator.py::test_recovery_that_fails_sweeps_all_the_same",
+    ),
+    _tested(
         "batch decided behind a driver with a copy of the log",
         "I6",
         Edit(COORDINATOR, "                self._check_is_next(record)\n", ""),

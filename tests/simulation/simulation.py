@@ -77,6 +77,7 @@ class Simulation:
         postgres = world.systems["postgres"]
         assert isinstance(postgres, Postgres)
         postgres.can_prepare = world.rng.random() < 0.5
+        postgres.has_keys = world.rng.random() < 0.5
         world.disk = Disk(world)
         world.spark = Spark(world)
         world.ledger = Ledger(world)

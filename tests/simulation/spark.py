@@ -16,14 +16,11 @@ from sparkonce.model import BranchId, Committable
 from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 from tests.simulation.systems import SimSink
-from tests.simulation.world import TaskFailed, World
+from tests.simulation.world import OTHER_ROWS, TaskFailed, World
 from tests.world import row_hash
 
 if TYPE_CHECKING:
     from tests.simulation.drivers import Driver
-
-OTHER_ROWS = 10_000
-"""Added to a row by a replay that computes another value for it."""
 
 Partitions = list[list[int]]
 

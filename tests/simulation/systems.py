@@ -4,7 +4,8 @@
     kafka       one transaction per name, and names leave the batch out; a transaction that outlives
                 its timeout is aborted by the server; abort and commit go by the producer's epoch
     postgres    tasks stage, `prepareBatch` merges all of it in one driver's branch; the merge is a
-                prepared transaction, or an open one that dies with its process and is made again
+                prepared transaction, or an open one that dies with its process and is made again;
+                where rows have keys, a merge that stands holds their locks
 
 The state outlives every driver; a sink belongs to one process.
 """
@@ -24,7 +25,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
-from tests.simulation.world import World
+from tests.simulation.world import OTHER_ROWS, World
 
 if TYPE_CHECKING:
     from tests.simulation.drivers import Process
@@ -141,6 +142,21 @@ class Postgres(System):
     """Staged rows and merges, both under `prepared`; merges have their staging's names."""
 
     can_prepare = True
+    has_keys = True
+
+    def is_locked(self, rows: Rows) -> bool:
+        """Whether another merge that stands holds the lock of one of the rows."""
+        keys = {row % OTHER_ROWS for row in rows}
+        held = {
+            row % OTHER_ROWS
+            for standing in self.prepared.values()
+            if standing.branch_id.attempt == DRIVER_ATTEMPT
+            for row in standing.rows
+        }
+        if self.has_keys and keys & held:
+            self.world.states.add("a merge waits for the locks of another")
+            return True
+        return False
 
     def close(self, process: Process) -> None:
         """The process is gone, and with it the transactions that it held open."""
@@ -267,8 +283,11 @@ class PostgresSink(SimSink):
         names = tuple(str(committable.branch_id) for committable in committables)
         if not self._are_staged(names):
             raise PrepareRejectedError("a staging table is gone", branch_id)
+        rows = self._rows(names)
+        if self.system.is_locked(rows):
+            raise PrepareRejectedError("lock timeout", branch_id)
         holder = None if self.system.can_prepare else self.process
-        self.system.put(Standing(branch_id, self._rows(names), holder=holder, staging=names))
+        self.system.put(Standing(branch_id, rows, holder=holder, staging=names))
         return (Committable(branch_id, {"staging": list(names)}),)
 
     def _are_staged(self, names: Sequence[str]) -> bool:
@@ -289,6 +308,8 @@ class PostgresSink(SimSink):
                     raise CommitUnresolvedError("another session is at it", committable.branch_id)
                 self.system.show(full, standing.rows)
             elif self._are_staged(names):
+                if self.system.is_locked(self._rows(names)):
+                    raise CommitUnresolvedError("lock timeout", committable.branch_id)
                 self.world.states.add("a merge is made again from staging")
                 self.system.show(full, self._rows(names))
             else:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 STEP_S = 0.01
+OTHER_ROWS = 10_000
+"""Added to a row by a replay that computes another value for it; the rest is its key."""
 
 
 class Crash(BaseException):
