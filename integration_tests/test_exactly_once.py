@@ -837,6 +837,26 @@ def test_checkpoint_that_ran_without_us_needs_adopt(job: Job) -> None:
     assert job.visible() == Counter([2, 3])
 
 
+def test_pipelines_with_copies_of_one_checkpoint_need_logs_of_their_own(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that ran without us is split in two: its id is part of all names outside."""
+    job.add(*ids(1))
+    writer = job.rows().writeStream.foreachBatch(lambda _df, _batch_id: None)
+    writer = writer.option("checkpointLocation", str(job.folder / job.checkpoint))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    shutil.copytree(job.folder / job.checkpoint, job.folder / "copy")
+    job.add(*ids(2))
+    job.run(job.pipeline(adopt=True))
+    job.checkpoint = "copy"
+    again = job.sink_folder("again")
+    settings: dict[str, Any] = {"sinks": [FileSink(again)], "adopt": True}
+    copied = ExactlyOnce("orders-us", log=f"sqlite:///{job.folder}/txn.db", **settings)
+    assert "has the query id of the pipeline 'orders'" in refused(job, copied)
+    job.run(ExactlyOnce("orders-us", log=f"sqlite:///{job.folder}/us.db", **settings))
+    assert job.visible() == job.visible(again) == Counter([2])
+
+
 def test_setting_that_cannot_work_is_refused_before_data_moves(job: Job) -> None:
     """The sink's own check runs before a token is taken."""
     job.add(*ids(1))

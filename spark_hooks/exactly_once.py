@@ -445,6 +445,8 @@ class ExactlyOnce:
     def _begin(self, query: RunningQuery, batch_id: int) -> Coordinator:
         bound = query.binding()
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
+        head = self.log.head(self.name)
+        is_known = head is not None and head.query_id == query.run.query_id
         claim = Claim(
             pipeline=self.name,
             query_id=query.run.query_id,
@@ -460,8 +462,8 @@ class ExactlyOnce:
             replaces=self._replaces,
             adopt=self._adopt,
             goes_on=_begun.get((self.log.log_id, self.name)) == query.run,
+            namesake=None if is_known else self.log.namesake(self.name, query.run.query_id),
         )
-        head = self.log.head(self.name)
         had_ended = query.is_stopping
 
         def may_repeat() -> None:

@@ -177,6 +177,16 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         known(head=None),
         "keep the old name.* would be written again",
     ),
+    "copy of another pipeline's checkpoint": (
+        claim(5, adopt=True, namesake="orders-eu"),
+        known(head=None),
+        "'orders-eu', so that it is a copy.* a transaction log of its own",
+    ),
+    "copy of another pipeline's checkpoint that replaces the pipeline's own": (
+        claim(5, query_id="copied", adopt=True, replaces=QUERY, namesake="orders-eu"),
+        known(),
+        "'orders-eu', so that it is a copy",
+    ),
     "rolled-back checkpoint, other offsets": (
         claim(2, offsets={2: ("[77]",)}),
         known(1, 2),

@@ -23,7 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SparkOnceError
+from sparkonce.errors import (
+    ConfigurationError,
+    FencedError,
+    LogCorruptError,
+    ProtocolError,
+    SparkOnceError,
+)
 from sparkonce.model import Ask, Owner, TransactionId
 from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
@@ -140,6 +146,25 @@ class TransactionLog(ABC):
         It is `log_id`, or that of the log in which the pipeline began if it was moved here.
         """
         return self._id_of(self.head(pipeline))
+
+    def namesake(self, pipeline: str, query_id: str) -> str | None:
+        """Another pipeline that the query has, or had; None as it should be.
+
+        Names in external systems hold the log's id and the query's, and not the pipeline's.
+        """
+        for other in self.pipelines():
+            try:
+                head = self.head(other)
+            except LogCorruptError:  # told to whoever starts it
+                continue
+            if (
+                other != pipeline
+                and head is not None
+                and query_id in {head.query_id, *head.retired}
+                and self._id_of(head) == self.id_of(pipeline)
+            ):
+                return other
+        return None
 
     def check_token(self, incarnation: Incarnation) -> None:
         """Return if no newer incarnation owns the pipeline.

@@ -47,6 +47,8 @@ class Claim:
             start, so that it may stay in the settings.
         goes_on: whether this run has had a token before; it is given none behind another's.
         has_begun: whether Spark has planned the batch in this checkpoint.
+        namesake: another pipeline of the log with the same query id; see
+            `TransactionLog.namesake`.
     """
 
     pipeline: str
@@ -63,6 +65,7 @@ class Claim:
     adopt: bool | str = False
     goes_on: bool = False
     has_begun: bool = True
+    namesake: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,15 @@ def _check_sinks_can_finish(claim: Claim, known: Known) -> None:
 
 def _check_new_query(claim: Claim, known: Known) -> None:
     head = known.head
+    if claim.namesake is not None:
+        raise ConfigurationError(
+            f"the checkpoint {claim.checkpoint} has the query id of the pipeline "
+            f"{claim.namesake!r}, so that it is a copy of that one's or the same. What the two "
+            "prepare would have the same names in every system, and each would overwrite or abort "
+            f"what the other has. Give {claim.pipeline!r} a new checkpoint, which begins behind "
+            "what is delivered; or, if both are to go on from copies of an old one, a transaction "
+            "log of its own"
+        )
     if head is not None and claim.replaces != head.query_id:
         raise ConfigurationError(
             f"the pipeline {claim.pipeline!r} is bound to the checkpoint of query {head.query_id}, "

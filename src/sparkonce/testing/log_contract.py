@@ -209,6 +209,15 @@ class LogContract:
         log.begin(claim(pipeline="clicks", query_id=QUERY.replace("1", "2")))
         assert list(log.pipelines()) == ["clicks", "orders"]
 
+    def test_namesake_is_found(self, log: TransactionLog) -> None:
+        """The query of another pipeline, now or before: both would have its names outside."""
+        log.begin(claim())
+        log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
+        for query_id in (QUERY, OTHER_QUERY):
+            assert log.namesake("orders", query_id) is None
+            assert log.namesake("clicks", query_id) == "orders"
+        assert log.namesake("clicks", QUERY.replace("1", "3")) is None
+
     def test_newest_record_of_a_query(self, log: TransactionLog) -> None:
         incarnation = log.begin(claim())
         assert log.newest("orders", QUERY) is None
