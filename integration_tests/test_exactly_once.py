@@ -525,8 +525,14 @@ def test_removed_sink_gets_what_was_decided_for_it_and_no_more(
     assert f"the sink 'file' of folder {job.out} has folder {elsewhere} now: " in caplog.text
 
 
-def test_fenced_driver_holds_nothing_open(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an open merge, whose locks nobody else can free while the process lives."""
+@pytest.mark.parametrize("has_follower", [False, True])
+def test_fenced_driver_holds_nothing_open(
+    job: Job, monkeypatch: pytest.MonkeyPatch, has_follower: bool
+) -> None:
+    """As an open merge, whose locks nobody else can free while the process lives.
+
+    What a follower in the process writes with is that one's.
+    """
     closed: list[str] = []
 
     def close(sink: FileSink) -> None:
@@ -540,16 +546,21 @@ def test_fenced_driver_holds_nothing_open(job: Job, monkeypatch: pytest.MonkeyPa
 
     job.add(*ids(1))
     pipeline = job.pipeline()
+    follower = job.pipeline(sinks=pipeline.sinks)
+    if has_follower:
+        monkeypatch.setitem(exactly_once._serving, "query", follower)
     monkeypatch.setattr(FileSink, "close", close)
     monkeypatch.setattr(failpoints, "handler", take_over)
     with pytest.raises(StreamingQueryException, match="FencedError"):
         job.run(pipeline)
-    assert closed == ["file"]
+    assert closed == ([] if has_follower else ["file"])
 
 
 @pytest.mark.parametrize(
     ("commit", "point"),
     [
+        ("prepared", "begin.before"),
+        ("prepared", "begin.after"),
         ("prepared", "decide.before"),
         ("checkpoint", "prepared.before"),
         ("checkpoint", "return.before"),
@@ -568,6 +579,7 @@ def test_driver_behind_one_with_a_copy_of_the_log(
     ):
         source.backup(target)
     reached: list[str] = []
+    others: list[ExactlyOnce] = []
 
     def go_on_elsewhere(name: str, where: object) -> None:
         if name == point and not reached:
@@ -576,7 +588,9 @@ def test_driver_behind_one_with_a_copy_of_the_log(
             other = job.pipeline(commit=commit, log=f"sqlite:///{job.folder}/copy.db")
             assert other.log.log_id == pipeline.log.log_id
             exactly_once._begun.clear()  # as in a process of its own
-            other._begin(RunningQuery.find(job.spark, pipeline._query.run), 1)
+            other._query = RunningQuery.find(job.spark, pipeline._query.run)
+            other._begin(other._query, 1)
+            others.append(other)
 
     monkeypatch.setattr(failpoints, "handler", go_on_elsewhere)
     job.add(*ids(2))
@@ -585,6 +599,8 @@ def test_driver_behind_one_with_a_copy_of_the_log(
         pipeline.awaitTermination(query)
     assert reached
     assert job.visible() == Counter([1])
+    assert others[0]._query is not None
+    assert others[0]._query.is_ours()
 
 
 def test_lost_branch_is_written_again_from_sparks_replay(
@@ -830,8 +846,8 @@ def test_checkpoint_that_ran_without_us_needs_adopt(job: Job) -> None:
     )
     query.awaitTermination()
     job.add(*ids(2))
-    assert "adopt=True" in refused(job, job.pipeline())
-    job.run(job.pipeline(adopt=True))
+    assert 'adopt="batch 1"' in refused(job, job.pipeline())
+    job.run(job.pipeline(adopt="batch 1"))
     job.add(*ids(3))
     job.run(job.pipeline())
     assert job.visible() == Counter([2, 3])

@@ -118,7 +118,10 @@ def at_once(
                 wait(running)
             except BaseException as interrupt:  # noqa: BLE001 - raised below
                 interrupts.append(interrupt)
-                logger.warning("interrupted; waiting for what has begun")
+                logger.warning(
+                    "interrupted; waiting for what has begun (SIGKILL is safe: the next start "
+                    "goes on from there)"
+                )
                 for future in running:
                     future.cancel()
     if interrupts:

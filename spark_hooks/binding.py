@@ -2,14 +2,15 @@
 
     CHECKPOINT/sparkonce.json         {"log_id": …, "pipeline": …}, from the first start on
               /sparkonce.1.json       the same, of the log that took the checkpoint over; and so on
-              /sparkonce-driver.json  which driver has begun last
+              /sparkonce-drivers/…    a file for each driver that has begun; the last ones
 
 The highest number counts. Each is created atomically and none that counts is replaced, so of two
 drivers that were admitted by logs of their own, each unaware of the other, one alone can bind what
 both have seen, be it nothing or a log that is lost.
 
-Each start replaces the driver's file. A fencing token says who is newer among those who ask one
-log; where two go by copies of it, each with tokens of its own, the checkpoint is what they share.
+A fencing token says who is newer among those who ask one log. Where two go by copies of it, each
+with tokens of its own, the checkpoint is what they share: each enters it behind the last one that
+it has seen there, so that who stood still meanwhile does not.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import json
 import secrets
 from typing import Final, NamedTuple
 
-from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.txn_log.folder import Folder
+from sparkonce.errors import ConfigurationError, DecisionUnknownError
+from sparkonce.txn_log.document import Version
+from sparkonce.txn_log.folder import Folder, FolderPlace
 
 _FIRST: Final = "sparkonce.json"
-_DRIVER: Final = "sparkonce-driver.json"
-_MOST_TRIES: Final = 16
+_DRIVERS: Final = "sparkonce-drivers"
 
 
 class Binding(NamedTuple):
@@ -96,36 +97,45 @@ def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -
         checkpoint.create(_FIRST, text)
 
 
-def enter(checkpoint: Folder, driver: str, run_id: str) -> str:
-    """Write that this driver goes on from the checkpoint now.
+def last_entry(checkpoint: Folder) -> Version | None:
+    """Which driver has begun last, for `enter`; None before the first.
+
+    Raises:
+        LogUnavailableError: it cannot be read now.
+    """
+    found = FolderPlace(checkpoint).load(_DRIVERS, None)
+    return None if found is None else found.version
+
+
+def is_last_entry(checkpoint: Folder, entry: Version) -> bool:
+    """Whether no driver has entered since; see `last_entry`."""
+    found = FolderPlace(checkpoint).load(_DRIVERS, entry)
+    return found is not None and found.version == entry
+
+
+def enter(checkpoint: Folder, seen: Version | None, driver: str, run_id: str) -> Version | None:
+    """Write that this driver goes on from the checkpoint, if none has begun since it looked.
 
     Args:
         checkpoint: its folder.
+        seen: the `last_entry` from before it took its token.
         driver: where it runs, for whoever looks into the file.
         run_id: of its run of the query.
 
     Returns:
-        What `read_driver` returns until another one enters.
+        The driver's entry; None where another one has entered.
 
     Raises:
         LogUnavailableError: it cannot be written now.
         DecisionUnknownError: it may have been written.
     """
-    entry = {"driver": driver, "run_id": run_id, "entry": secrets.token_hex(8)}
-    text = json.dumps(entry)
-    for _ in range(_MOST_TRIES):
-        checkpoint.delete(_DRIVER)
-        if checkpoint.create(_DRIVER, text):
-            return text
-    raise LogUnavailableError(
-        f"{checkpoint.address}: other drivers write {_DRIVER} at the same time: start one query "
-        "per checkpoint"
-    )
-
-
-def read_driver(checkpoint: Folder) -> str | None:
-    """What the driver wrote who has entered last; None while another one is about to."""
-    return checkpoint.read(_DRIVER)
+    place = FolderPlace(checkpoint)
+    text = json.dumps({"driver": driver, "run_id": run_id, "entry": secrets.token_hex(8)})
+    try:
+        return place.swap(_DRIVERS, seen, text)
+    except DecisionUnknownError:
+        found = place.load(_DRIVERS, None)
+        return found.version if found is not None and found.text == text else None
 
 
 def _name(number: int) -> str:

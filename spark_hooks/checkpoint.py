@@ -5,7 +5,7 @@
               /commits/N       written after foreachBatch has returned
               /state/…         only where the query has a state
               /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
-              /sparkonce-driver.json  ours: which driver has begun last
+              /sparkonce-drivers/…  ours: which drivers have begun
               /sparkonce-log   ours: that log itself, with log="checkpoint"
 
 Spark's files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it;
@@ -28,9 +28,17 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark_hooks.binding import Binding, bind, enter, read_binding, read_driver
+from sparkonce.spark_hooks.binding import (
+    Binding,
+    bind,
+    enter,
+    is_last_entry,
+    last_entry,
+    read_binding,
+)
 from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
+from sparkonce.txn_log.document import Version
 from sparkonce.txn_log.folder import Folder
 
 if TYPE_CHECKING:
@@ -58,6 +66,9 @@ class RunId(NamedTuple):
     query_id: str
     run_id: str
 
+
+_entries: dict[RunId, Version] = {}
+"""What each run has entered its checkpoint with, by whichever object."""
 
 _LOCATION = "spark.sql.streaming.checkpointLocation"
 _TEMPORARY = "temporary-"
@@ -130,7 +141,7 @@ class RunningQuery:
         self._conf = query.sparkSession().sessionState().newHadoopConf()
         self._fs = self._root.getFileSystem(self._conf)
         self._sources: list[str] = []
-        self._entry: str | None = None
+        self._entry: Version | None = None
 
     @classmethod
     def find(cls, session: SparkSession, run: RunId) -> Self:
@@ -340,14 +351,27 @@ class RunningQuery:
         bind(self._folder, seen, log_id, pipeline)
 
     @_said
-    def enter(self, driver: str) -> None:
-        """Write that this driver goes on from the checkpoint now."""
-        self._entry = enter(self._folder, driver, self.run.run_id)
+    def last_entry(self) -> Version | None:
+        """Which driver has begun last on the checkpoint."""
+        return last_entry(self._folder)
+
+    @_said
+    def enter(self, seen: Version | None, driver: str) -> bool:
+        """Go on from the checkpoint, if no other driver has begun since `last_entry` was `seen`.
+
+        A run that has entered before does not enter behind another one.
+        """
+        if _entries.get(self.run) not in {None, seen}:
+            return False
+        entered = enter(self._folder, seen, driver, self.run.run_id)
+        if entered is not None:
+            self._entry = _entries[self.run] = entered
+        return entered is not None
 
     @_said
     def is_ours(self) -> bool:
         """Whether no driver has entered the checkpoint since this one."""
-        return read_driver(self._folder) == self._entry
+        return self._entry is not None and is_last_entry(self._folder, self._entry)
 
     @_said
     def open_log(self, *, create: bool = True) -> TransactionLog:

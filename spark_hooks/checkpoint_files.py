@@ -24,14 +24,14 @@ class CheckpointFiles:
 
     Args:
         location: a path, or a URL, as Spark shows it.
-        query_id: of the query whose checkpoint it must be.
+        query_id: of the query whose checkpoint it must be; None for any.
         start_jvm: whether a JVM may be started for what is not on a local disk.
 
     Raises:
         ConfigurationError: it cannot be read, is not there, or is another query's.
     """
 
-    def __init__(self, location: str, query_id: str, *, start_jvm: bool = False) -> None:
+    def __init__(self, location: str, query_id: str | None, *, start_jvm: bool = False) -> None:
         self.location = location
         self._files = _open(location, start_jvm=start_jvm)
         metadata = self._files.read("metadata")
@@ -41,7 +41,7 @@ class CheckpointFiles:
             found = json.loads(metadata)["id"]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f"{location}/metadata is not what Spark writes") from error
-        if found != query_id:
+        if query_id not in {None, found}:
             raise ConfigurationError(
                 f"the checkpoint in {location} is of query {found}, not of {query_id}"
             )

@@ -305,7 +305,7 @@ class Coordinator:
         """
         if self.pending is not None and self._is_checkpointed(self.pending):
             if not self._is_ours():  # it is another driver's commit that is seen there
-                raise self._overtaken(self.pending)
+                raise self.overtaken(self.pending.id.batch_id)
             record = self._decide(self.pending)
             if record.state is State.DECIDED:
                 self._finish(record)
@@ -485,30 +485,31 @@ class Coordinator:
             PrepareRejectedError: the checkpoint cannot be read.
         """
         try:
-            is_ours = self._is_ours()
+            is_next = self._is_ours() and not self._is_checkpointed(record)
         except Exception as error:
             raise PrepareRejectedError(
                 f"{record.id}: {self._checkpoint.location} cannot be read: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if not is_ours:
-            raise self._overtaken(record)
+        if not is_next:
+            raise self.overtaken(record.id.batch_id)
 
-    def _overtaken(self, record: TransactionRecord) -> FencedError:
-        """Somebody goes on with the query by another copy of the log, whose tokens fence nobody.
+    def overtaken(self, batch_id: int) -> FencedError:
+        """Another driver goes on with the query by a copy of the log, whose tokens fence nobody.
 
         Such a copy is a backup that was restored while this driver stood still. The checkpoint is
-        what the two share, and each driver enters it.
+        what the two share: each enters it, and Spark commits a batch there behind us only.
 
         Raises:
             FencedError: by this log it is told better.
         """
-        self._log.check_token(self.incarnation)
+        with contextlib.suppress(LogUnavailableError):
+            self._log.check_token(self.incarnation)
         return FencedError(
-            f"{record.id} was about to be committed, and another driver has begun on "
-            f"{self._checkpoint.location} meanwhile (its sparkonce-driver.json says which), with a "
-            f"copy of this log ({self._log.address}) or another one. Stop one of them, and let the "
-            "other keep its log"
+            f"{self._name_of(batch_id)} was about to be committed, and another driver has begun on "
+            f"{self._checkpoint.location} meanwhile (the newest file of its sparkonce-drivers/ "
+            f"says which), with a copy of this log ({self._log.address}) or another one. Stop one "
+            "of them, and let the other keep its log"
         )
 
     def _record(

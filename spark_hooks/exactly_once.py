@@ -118,10 +118,11 @@ class ExactlyOnce:
             is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
             go on under it, once.
-        adopt: True takes over a checkpoint that ran without a transaction log until now; the id
-            of a transaction log takes over a checkpoint whose log with that id is lost; "batch
-            12" goes on at that batch, behind others that were delivered in some other way. Each
-            form says that nothing of the batch which Spark runs next is in any sink.
+        adopt: "batch 12" takes over a checkpoint that ran without a transaction log until now and
+            is at that batch, or goes on at that batch behind others that were delivered in some
+            other way; True takes over such a checkpoint at whatever batch it is; the id of a
+            transaction log takes over a checkpoint whose log with that id is lost. Each form says
+            that nothing of the batch which Spark runs next is in any sink.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start carries on, so nothing is lost.
         retain: batches of history that the log keeps.
@@ -353,7 +354,11 @@ class ExactlyOnce:
 
     def _let_go(self) -> None:
         """Free what the sinks hold open for a fenced driver: nobody else can, while it lives."""
+        with _claiming:
+            others = [sink for it in _serving.values() if it is not self for sink in it.all_sinks]
         for sink in self.all_sinks:
+            if any(sink is other for other in others):
+                continue
             try:
                 sink.close()
             except Exception:
@@ -443,7 +448,7 @@ class ExactlyOnce:
             self._is_validated = True
 
     def _begin(self, query: RunningQuery, batch_id: int) -> Coordinator:
-        bound = query.binding()
+        bound, seen = query.binding(), query.last_entry()
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         head = self.log.head(self.name)
         is_known = head is not None and head.query_id == query.run.query_id
@@ -476,7 +481,8 @@ class ExactlyOnce:
         coordinator = self.coordinator(claim, query, may_repeat, query.is_ours)
         _begun[self.log.log_id, self.name] = query.run
         query.bind(bound, coordinator.incarnation.owner.log_id, self.name)
-        query.enter(claim.driver)
+        if query.committed() >= batch_id or not query.enter(seen, claim.driver):
+            raise coordinator.overtaken(batch_id)
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
             "committed in %s",

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.spark_hooks.binding import Binding, bind, enter, read_binding, read_driver
+from sparkonce.spark_hooks.binding import (
+    Binding,
+    bind,
+    enter,
+    is_last_entry,
+    last_entry,
+    read_binding,
+)
 from sparkonce.txn_log import checkpoint_folder
 from sparkonce.txn_log.folder import Folder, LocalFolder
 
@@ -27,9 +34,15 @@ def assert_bound_once(checkpoint: Folder) -> None:
     assert read_binding(checkpoint) == Binding("log-b", "orders", 1)
     first = json.loads(checkpoint.read("sparkonce.json") or "")
     assert first == {"log_id": "log-b", "pipeline": "orders"}
-    assert read_driver(checkpoint) is None
-    entries = [enter(checkpoint, "host:1", "run-1") for _ in range(2)]
-    assert entries[0] != entries[1] == read_driver(checkpoint)
+    assert last_entry(checkpoint) is None
+    first = enter(checkpoint, None, "host:1", "run-1")
+    assert first is not None
+    assert enter(checkpoint, None, "host:2", "run-2") is None
+    assert is_last_entry(checkpoint, first)
+    second = enter(checkpoint, last_entry(checkpoint), "host:2", "run-2")
+    assert second is not None
+    assert is_last_entry(checkpoint, second)
+    assert not is_last_entry(checkpoint, first)
 
 
 def test_checkpoint_is_bound_once(tmp_path: Path) -> None:
@@ -45,27 +58,18 @@ def test_drivers_with_one_log_both_bind(tmp_path: Path) -> None:
     assert read_binding(folder) == Binding("log-a", "orders")
 
 
-class Race(LocalFolder):
-    """Others are faster, so many times."""
-
-    def __init__(self, root: Path, times: int) -> None:
-        super().__init__(root)
-        self.times = times
-
-    def create(self, name: str, text: str) -> bool:
-        if self.times:
-            self.times -= 1
-            assert super().create(name, "another driver")
-        return super().create(name, text)
-
-
-def test_driver_that_enters_among_others(tmp_path: Path) -> None:
-    """The last one counts, and a loop without an end is none."""
-    entry = enter(race := Race(tmp_path, 3), "host:1", "run-1")
-    assert entry == read_driver(race)
-    with pytest.raises(LogUnavailableError, match="one query per checkpoint"):
-        enter(Race(tmp_path, 1000), "host:1", "run-1")
-    assert read_driver(race) == "another driver"
+def test_driver_that_looked_before_another_one_entered(tmp_path: Path) -> None:
+    """However many have entered since, whose files are gone: it is not let in behind them."""
+    folder = LocalFolder(tmp_path)
+    entries = [enter(folder, None, "host:1", "run-1")]
+    for _ in range(40):
+        entries.append(enter(folder, entries[-1], "host:2", "run-2"))
+    assert None not in entries
+    for seen in [None, *entries[:-1]]:
+        assert enter(folder, seen, "host:1", "run-1") is None
+        assert last_entry(folder) == entries[-1]
+    assert enter(folder, entries[-1], "host:2", "run-2") is not None
+    assert len(list((tmp_path / "sparkonce-drivers").iterdir())) < 20
 
 
 def test_checkpoint_is_taken_over_again_and_back(tmp_path: Path) -> None:

@@ -206,6 +206,22 @@ def test_doctor_looks_before_the_first_run(
     assert "the query has not run yet" in " ".join(capsys.readouterr().out.split())
 
 
+def test_doctor_looks_at_a_checkpoint_of_other_code(
+    folder: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch that it had begun may be in the targets, wholly or in part."""
+    (checkpoint / "offsets").mkdir()
+    for name in ("commits/7", "offsets/7"):
+        (checkpoint / name).touch()
+    for is_begun in (False, True):
+        if is_begun:
+            (checkpoint / "offsets" / "8").touch()
+        assert run(["doctor", "jobs:make", "--checkpoint", str(checkpoint)]) == FOUND
+        said = " ".join(capsys.readouterr().out.split())
+        assert "batch 7 is the last" in said
+        assert ("batch 8 was begun by other code" in said) is is_begun
+
+
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_database_of_another_program_is_left_alone(
     folder: Path, capsys: pytest.CaptureFixture[str], mode: str
@@ -1035,6 +1051,17 @@ def test_doctor_looks_at_the_checkpoint_that_is_named(
             found = json.loads(capsys.readouterr().out)
             assert [told in one["what"] for one in found if one["about"] == "checkpoint"] == [True]
     log.close()
+
+
+def test_doctor_tells_of_a_batch_that_other_code_would_repeat(
+    folder: Path, decided: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is delivered here, and Spark replays it: who leaves sparkonce has to wait for that."""
+    for is_ahead in (True, False):
+        run(["doctor", "jobs:make", "--checkpoint", str(checkpoint)])
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("has 0 as decided, so only sparkonce can go on" in said) is is_ahead
+        (checkpoint / "commits" / "0").touch()
 
 
 @pytest.mark.parametrize(

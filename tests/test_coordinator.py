@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Never
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,6 +36,7 @@ from tests.world import (
     QUERY_ID,
     Crash,
     Handle,
+    MemoryBatch,
     MemoryCheckpoint,
     MemorySink,
     Process,
@@ -729,24 +731,60 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
         world.check()
 
 
-def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log(
-    world: World, tmp_path: Path
-) -> None:
-    """The commit that it finds in Spark's checkpoint is the other's, and so are the rows."""
-    world.commit = "checkpoint"
+def with_a_copy_of_the_log(world: World, tmp_path: Path) -> World:
+    """The same sinks and checkpoint."""
     (tmp_path / "copy").mkdir()
     other = World(tmp_path / "copy", [], world.commit)
     other.stores, other.spark = world.stores, world.spark
-    old = world.coordinator(process := Process())
     with (
         contextlib.closing(sqlite3.connect(world.path)) as source,
         contextlib.closing(sqlite3.connect(other.path)) as target,
     ):
         source.backup(target)
+    return other
+
+
+@pytest.mark.parametrize("log_is_away", [False, True])
+def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_is_away: bool
+) -> None:
+    """The commit that it finds in Spark's checkpoint is the other's, and so are the rows.
+
+    That is no question of its log, so nobody asks again where that one does not answer.
+    """
+    world.commit = "checkpoint"
+    old = world.coordinator(process := Process())
+    other = with_a_copy_of_the_log(world, tmp_path)
     old.run(world.batch(process))
     other.start(Process())
+    if log_is_away:
+        away = LogUnavailableError("away")
+        monkeypatch.setattr(old._log, "check_token", Mock(side_effect=away))
     with pytest.raises(FencedError, match="another driver has begun"):
         old.settle()
+    for store in world.stores.values():
+        assert store.rows() == world.source()
+
+
+@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
+    world: World, tmp_path: Path, commit: CommitPolicy
+) -> None:
+    """It slept between Spark's call and its token: it is the last to enter, but not to deliver."""
+    world.commit = commit
+    world.start(Process())
+    rows = world.source()
+    world.spark.batches = [*world.spark.batches, [[91, 92], [93]]]
+    late = world.claim()
+    other = with_a_copy_of_the_log(world, tmp_path)
+    other.start(Process())
+    changes = {"batch_id": late.batch_id, "offsets": late.offsets}
+    old = world.coordinator(process := Process(), **changes)
+    old.recover()
+    batch = MemoryBatch(world.spark, late.batch_id, world.sinks, process)
+    with pytest.raises(FencedError, match="another driver has begun"):
+        old.run(batch)
+    assert world.source() != rows
     for store in world.stores.values():
         assert store.rows() == world.source()
 

@@ -77,7 +77,8 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         known(1, 2, head=replace(HEAD, query_id="other", retired=(QUERY,))),
     ),
     "sink added": (claim(3, sinks={"kafka": "topic", "s3": "bucket"}), known(2)),
-    "checkpoint that ran without us, adopted": (claim(9, adopt=True), known(head=None)),
+    "checkpoint that ran without us, adopted": (claim(9, adopt="batch 9"), known(head=None)),
+    "checkpoint that ran without us, at whatever batch": (claim(9, adopt=True), known(head=None)),
     "checkpoint that ran without us, adopted at its batch": (
         claim(9, adopt="batch 9"),
         known(head=None),
@@ -116,7 +117,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "fresh checkpoint under an old name": (
         claim(0, query_id="new"),
         known(),
-        f'replaces="{QUERY}"',
+        f'begin behind what is delivered.*replaces="{QUERY}".*with targets of its own',
     ),
     "replaces names another query": (claim(0, query_id="new", replaces="x"), known(), "replaces="),
     "fresh log for an old checkpoint": (
@@ -155,12 +156,12 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "old checkpoint that never met a log": (
         claim(5),
         known(head=None),
-        "adopt=True if .*nothing of batch 5",
+        'adopt="batch 5" if .*nothing of batch 5',
     ),
     "old checkpoint that never met a log, adopted at another batch": (
         claim(5, adopt="batch 4"),
         known(head=None),
-        "adopt=True if .*nothing of batch 5",
+        'adopt="batch 5" if .*nothing of batch 5',
     ),
     "log that has lost its records": (
         claim(5, checkpoint_log_id=LOG_ID, adopt=True),

@@ -252,7 +252,7 @@ class World:
             may_repeat=may_repeat,
             is_ours=lambda: self.spark.driver is coordinator,
         )
-        self.spark.driver = coordinator
+        self.spark.driver = coordinator  # no other one has entered since this one looked
         return coordinator
 
     def batch(self, process: Process) -> MemoryBatch:

@@ -200,8 +200,8 @@ def _check_new_query(claim: Claim, known: Known) -> None:
             f"the pipeline {claim.pipeline!r} is bound to the checkpoint of query {head.query_id}, "
             f"but {claim.checkpoint} is of query {claim.query_id}. A fresh checkpoint reads its "
             "sources from the start, so rows that are already delivered would be written again. "
-            f'Use the old checkpoint, or another pipeline name; pass replaces="{head.query_id}" '
-            "if the new query shall go on under this name."
+            f"Use the old checkpoint. {_IF_LOST} Then pass "
+            f'replaces="{head.query_id}". Another name is for a job with targets of its own.'
         )
     for record in known.unfinished:
         if record.state is State.PREPARED:
@@ -231,7 +231,8 @@ def _check_new_query(claim: Claim, known: Known) -> None:
     if claim.batch_id > 0 and not is_meant:
         raise ConfigurationError(
             f"{now}. If it ran with another log, point log= to that one; if it ran without "
-            f"sparkonce until now, pass adopt=True if {_you_know(claim)}."
+            f'sparkonce until now, pass adopt="{by_batch}" if {_you_know(claim)} '
+            "(docs/operations.md, Moving a running query here)."
         )
 
 

@@ -114,6 +114,16 @@ _BEFORE_THE_DECISION: Final = (
         "tests/test_coordinator.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
+        "batch decided that Spark's commit log has",
+        "I6",
+        Edit(
+            COORDINATOR,
+            "self._is_ours() and not self._is_checkpointed(record)",
+            "self._is_ours()",
+        ),
+        "tests/test_coordinator.py::test_driver_that_begins_late_behind_one_with_a_copy_of_the_log",
+    ),
+    _tested(
         "another driver's commits/N taken for this one's",
         "I6",
         Edit(COORDINATOR, "            if not self._is_ours():  #", "            if False:  #"),

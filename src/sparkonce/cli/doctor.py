@@ -94,10 +94,11 @@ def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
 
 def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
     head = pipeline.log.head(pipeline.name)
-    if head is None:
+    if head is None and named is None:
         yield Finding(Level.OK, "the query has not run yet")
         return
-    location = named or head.checkpoint
+    location = named or (head.checkpoint if head else "")
+    query_id = head.query_id if head else None
     if not location:
         yield Finding(Level.OK, "its location is noted from the query's next start on")
         return
@@ -108,7 +109,7 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
         )
         return
     try:
-        checkpoint = CheckpointFiles(location, head.query_id, start_jvm=True)
+        checkpoint = CheckpointFiles(location, query_id, start_jvm=True)
     except SparkOnceError as error:
         yield Finding(
             Level.WARNING,
@@ -120,6 +121,18 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
     committed = checkpoint.committed()
     last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
     told = f"{location}: of the batches that Spark has committed, {last}"
+    newest = None if query_id is None else pipeline.log.newest(pipeline.name, query_id)
+    if newest and committed is not None and newest.id.batch_id > committed:
+        told += (
+            f"; the transaction log has {newest.id.batch_id} as {newest.state.value}, so only "
+            "sparkonce can go on from here"
+        )
+    if head is None and committed is not None and checkpoint.has_offsets(committed + 1):
+        yield Finding(
+            Level.WARNING,
+            f"batch {committed + 1} was begun by other code, which may have delivered some of it",
+            "docs/operations.md, Moving a running query here, says how to go on",
+        )
     if is_local:
         yield Finding(
             Level.WARNING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import click
@@ -204,7 +205,7 @@ def find_record(target: Target, head: Head, batch: int) -> TransactionRecord:
     unfinished = {record.id: record for record in target.log.unfinished(head.pipeline)}
     queries = (head.query_id, *reversed(head.retired))
     ids = [TransactionId(head.pipeline, query_id, batch) for query_id in queries]
-    for found in (*map(unfinished.get, ids), *map(target.log.find, ids)):
+    for found in chain(map(unfinished.get, ids), map(target.log.find, ids)):
         if found is not None:
             return found
     newest = target.log.newest(head.pipeline, head.query_id)
