@@ -6,7 +6,7 @@ Both ways to hold a merge are tested: as a prepared transaction, and open in the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from integration_tests.postgres.world import (
     prepare,
     stage,
     task,
+    world_on,
 )
 from integration_tests.proxy import Proxy, holds
 from sparkonce import ExactlyOnce
@@ -41,6 +42,7 @@ from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.attaching import load_number, partition_name
 from sparkonce.sinks.postgres.sql import staging_name
+from sparkonce.testing.services import postgres_versions, start_services, unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -368,6 +370,47 @@ def test_target_that_gets_what_must_see_its_rows_while_the_query_runs(
         assert len(world.rows()) == 3
     finally:
         world.run(f"DROP PUBLICATION IF EXISTS {world.schema}_p")
+
+
+@pytest.fixture
+def decoded(fresh_name: Callable[[], str]) -> Iterator[Loads]:
+    """A world of which a slot with test_decoding has all, and one with pgoutput: `<schema>_p`."""
+    if "postgres" in (reasons := unavailable()):
+        pytest.skip(f"postgres: {reasons['postgres']}")
+    oldest = next(iter(postgres_versions()), None)  # the newest may be one of a wheel, without it
+    config, name = {"wal_level": "logical"}, fresh_name()
+    with (
+        start_services(["postgres"], postgres_version=oldest, postgres_config=config) as services,
+        world_on(services.postgres, name, prepares=True) as world,
+    ):
+        loads = Loads(world.server, name, prepares=True)
+        slot = "SELECT pg_create_logical_replication_slot('{}', '{}')"
+        try:
+            loads.run(slot.format(name, "test_decoding"))
+        except psycopg.errors.UndefinedFile as error:
+            pytest.skip(f"this Postgres has no test_decoding: {error}")
+        loads.run(slot.format(f"{name}_p", "pgoutput"))
+        yield loads
+        loads.close()
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_reader_without_a_publication_is_told(
+    decoded: Loads, caplog: pytest.LogCaptureFixture, attaches: bool
+) -> None:
+    """It gets loads as rows of their staging tables, and nobody says that these became others."""
+    decoded.partitioned()
+    with caplog.at_level("WARNING", logger="sparkonce"):
+        deliver(decoded.attaching() if attaches else decoded.ready())
+    told = [line for line in caplog.messages if f"slot '{decoded.schema}'" in line]
+    assert len(caplog.messages) == len(told) == attaches
+    assert all("test_decoding" in line and "leave attach= out" in line for line in told)
+    query = f"SELECT data FROM pg_logical_slot_get_changes('{decoded.schema}', NULL, NULL)"
+    changes = [data for (data,) in decoded.run(query) if ": INSERT:" in data]
+    assert len(decoded.rows()) == 3
+    of_staging = [data for data in changes if data.startswith(f"table {decoded.schema}.sparkonce_")]
+    assert len(of_staging) == 3 + 1  # the marker
+    assert len(changes) - len(of_staging) == (0 if attaches else 3)
 
 
 def test_role_that_does_not_own_the_target_is_refused(world: Loads) -> None:

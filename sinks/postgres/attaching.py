@@ -17,6 +17,7 @@ several transactions, and a snapshot taken between these would else show a part 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from sparkonce.sinks.postgres.catalog import Target
     from sparkonce.sinks.postgres.connections import PgConnection
     from sparkonce.sinks.postgres.merge import Merge
+
+logger = logging.getLogger("sparkonce")
 
 _ROW: Any = namedtuple_row
 
@@ -64,6 +67,12 @@ _WATCHED = """
             WHERE k.oid IN (SELECT relid FROM pg_partition_tree(c.oid)
                 UNION SELECT relid FROM pg_partition_ancestors(c.oid))) AS publication
     FROM pg_catalog.pg_class c WHERE c.oid = %(table)s::regclass
+"""
+
+_SLOTS = """
+    SELECT slot_name, plugin FROM pg_catalog.pg_replication_slots
+    WHERE slot_type = 'logical' AND database = current_database() AND plugin <> 'pgoutput'
+    ORDER BY 1
 """
 
 
@@ -201,3 +210,17 @@ def unseen(connection: PgConnection, shown: str, columns: Sequence[str]) -> str 
         if what:
             return f"{what}; leave attach= out"
     return None
+
+
+def warn_of_slots(connection: PgConnection, where: str) -> None:
+    """Warn of readers of the write-ahead log that need no publication.
+
+    No refusal: which tables such a one cares for, the server does not know.
+    """
+    for slot, plugin in connection.execute(_SLOTS).fetchall():
+        logger.warning(
+            "%s: the replication slot %r (%s) decodes without a publication: whoever reads it gets "
+            "the rows of large loads as ones of tables sparkonce_…, those of aborted batches too, "
+            "and never as ones of the target. If it needs the target's rows, leave attach= out",
+            *(where, slot, plugin),
+        )

@@ -34,7 +34,7 @@ from sparkonce.model import DRIVER_ATTEMPT, Ask, BranchId, Committable, Owner
 from sparkonce.sinks.base import OnePhaseSink, Transform
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.postgres.advice import next_step
-from sparkonce.sinks.postgres.attaching import Attach, with_attached
+from sparkonce.sinks.postgres.attaching import Attach, warn_of_slots, with_attached
 from sparkonce.sinks.postgres.attaching import check as check_attach
 from sparkonce.sinks.postgres.catalog import Target, resolve, standing
 from sparkonce.sinks.postgres.connections import (
@@ -290,6 +290,8 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             server.check(self.where)
             target = self._pool.run(lambda c: self._resolve(c, schema))
             self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
+            if self._attach is not None:
+                self._pool.run(lambda c: warn_of_slots(c, self.where))
         except psycopg.Error as error:
             raise ConfigurationError(
                 f"PostgresSink: {self.where} cannot be used: {self._address.said(error)}"
