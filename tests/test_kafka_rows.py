@@ -56,6 +56,11 @@ def test_every_column_of_sparks_convention() -> None:
     ("schema", "words"),
     [
         ({"id": pa.int64(), "value": pa.string()}, ["'id'", "to_json", "value_format="]),
+        (
+            {"value": pa.string(), "offset": pa.int64()},
+            ["'offset'", "Kafka source", "key and value"],
+        ),
+        ({"value": pa.string(), "timestampType": pa.int32()}, ["'timestampType'", "Kafka source"]),
         ({"key": pa.string()}, ["'value'", "missing"]),
         ({"value": pa.struct([("a", pa.int32())])}, ["'value'", "struct", "to_json"]),
         ({"value": pa.int64()}, ["'value'", "int64", "cast"]),
@@ -74,6 +79,23 @@ def test_column_that_kafka_has_no_place_for(
     with pytest.raises(ConfigurationError) as refused:
         check_schema(pa.schema(list(schema.items())), "orders")
     assert all(word in str(refused.value) for word in words)
+
+
+@pytest.mark.parametrize(("topic", "names"), [("out", ["topic"]), ("out", []), (None, ["topic"])])
+def test_column_that_leads_rows_away_from_the_sinks_topic(
+    topic: str | None,
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A Kafka source's columns, passed on, would lead all rows back into it without a word."""
+    sink = KafkaSink(topic, bootstrap_servers="kafka:9092")
+    monkeypatch.setattr(sink, "_look", lambda: None)
+    monkeypatch.setattr(sink, "_check_producer", lambda seen: None)
+    sink.validate(pa.schema([(name, pa.string()) for name in ["value", *names]]))
+    told = [line for line in caplog.messages if "column 'topic'" in line and "select=" in line]
+    assert len(caplog.messages) == len(told) == (topic is not None and bool(names))
+    assert all("not to 'out'" in line for line in told)
 
 
 def test_no_topic_anywhere() -> None:

@@ -79,6 +79,12 @@ _COLUMNS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 CONVENTION: Final = frozenset(_COLUMNS)
 """The names of the columns that Kafka has a place for."""
 
+_SOURCE_ONLY: Final = frozenset({"offset", "timestampType"})
+_SOURCE_ADVICE: Final = (
+    "; of a Kafka source keep key and value only (and headers if they are wanted): "
+    "select=['key', 'value']"
+)
+
 
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
     """Refuse rows that are not in Spark's column conventions for Kafka.
@@ -96,6 +102,7 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
                 f"the Kafka sink has no use for the column {name!r}; it takes "
                 f"{', '.join(_COLUMNS)}. Put the row into one value, with value_format='json' or, "
                 "for example, select=['to_json(struct(*)) AS value']"
+                + (_SOURCE_ADVICE if name in _SOURCE_ONLY else "")
             )
         if schema.names.count(name) > 1:
             raise ConfigurationError(f"the column {name!r} is there twice; drop one")

@@ -308,6 +308,13 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         check_schema(schema if self._avro is None else self._avro.sent(schema), self._topic)
+        if self._topic is not None and "topic" in schema.names:
+            logger.warning(
+                "%s: rows go where their column 'topic' says, not to %r (with Spark's own sink the "
+                "option topic goes before the column): leave the column out with select= unless "
+                "that is meant",
+                *(self.where, self._topic),
+            )
         try:
             self._seen = Patience(self._patience_s)(self._look)
             self._check_producer(self._seen)
