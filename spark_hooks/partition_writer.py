@@ -156,7 +156,8 @@ class PartitionWriter:
         """Look at the version first: another one may have other fields, and write otherwise.
 
         Raises:
-            ConfigurationError: the driver has another version than this worker.
+            ConfigurationError: the driver has another version than this worker, or a module that
+                the worker lacks.
         """
         version, rest = state
         if version != __version__:
@@ -164,7 +165,14 @@ class PartitionWriter:
                 f"the driver runs sparkonce {version}, and a worker on {socket.gethostname()} "
                 f"{__version__}: install the driver's on every executor"
             )
-        self.__dict__.update(cloudpickle.loads(rest))
+        try:
+            self.__dict__.update(cloudpickle.loads(rest))
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"a worker on {socket.gethostname()} lacks the module {error.name!r}: install "
+                "sparkonce with the extras of its sinks ([kafka], [postgres], …) in the executors' "
+                "Python too; what is a module of your own, add with --py-files"
+            ) from error
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()

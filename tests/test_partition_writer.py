@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -59,6 +61,16 @@ def test_worker_with_another_version_is_refused(
     assert received.write(batches(2), 5, 11).parts.keys() == {"left", "right"}
     monkeypatch.setattr(partition_writer, "__version__", "0.0.1")
     with pytest.raises(ConfigurationError, match=r"on every executor"):
+        cloudpickle.loads(sent)
+
+
+def test_worker_that_lacks_a_module_of_a_sink_is_named(
+    sinks: list[MemorySink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = cloudpickle.dumps(PartitionWriter(sinks, INCARNATION, 7))
+    monkeypatch.setitem(sys.modules, "tests.world", None)
+    lacks = f"{socket.gethostname()} lacks the module 'tests.world': "
+    with pytest.raises(ConfigurationError, match=f"{lacks}.*extras.*executors.*--py-files"):
         cloudpickle.loads(sent)
 
 
