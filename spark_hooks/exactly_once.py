@@ -194,7 +194,7 @@ class ExactlyOnce:
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Deliver one micro-batch. A function of your own calls it once for each, empty ones too.
 
-        When it returns, the batch is visible in every sink; with commit="checkpoint" it is
+        When it returns, the batch is committed in every sink; with commit="checkpoint" it is
         prepared in every sink.
 
         Raises:
