@@ -348,6 +348,24 @@ def test_crash_inside_a_merge(
     assert read(batch=0) == [7]
 
 
+def test_batches_that_are_made_anew(
+    sink: S3Sink, world: World, read: Callable[..., list[int]]
+) -> None:
+    """Log and targets were restored, the objects removed, and the merged file stayed."""
+    publisher = publisher_of(sink)
+    for batch_id in range(97):
+        publisher._put(Span(batch_id, batch_id), encode_file([told(batch_id)], Span(0, 0)))
+    for batch in [deliver(sink, batch_id, batch_id) for batch_id in (97, 98, 99)][1:]:
+        world.client.delete_object(Bucket=world.bucket, Key=key_of(batch.committables[0]))
+    for batch_id in (98, 99):
+        prepared = prepare(sink, branch(batch_id, token=9), rows(10 * batch_id))
+        sink.commit(prepared)
+        sink.publishBatch(committed(prepared, batch_id=batch_id))
+        assert read(after=batch_id - 1, batch=batch_id) == [10 * batch_id]
+    assert names(world) == ["000000000000-000000000099.json.gz"]
+    assert read(after=96) == [97, 980, 990]
+
+
 def test_merge_that_may_not_delete(
     sink: S3Sink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -625,3 +625,50 @@ def test_merging_without_the_right_to_delete(bucket: Bucket, takes_lists: bool) 
     assert found(files) == list(range(10 * FANOUT))
     for key in merged:
         assert gzip.decompress(bucket.objects[key]).count(b"\n") == FANOUT
+
+
+def anew(batch_id: int, **changes: Any) -> Manifest:
+    """The batch as it is made again, with another object."""
+    files = (CommittedFile(f"day=x/f{100_000 + batch_id}.parquet", 2, 10),)
+    return manifest(batch_id, files=files, **changes)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "merged"),
+    [
+        (50, 2 * FANOUT - 1, FANOUT),
+        (FANOUT, 2 * FANOUT - 1, FANOUT),
+        (FANOUT**2 - 2, FANOUT**2 - 1, FANOUT**2),
+    ],
+    ids=["inside a merged file", "at its beginning", "ten thousand"],
+)
+def test_batches_that_are_made_anew(bucket: Bucket, first: int, last: int, merged: int) -> None:
+    """Log and targets were restored, and the merged files stayed: their lines count no more."""
+    spans = [Span(n, n + merged - 1) for n in range(0, last, merged)]
+    for span in spans:
+        lines = map(manifest, range(span.first, span.last + 1))
+        bucket.objects[FOLDER + span.name] = encode_file(lines, span)
+    files = Memory()
+    files.files = bucket.objects
+    for batch_id in range(first, last + 1):
+        publisher().publish(anew(batch_id))
+        assert found(files, after=batch_id - 1, batch=batch_id) == [100_000 + batch_id]
+    assert found(files) == [*range(first), *range(100_000 + first, 100_000 + last + 1)]
+    assert sorted(bucket.objects) == [FOLDER + span.name for span in spans]
+    for span in spans:
+        assert len(decode_file(bucket.objects[FOLDER + span.name], span.name)) == span.size
+
+
+def test_merged_file_that_was_shortened(bucket: Bucket) -> None:
+    """As the runbook has it: what is made anew counts, also where lost branches had been redone."""
+    rest = Span(0, 49)
+    lines = [manifest(n, revision=1) for n in range(FANOUT)]
+    bucket.objects[FOLDER + rest.name] = encode_file(lines[: rest.size], rest)
+    files = Memory()
+    files.files = bucket.objects
+    with pytest.raises(ConfigurationError, match="the newest that is: 49"):
+        found(files, batch=50)
+    for batch_id in range(50, FANOUT):
+        publisher().publish(anew(batch_id))
+    assert list(bucket.objects) == [FOLDER + Span(0, FANOUT - 1).name]
+    assert found(files) == [*range(50), *range(100_050, 100_000 + FANOUT)]

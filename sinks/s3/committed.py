@@ -120,7 +120,7 @@ def _read_once(
     wanted = [
         f"{folder}{span.name}"
         for folder, spans in by_source.items()
-        for span in spans
+        for span in sorted(spans, key=lambda span: span.size)
         if span.last >= first and (batch is None or span.first <= batch)
     ]
     try:

@@ -6,8 +6,10 @@
         000000010100.json                                    batch 10,100
 
 A file holds one line of JSON for each batch. The name says which batches it may hold, so that no
-file is opened in vain; where two hold one batch, the line of the highest revision counts. Merging
-keeps fewer than 100 files of each size, so a hundred thousand batches are some two hundred files.
+file is opened in vain; where two hold one batch, the line of the highest revision counts, and of
+equal ones that of the smaller file: the batch was made again since the larger one was merged, as
+behind a log and targets that were restored. Merging keeps fewer than 100 files of each size, so a
+hundred thousand batches are some two hundred files.
 Names that begin with `_` are hidden from Spark, Hive and Arrow.
 """
 
@@ -272,10 +274,10 @@ def manifests_in(body: bytes, name: str) -> Iterator[tuple[bytes, Manifest]]:
 
 
 def newest(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Each batch once, by its highest revision, in order."""
+    """Each batch once, by its highest revision, and the first of those, in order."""
     by_batch: dict[int, Manifest] = {}
-    for manifest in sorted(manifests, key=lambda manifest: manifest.revision):
-        by_batch[manifest.batch_id] = manifest
+    for manifest in sorted(manifests, key=lambda manifest: -manifest.revision):
+        by_batch.setdefault(manifest.batch_id, manifest)
     return [by_batch[batch_id] for batch_id in sorted(by_batch)]
 
 

@@ -128,7 +128,8 @@ class Publisher:
         with tempfile.TemporaryFile() as merged:
             with gzip.GzipFile(fileobj=merged, mode="wb", compresslevel=6, mtime=0) as lines:
                 seen: set[tuple[int, int]] = set()
-                for body, where in self._bodies(spans):
+                # What was made again stands in the smaller file.
+                for body, where in self._bodies(sorted(spans, key=lambda span: span.size)):
                     for line, manifest in manifests_in(body, where):
                         # Readers go by the highest revision.
                         if (known := (manifest.batch_id, manifest.revision)) not in seen:
