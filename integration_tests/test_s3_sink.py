@@ -1254,6 +1254,20 @@ def test_validate(sink: S3Sink, world: World) -> None:
     assert world.counts() == (0, 0)
 
 
+@pytest.mark.parametrize("prefix", ["", "lake/orders/"])
+def test_prefix_that_sparks_file_sink_has_written(
+    make_sink: Callable[..., S3Sink], world: World, prefix: str
+) -> None:
+    """Of this very prefix: a column's folder that begins like it, and those below, are others."""
+    sink = make_sink(prefix)
+    for key in ("_spark_metadata_of=x/f", "day=x/_spark_metadata/0", "x_spark_metadata/0"):
+        world.put(prefix + key)
+    sink.validate(ROWS.schema)
+    world.put(f"{prefix}_spark_metadata/0")
+    with pytest.raises(ConfigurationError, match="was written by Spark's file sink"):
+        sink.validate(ROWS.schema)
+
+
 def test_bucket_that_does_not_exist(make_sink: Callable[..., S3Sink]) -> None:
     sink = make_sink()
     sink._place = replace(sink._place, bucket="no-such-bucket")

@@ -81,6 +81,9 @@ _PARALLEL = 16
 _INPUT_FILE = re.compile(r"(?i)(?<!\w)input_file_(?:name|block_start|block_length)(?=`?\s*\()")
 """Calls that Spark answers with '' or -1 where the rows come from a snapshot."""
 
+SPARK_METADATA = "_spark_metadata"
+"""The folder in which Spark's own file sink names its files, in the one that it writes to."""
+
 _SQL_TEXT = re.compile(r"""'(?:\\.|[^'\\])*'|["](?:\\.|[^"\\])*["]""")
 
 ItemT = TypeVar("ItemT")
@@ -530,6 +533,21 @@ def check_version(committable: Committable, newest: int) -> None:
             f"{committable.branch_id}: written by a newer sparkonce (payload version "
             f"{committable.version}, this one knows {newest}): use that one"
         )
+
+
+def written_by_spark(target: str, other: str) -> ConfigurationError:
+    """The refusal of a target with that folder: Spark's readers would see none of our files.
+
+    Args:
+        target: the sink's class, and where it writes.
+        other: what to give in the place of it.
+    """
+    return ConfigurationError(
+        f"{target} was written by Spark's file sink: Spark's readers of it see only the files that "
+        f"{SPARK_METADATA} names, and no row of this sink. Give {other}. Or first remove the files "
+        "that it does not name, since some are of failed attempts, and then "
+        f"{SPARK_METADATA} itself"
+    )
 
 
 def check_committable(sink: AnySink, committable: object, branch_id: BranchId) -> Committable:

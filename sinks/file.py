@@ -34,7 +34,13 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, check_version
+from sparkonce.sinks.base import (
+    SPARK_METADATA,
+    Transform,
+    TwoPhaseCommitSink,
+    check_version,
+    written_by_spark,
+)
 
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."
@@ -96,6 +102,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
             ) from error
         if not self._folder.is_dir():
             raise ConfigurationError(f"FileSink: the folder {self._folder} does not exist: make it")
+        if (self._folder / SPARK_METADATA).is_dir():
+            raise written_by_spark(f"FileSink: {self._folder}", "another folder")
         try:
             self._hidden.mkdir(exist_ok=True)
             fsync_folder(self._folder)

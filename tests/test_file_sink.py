@@ -107,6 +107,15 @@ def test_rows_without_columns_are_refused(tmp_path: Path) -> None:
         FileSink(tmp_path).validate(pa.schema([]))
 
 
+def test_folder_that_sparks_file_sink_has_written(tmp_path: Path) -> None:
+    """Spark's readers would see none of the rows; nothing is made there."""
+    (tmp_path / "_spark_metadata").mkdir()
+    told = "was written by Spark's file sink.*another folder.*first remove.*then"
+    with pytest.raises(ConfigurationError, match=told):
+        FileSink(tmp_path).validate(ROWS.schema)
+    assert [path.name for path in tmp_path.iterdir()] == ["_spark_metadata"]
+
+
 def test_discard_removes_an_open_file(sink: FileSink, tmp_path: Path) -> None:
     handle = sink.beginTransaction(BRANCH)
     sink.write(handle, ROWS)

@@ -31,10 +31,17 @@ class Server:
         self.stubber = stubber
 
     def reachable(self, name: str = "") -> None:
-        """The uploads are listed, and the probes are absent."""
+        """The uploads are listed, the probes are absent, and Spark's readers see all files."""
         self.lists(name)
         self.refuses("head_object", "404", 404)
         self.refuses("list_parts", "NoSuchUpload", 404)
+        self.is_written_by_spark(False)
+
+    def is_written_by_spark(self, it_is: bool) -> None:
+        """Whether anything is below the folder of Spark's file sink."""
+        asked = {"Bucket": "lake", "Prefix": "orders/_spark_metadata/", "MaxKeys": 1}
+        found = {"Contents": [{"Key": "orders/_spark_metadata/0"}]} if it_is else {}
+        self.stubber.add_response("list_objects_v2", found, asked)
 
     def lists(self, name: str = "") -> None:
         """It lists uploads."""
@@ -110,6 +117,7 @@ def test_odd_answer_about_an_upload_that_never_was(server: Server, code: str, st
         server.refuses("list_parts", code, status)
     else:
         server.stubber.add_response("list_parts", {})
+    server.is_written_by_spark(False)
     server.has_rules({})
     check_server(server.connection, PLACE)
 
@@ -129,6 +137,17 @@ def test_object_that_cannot_be_looked_at(server: Server, code: str, status: int,
     with pytest.raises(ConfigurationError, match=told) as refused:
         check_server(server.connection, PLACE)
     assert ("grant" in str(refused.value)) == (status == 403)
+
+
+def test_prefix_that_sparks_file_sink_has_written(server: Server) -> None:
+    """Spark's readers would see none of the rows. The order matters: others would be read twice."""
+    server.lists()
+    server.refuses("head_object", "404", 404)
+    server.refuses("list_parts", "NoSuchUpload", 404)
+    server.is_written_by_spark(True)
+    told = "s3://lake/orders was written by Spark's file sink.*another prefix.*first remove.*then"
+    with pytest.raises(ConfigurationError, match=told):
+        check_server(server.connection, PLACE)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from sparkonce.errors import ConfigurationError
 from sparkonce.s3_errors import code_of, status_of
 from sparkonce.sinks.arrow_types import zone_of
+from sparkonce.sinks.base import SPARK_METADATA, written_by_spark
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, is_passing
 from sparkonce.sinks.s3.formats import FileFormat
 from sparkonce.sinks.s3.layout import Place
@@ -123,6 +124,7 @@ def check_server(connection: Connection, place: Place) -> Purge | None:
         place,
     )
     _asking(lambda: _check_proofs(client, place), connection, place)
+    _asking(lambda: _check_plain_readers(client, place), connection, place)
     server = answer["ResponseMetadata"]["HTTPHeaders"].get("server", "")
     purge = _PURGES.get(server.partition(" ")[0])
     if purge is not None:
@@ -155,6 +157,14 @@ def _check_proofs(client: S3Client, place: Place) -> None:
                 f"S3Sink: {place}: cannot tell whether an upload is there ({describe(error)}): "
                 "grant s3:ListMultipartUploadParts"
             ) from error
+
+
+def _check_plain_readers(client: S3Client, place: Place) -> None:
+    """Refuse a prefix of which Spark's own readers would see nothing that is written now."""
+    # With the slash: a column's folder may begin like it.
+    folder = f"{place.prefix}{SPARK_METADATA}/"
+    if client.list_objects_v2(Bucket=place.bucket, Prefix=folder, MaxKeys=1).get("Contents"):
+        raise written_by_spark(f"S3Sink: {place}", "another prefix (url=)")
 
 
 def _asking(action: Callable[[], ResultT], connection: Connection, place: Place) -> ResultT:
