@@ -407,6 +407,8 @@ UNKNOWN_ZONES = ["GMT+8", "UTC+01:00", "Z", "PST", "+8:00"]
         (FIELDS, ["price"], "'price' is double"),
         (FIELDS, ["tags"], "'tags' is list"),
         (FIELDS[:2], ["id", "day"], "takes every column"),
+        ([*FIELDS, pa.field("_day", pa.date32())], ["day", "_day"], "'_day' .* select="),
+        ([*FIELDS, pa.field(".day", pa.date32())], [".day"], "'.day' .* select="),
         ([*FIELDS, FIELDS[0]], [], "more than once"),
         ([pa.field("i", pa.month_day_nano_interval())], [], "Parquet cannot hold"),
         *(

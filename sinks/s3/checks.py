@@ -82,6 +82,12 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
             "name columns of the rows, or add these (transform=)"
         )
     for name in partition_by:
+        if name.startswith(("_", ".")):
+            raise ConfigurationError(
+                f"S3Sink: partition_by column {name!r} makes folders that are hidden, by their "
+                "first character, from most readers that list them (pyarrow, Hive, Trino): rename "
+                "it in select="
+            )
         kind = schema.field(name).type
         if not any(fits(kind) for fits in _FOLDER_TYPES):
             raise ConfigurationError(
