@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -539,6 +540,28 @@ def test_struct_that_is_null_though_its_fields_may_not_be(
         None,
     ]
     assert table["items"].to_pylist() == [[{"a": n}, None] for n in range(4)]
+
+
+def test_column_that_may_not_be_null_where_it_is(
+    spark_s3: SparkSession,
+    make_sink: Callable[..., S3Sink],
+    world: World,
+    arrow_s3: pa_fs.S3FileSystem,
+    tmp_path: Path,
+) -> None:
+    """It may be in batches without it, and in the folder of an empty string: it is found there."""
+    select = ["id", "if(id % 2 = 0, '', 'x') AS day"]
+    for n, columns in enumerate([select, [*select, "named_struct('a', id) AS deep", "1 AS more"]]):
+        sink = make_sink(partition_by=["day"], select=columns)
+        run_batch(spark_s3, sink, tmp_path, spark_s3.range(2 * n, 2 * n + 2))
+    url = f"s3://{world.bucket}/lake/orders"
+    seen = sparkonce.read_committed(spark_s3, url)
+    for column, ids in [("day", [0, 2]), ("deep", [0, 1]), ("more", [0, 1])]:
+        assert sorted(row.id for row in seen.where(f"{column} IS NULL").collect()) == ids
+    seen.write.parquet(str(tmp_path / "copy"))
+    table = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table()
+    pq.write_table(table, tmp_path / "copy.parquet")
+    assert pq.read_table(tmp_path / "copy.parquet")["more"].null_count == 2
 
 
 def run_batch(spark: SparkSession, sink: S3Sink, folder: Path, rows: DataFrame) -> None:

@@ -35,7 +35,7 @@ from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks.s3 import readers
 from sparkonce.sinks.s3.client import Connection
 from sparkonce.sinks.s3.committed import Files, find_committed
-from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.s3.layout import NULL_FOLDER, Place
 from sparkonce.sinks.s3.manifest import (
     FANOUT,
     FORMAT_VERSION,
@@ -359,6 +359,58 @@ def test_column_that_came_later() -> None:
     files.put(Span(2, 2), [manifest(2, layout=Layout.of("parquet", ("day",), changed))])
     with pytest.raises(ConfigurationError, match="changed its type"):
         find_committed(files, "s3://x")
+
+
+def test_column_that_may_not_be_null_where_it_is(tmp_path: Path) -> None:
+    """It may be in batches without it, and in folders: what is read can be written again."""
+
+    def rows(*, later: bool) -> pa.Table:
+        inner = pa.struct([pa.field("a", pa.int64(), nullable=False)])
+        fields = [pa.field("id", pa.int64(), nullable=False)]
+        if later:
+            fields.append(pa.field("deep", inner, nullable=False))
+        value = {"id": int(later), "deep": {"a": 1}}
+        return pa.Table.from_pylist([value], schema=pa.schema(fields))
+
+    day = pa.field("day", pa.string(), nullable=False)
+    (tmp_path / FOLDER).mkdir(parents=True)
+    for batch_id, (later, text) in enumerate([(False, "x"), (True, NULL_FOLDER)]):
+        key = f"day={text}/f.parquet"
+        (tmp_path / key).parent.mkdir()
+        pq.write_table(rows(later=later), tmp_path / key)
+        layout = Layout.of("parquet", ("day",), rows(later=later).schema.append(day))
+        told = manifest(batch_id, files=(CommittedFile(key, 1, 1),), layout=layout)
+        span = Span(batch_id, batch_id)
+        (tmp_path / FOLDER / span.name).write_bytes(encode_file([told], span))
+    disk = pa_fs.LocalFileSystem()
+    table = sparkonce.committed_dataset(str(tmp_path), filesystem=disk).to_table()
+    assert [table.schema.field(name).nullable for name in ("id", "day", "deep")] == [
+        False,
+        True,
+        True,
+    ]
+    pq.write_table(table, tmp_path / "again")
+    assert pq.read_table(tmp_path / "again").sort_by("id").to_pylist() == [
+        {"id": 0, "day": "x", "deep": None},
+        {"id": 1, "day": None, "deep": {"a": 1}},
+    ]
+    latest = sparkonce.committed_dataset(str(tmp_path), filesystem=disk, after=0)
+    assert not latest.schema.field("deep").nullable
+
+
+def test_layout_that_comes_back() -> None:
+    """The newest one tells the zone, and the columns where there are no rows; not their order."""
+    berlin, utc = zoned("Europe/Berlin"), zoned("UTC")
+    wider = berlin.arrow_schema().insert(0, pa.field("more", pa.int64()))
+    for others in (utc, Layout.of("parquet", (), wider)):
+        files = Memory()
+        for batch_id, layout in enumerate([berlin, others, berlin]):
+            files.put(Span(batch_id, batch_id), [manifest(batch_id, layout=layout)])
+        both = find_committed(files, "s3://lake/orders").schema
+        assert both.field("k").type == pa.timestamp("us", "Europe/Berlin")
+        assert both.names[:2] == ["id", "k"]
+        files.put(Span(3, 3), [manifest(3, layout=None, files=())])
+        assert find_committed(files, "s3://lake/orders", after=2).schema == berlin.arrow_schema()
 
 
 def test_hundred_thousand_batches(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
-from sparkonce.sinks.arrow_types import in_zone
+from sparkonce.sinks.arrow_types import in_zone, loosened
 from sparkonce.sinks.s3.manifest import FOLDER, Layout, Manifest, Span, decode_file, newest
 
 _PARALLEL_READS: Final = 16
@@ -95,7 +95,8 @@ def find_committed(
 
 
 def _layouts(manifests: Iterable[Manifest]) -> list[Layout]:
-    return list(dict.fromkeys(layout for m in manifests for layout in m.layouts))
+    """One after another, as they were written with: one that came back is there again."""
+    return [layout for manifest in manifests for layout in manifest.layouts]
 
 
 def _read_once(
@@ -187,11 +188,17 @@ def _common(layouts: Sequence[Layout], url: str) -> pa.Schema:
             "batch=, or source=. One batch that has both, since lost branches of it were written "
             "again under other settings, takes a plain reader for the files of each"
         )
-    zone = next((zone for layout in reversed(layouts) if (zone := layout.zone())), None)
+    newest_first = dict.fromkeys(reversed(layouts))
+    zone = next((zone for layout in newest_first if (zone := layout.zone())), None)
+    schemas = [in_zone(layout.arrow_schema(), zone) for layout in dict.fromkeys(layouts)]
     try:
-        return pa.unify_schemas([in_zone(layout.arrow_schema(), zone) for layout in layouts])
+        schema = pa.unify_schemas(schemas)
     except pa.ArrowException as error:
         raise ConfigurationError(
             f"{url}: a column changed its type between the batches ({error}): read them apart, "
             "with after= and batch=, or source="
         ) from error
+    # Rows without the column have null there, and folders give back empty strings as null.
+    always = set(schema.names).difference(layouts[0].partition_by)
+    always.intersection_update(*(each.names for each in schemas))
+    return loosened(pa.schema([f if f.name in always else f.with_nullable(True) for f in schema]))
