@@ -499,6 +499,7 @@ def test_query_is_read_back_by_spark(
     assert Counter(seen.collect()) == Counter(frame.collect())
     assert sparkonce.read_committed(spark_s3, url, batch=1).count() == 20
     assert sparkonce.read_committed(spark_s3, url, after=0, batch=1).count() == 10
+    assert sparkonce.newest_committed(url, spark=spark_s3) == 2
     arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table()
     assert sorted(arrow["code"].to_pylist()) == ["000"] * 15 + ["001"] * 15
     assert sorted(arrow["id"].to_pylist()) == list(range(30))

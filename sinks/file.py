@@ -63,6 +63,10 @@ class FileHandle:
 class FileSink(TwoPhaseCommitSink[FileHandle]):
     """Writes Parquet files into a folder, one for each Spark task of a batch.
 
+    Give readers that do not hide names with an underscore, such as DuckDB, the pattern
+    ``FOLDER/*.parquet`` and none that descends: below ``_sparkonce/`` are rows of batches that are
+    not committed, and may never be.
+
     Args:
         folder: an existing folder, at the same path on the driver and on every executor.
         name: see `TwoPhaseCommitSink`.

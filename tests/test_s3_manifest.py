@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pa_fs
@@ -34,8 +35,8 @@ from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks.s3 import readers
 from sparkonce.sinks.s3.client import Connection
-from sparkonce.sinks.s3.committed import Files, find_committed
-from sparkonce.sinks.s3.layout import NULL_FOLDER, Place
+from sparkonce.sinks.s3.committed import Files, find_committed, find_newest
+from sparkonce.sinks.s3.layout import NULL_FOLDER, Place, file_key
 from sparkonce.sinks.s3.manifest import (
     FANOUT,
     FORMAT_VERSION,
@@ -128,6 +129,18 @@ def test_what_is_written_is_read(count: int) -> None:
     manifests = [manifest(0, layout=None, files=()), *(manifest(n) for n in range(1, count))]
     span = Span(0, count - 1)
     assert decode_file(encode_file(manifests, span), span.name) == manifests
+
+
+@pytest.mark.parametrize("extension", ["parquet", "json", "json.gz", "json.zst", "csv.gz"])
+def test_pattern_for_readers_that_hide_nothing(tmp_path: Path, extension: str) -> None:
+    """The one of docs/s3.md names rows in every folder, and no manifest."""
+    place, branch_id = Place("lake", ""), BranchId(OWNER, 7, 3, "s3", 0, 1)
+    keys = [file_key(place, folder, branch_id, 0, extension) for folder in ("", "day=x/")]
+    for name in (*keys, *(FOLDER + span.name for span in (Span(0, 99), Span(100, 100)))):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = duckdb.execute("FROM glob(?)", [f"{tmp_path}/**/sparkonce.*.{extension}"]).fetchall()
+    assert sorted(Path(name).relative_to(tmp_path) for (name,) in found) == sorted(map(Path, keys))
 
 
 def test_schema_is_kept() -> None:
@@ -250,6 +263,8 @@ def test_manifest_of_every_version_is_read(version: int) -> None:
         ({"after": 1}, [2, 3]),
         ({"after": 1, "batch": 2}, [2]),
         ({"after": 3}, []),
+        ({"after": 3, "batch": 3}, []),
+        ({"after": 3, "batch": 1}, []),
         ({"source": "orders"}, [0, 1, 2, 3]),
         ({"source": f"orders/{OWNER.digest}.s3", "batch": 0}, [0]),
     ],
@@ -265,6 +280,35 @@ def test_batch_that_is_not_committed() -> None:
     """It is refused rather than read without its rows."""
     with pytest.raises(ConfigurationError, match="batch 4 is not committed here.*: 5"):
         found(Memory(0, 1, 2, 5), batch=4)
+
+
+def test_reader_that_goes_on(tmp_path: Path) -> None:
+    """Up to the newest batch and from there: each row once, of empty and merged batches too."""
+    (tmp_path / FOLDER).mkdir(parents=True)
+    disk = pa_fs.LocalFileSystem()
+
+    def put(span: Span, *manifests: Manifest) -> int:
+        (tmp_path / FOLDER / span.name).write_bytes(encode_file(manifests, span))
+        return sparkonce.newest_committed(str(tmp_path), filesystem=disk)
+
+    with pytest.raises(ConfigurationError, match="there is no manifest"):
+        sparkonce.newest_committed(str(tmp_path), filesystem=disk)
+    assert put(Span(5, 5), manifest(5)) == 5
+    assert put(Span(6, 6), manifest(6, layout=None, files=())) == 6
+    assert put(Span(7, 7), manifest(7)) == 7
+    assert put(Span(0, 99), *map(manifest, range(5, 100))) == 99
+    files = Memory(5)
+    seen, rows = -1, []
+    for batch_id in (6, 7, 8):
+        newest_one = find_newest(files, "s3://lake/orders")
+        rows += found(files, after=seen, batch=newest_one)
+        seen = newest_one
+        files.put(Span(batch_id, batch_id), [manifest(batch_id)])
+    assert rows == [5, 6, 7]
+    files.put(Span(0, 0), [manifest(0)], source_folder("orders-eu", OWNER.digest, "s3"))
+    assert find_newest(files, "s3://lake/orders", source="orders-eu") == 0
+    with pytest.raises(ConfigurationError, match="source="):
+        find_newest(files, "s3://lake/orders")
 
 
 def test_batch_without_rows() -> None:
@@ -474,7 +518,7 @@ def test_readers_url_is_the_sinks(url: str, settings: str, monkeypatch: pytest.M
     roots = []
 
     def note(files: Any, shown: str, **_: Any) -> None:
-        roots.append(files._root)
+        roots.append(files.root)
         raise ConfigurationError(shown)
 
     monkeypatch.setattr(readers, "find_committed", note)

@@ -99,12 +99,16 @@ def _layouts(manifests: Iterable[Manifest]) -> list[Layout]:
     return [layout for manifest in manifests for layout in manifest.layouts]
 
 
-def _read_once(
-    files: Files, url: str, *, batch: int | None, after: int | None, source: str | None
-) -> list[Manifest] | None:
-    listed = _listed(files, FOLDER if source is None else f"{FOLDER}{source}/")
+def find_newest(files: Files, url: str, *, source: str | None = None) -> int:
+    """The newest committed batch; see `readers.newest_committed`."""
+    ((_, spans),) = _spans(files, url, source, counts=True).items()
+    return max(span.last for span in spans)
+
+
+def _spans(files: Files, url: str, source: str | None, *, counts: bool) -> dict[str, list[Span]]:
+    """The manifests in each folder; of one source, where batches are to be counted."""
     by_source: dict[str, list[Span]] = {}
-    for folder, span in listed:
+    for folder, span in _listed(files, FOLDER if source is None else f"{FOLDER}{source}/"):
         by_source.setdefault(folder, []).append(span)
     if not by_source:
         raise ConfigurationError(
@@ -112,17 +116,26 @@ def _read_once(
             f"{f' of source={source!r}' if source else ''}: nothing is committed yet, or it is "
             "not what an S3Sink writes to"
         )
-    if len(by_source) > 1 and not (batch is None and after is None):
+    if len(by_source) > 1 and counts:
         names = ", ".join(repr(f.removeprefix(FOLDER).strip("/")) for f in sorted(by_source))
         raise ConfigurationError(
             f"{url}: {names} write here, each with batches of its own: say which with source="
         )
+    return by_source
+
+
+def _read_once(
+    files: Files, url: str, *, batch: int | None, after: int | None, source: str | None
+) -> list[Manifest] | None:
+    counts = not (batch is None and after is None)
+    by_source = _spans(files, url, source, counts=counts)
     first = 0 if after is None else after + 1
+    begin = first if batch is None else min(first, batch)  # that one has to be there
     wanted = [
         f"{folder}{span.name}"
         for folder, spans in by_source.items()
         for span in sorted(spans, key=lambda span: span.size)
-        if span.last >= first and (batch is None or span.first <= batch)
+        if span.last >= begin and (batch is None or span.first <= batch)
     ]
     try:
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:
@@ -134,7 +147,7 @@ def _read_once(
         found.setdefault(name.rpartition("/")[0], []).extend(decode_file(body, f"{url}/{name}"))
     manifests = [manifest for some in found.values() for manifest in newest(some)]
     if batch is not None and all(manifest.batch_id != batch for manifest in manifests):
-        newest_one = max(span.last for _, span in listed)
+        newest_one = max(span.last for spans in by_source.values() for span in spans)
         raise ConfigurationError(
             f"{url}: batch {batch} is not committed here; the newest that is: {newest_one}"
         )

@@ -9,7 +9,7 @@ import datetime as dt
 import functools
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ import pyarrow.types as pat
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.arrow_types import zone_of
 from sparkonce.sinks.base import quoted
-from sparkonce.sinks.s3.committed import find_committed
+from sparkonce.sinks.s3.committed import Files, find_committed, find_newest
 from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
 from sparkonce.sinks.s3.layout import NULL_FOLDER
 
@@ -36,18 +36,35 @@ _SETTINGS = re.compile(r"\?(?=\w+=)")
 
 class _ArrowFiles:
     def __init__(self, filesystem: pa_fs.FileSystem, root: str) -> None:
-        self._filesystem = filesystem
-        self._root = root
+        self.filesystem = filesystem
+        self.root = root
+
+    @classmethod
+    def at(cls, url: str, filesystem: pa_fs.FileSystem | None) -> Self:
+        """Those of a sink's url, which may have pyarrow's settings."""
+        if filesystem is None:
+            try:
+                filesystem, path = pa_fs.FileSystem.from_uri(_as_uri(url))
+            except pa.ArrowInvalid as error:  # it repeats the url, with the keys in it
+                raise ConfigurationError(
+                    f"the url cannot be read ({str(error).partition(':')[0]}): give "
+                    "s3://BUCKET/PREFIX?endpoint_override=…&scheme=http&region=…, where keys have "
+                    "/ ? # and @ as %2F %3F %23 and %40, or filesystem="
+                ) from None
+        else:
+            path = url.removeprefix("s3://").removeprefix("s3a://")
+        root = path.strip("/") + "/" if not path.startswith("/") else path.rstrip("/") + "/"
+        return cls(filesystem, root)
 
     def names(self, folder: str) -> list[str]:
         selector = pa_fs.FileSelector(
-            self._root + folder.rstrip("/"), recursive=True, allow_not_found=True
+            self.root + folder.rstrip("/"), recursive=True, allow_not_found=True
         )
-        found = self._filesystem.get_file_info(selector)
-        return [info.path.removeprefix(self._root) for info in found if info.is_file]
+        found = self.filesystem.get_file_info(selector)
+        return [info.path.removeprefix(self.root) for info in found if info.is_file]
 
     def read(self, name: str) -> bytes:
-        with self._filesystem.open_input_file(self._root + name) as file:
+        with self.filesystem.open_input_file(self.root + name) as file:
             return file.read()
 
 
@@ -77,22 +94,9 @@ def committed_dataset(
         ConfigurationError: there is no committed batch, or not this one; several sources count
             their batches apart; or the batches do not fit into one table.
     """
-    if filesystem is None:
-        try:
-            filesystem, path = pa_fs.FileSystem.from_uri(_as_uri(url))
-        except pa.ArrowInvalid as error:  # it repeats the url, with the keys in it
-            raise ConfigurationError(
-                f"the url cannot be read ({str(error).partition(':')[0]}): give "
-                "s3://BUCKET/PREFIX?endpoint_override=…&scheme=http&region=…, where keys have / ? "
-                "# and @ as %2F %3F %23 and %40, or filesystem="
-            ) from None
-    else:
-        path = url.removeprefix("s3://").removeprefix("s3a://")
+    files = _ArrowFiles.at(url, filesystem)
     url = _shown(url)
-    root = path.strip("/") + "/" if not path.startswith("/") else path.rstrip("/") + "/"
-    committed = find_committed(
-        _ArrowFiles(filesystem, root), url, batch=batch, after=after, source=source
-    )
+    committed = find_committed(files, url, batch=batch, after=after, source=source)
     if any(key.endswith(".zst") for key in committed.keys):
         raise ConfigurationError(
             f"{url}: pyarrow's datasets read no zstd text: use read_committed, which asks Spark, "
@@ -102,12 +106,12 @@ def committed_dataset(
     data = pa.schema([column for column in schema if column.name not in partition_by])
     file_format = _arrow_format(committed.format, data)
     fragments = [
-        file_format.make_fragment(root + key, filesystem, folders.expression(key))
+        file_format.make_fragment(files.root + key, files.filesystem, folders.expression(key))
         for layout, keys in committed.keys_by_layout.items()
         for folders in [_Folders(schema, partition_by, layout.zone())]
         for key in keys
     ]
-    return ds.FileSystemDataset(fragments, schema, file_format, filesystem)
+    return ds.FileSystemDataset(fragments, schema, file_format, files.filesystem)
 
 
 def _as_uri(url: str) -> str:
@@ -225,6 +229,11 @@ class _HadoopFiles:
             raise
 
 
+def _hadoop_root(url: str) -> str:
+    root = "s3a://" + url.removeprefix("s3://") if url.startswith("s3://") else url
+    return root.rstrip("/")
+
+
 def _is_not_found(error: Exception) -> bool:
     thrown = getattr(error, "java_exception", None)
     return thrown is not None and thrown.getClass().getSimpleName() in {
@@ -258,8 +267,7 @@ def read_committed(
     """
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - on the driver only
 
-    root = "s3a://" + url.removeprefix("s3://") if url.startswith("s3://") else url
-    root = root.rstrip("/")
+    root = _hadoop_root(url)
     committed = find_committed(
         _HadoopFiles(spark, root), _shown(url), batch=batch, after=after, source=source
     )
@@ -278,3 +286,35 @@ def read_committed(
         frames.append(reader.load([f"{root}/{key}" for key in keys]))
     rows = functools.reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     return rows.select([quoted(name) for name in committed.schema.names])
+
+
+# -- either ----------------------------------------------------------------------------------------
+
+
+def newest_committed(
+    url: str,
+    *,
+    spark: SparkSession | None = None,
+    filesystem: pa_fs.FileSystem | None = None,
+    source: str | None = None,
+) -> int:
+    """The newest committed batch, by which a reader that comes again goes on.
+
+    Batches are committed in their order, each for good: with ``after=`` the one up to which it has
+    read, and ``batch=`` this one, it reads every row once. Manifests are listed, and none is read.
+
+    Args:
+        url: see `read_committed` with `spark`, else `committed_dataset`.
+        spark: the session that asks; without it pyarrow does.
+        filesystem: see `committed_dataset`.
+        source: see `committed_dataset`.
+
+    Raises:
+        ConfigurationError: there is no committed batch, or several sources count theirs apart.
+    """
+    files: Files
+    if spark is None:
+        files = _ArrowFiles.at(url, filesystem)
+    else:
+        files = _HadoopFiles(spark, _hadoop_root(url))
+    return find_newest(files, _shown(url), source=source)
