@@ -28,9 +28,10 @@ from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
-from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.spark_hooks.recovery import claim_again, head_of
+from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -543,12 +544,13 @@ def test_fenced_driver_holds_nothing_open(
         if point == "decide.before":
             head = head_of(pipeline.log, "orders")
             pipeline.log.begin(claim_again(pipeline.log, head, head.sinks))
+            if has_follower:
+                follower._query = pipeline._query
+                exactly_once._serving[head.query_id] = follower
 
     job.add(*ids(1))
     pipeline = job.pipeline()
     follower = job.pipeline(sinks=pipeline.sinks)
-    if has_follower:
-        monkeypatch.setitem(exactly_once._serving, "query", follower)
     monkeypatch.setattr(FileSink, "close", close)
     monkeypatch.setattr(failpoints, "handler", take_over)
     with pytest.raises(StreamingQueryException, match="FencedError"):
@@ -587,15 +589,15 @@ def test_driver_behind_one_with_a_copy_of_the_log(
             assert pipeline._query is not None
             other = job.pipeline(commit=commit, log=f"sqlite:///{job.folder}/copy.db")
             assert other.log.log_id == pipeline.log.log_id
-            exactly_once._begun.clear()  # as in a process of its own
             other._query = RunningQuery.find(job.spark, pipeline._query.run)
+            other._query.run = RunId(other._query.run.query_id, "of another process")
             other._begin(other._query, 1)
             others.append(other)
 
     monkeypatch.setattr(failpoints, "handler", go_on_elsewhere)
     job.add(*ids(2))
     query = job.start(pipeline)
-    with pytest.raises((FencedError, StreamingQueryException), match="another driver has begun"):
+    with pytest.raises((FencedError, StreamingQueryException), match="another driver has gone on"):
         pipeline.awaitTermination(query)
     assert reached
     assert job.visible() == Counter([1])
@@ -853,9 +855,7 @@ def test_checkpoint_that_ran_without_us_needs_adopt(job: Job) -> None:
     assert job.visible() == Counter([2, 3])
 
 
-def test_pipelines_with_copies_of_one_checkpoint_need_logs_of_their_own(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipelines_with_copies_of_one_checkpoint_need_logs_of_their_own(job: Job) -> None:
     """A query that ran without us is split in two: its id is part of all names outside."""
     job.add(*ids(1))
     writer = job.rows().writeStream.foreachBatch(lambda _df, _batch_id: None)
@@ -871,6 +871,25 @@ def test_pipelines_with_copies_of_one_checkpoint_need_logs_of_their_own(
     assert "has the query id of the pipeline 'orders'" in refused(job, copied)
     job.run(ExactlyOnce("orders-us", log=f"sqlite:///{job.folder}/us.db", **settings))
     assert job.visible() == job.visible(again) == Counter([2])
+
+
+def test_pipelines_with_copies_of_one_checkpoint_that_start_together(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither sees the other before it has its token: it looks again behind that, at each start."""
+    job.add(*ids(1))
+    pipeline = job.pipeline()
+
+    def start_the_other(point: str, where: object) -> None:
+        if point == "begin.before" and pipeline.log.head("orders-us") is None:
+            assert pipeline._query is not None
+            query_id = pipeline._query.run.query_id
+            pipeline.log.begin(Claim("orders-us", query_id, "run", "host:1", {}, 0))
+
+    monkeypatch.setattr(failpoints, "handler", start_the_other)
+    for _ in range(2):
+        assert "has the query id of the pipeline 'orders-us'" in refused(job, pipeline)
+    assert job.visible() == Counter()
 
 
 def test_setting_that_cannot_work_is_refused_before_data_moves(job: Job) -> None:

@@ -15,6 +15,7 @@ it has seen there, so that who stood still meanwhile does not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from typing import Final, NamedTuple
@@ -25,6 +26,7 @@ from sparkonce.txn_log.folder import Folder, FolderPlace
 
 _FIRST: Final = "sparkonce.json"
 _DRIVERS: Final = "sparkonce-drivers"
+_MOST_TRIES: Final = 4
 
 
 class Binding(NamedTuple):
@@ -97,23 +99,48 @@ def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -
         checkpoint.create(_FIRST, text)
 
 
-def last_entry(checkpoint: Folder) -> Version | None:
-    """Which driver has begun last, for `enter`; None before the first.
+class Entry(NamedTuple):
+    """Which driver has begun on a checkpoint.
+
+    Attributes:
+        version: of the file; the highest one is the last.
+        run_id: of the driver's run of the query.
+        text: all that it has written.
+    """
+
+    version: Version
+    run_id: str
+    text: str
+
+
+def last_entry(checkpoint: Folder) -> Entry | None:
+    """Which driver has begun last; None before the first.
 
     Raises:
+        ConfigurationError: the file is damaged.
         LogUnavailableError: it cannot be read now.
     """
     found = FolderPlace(checkpoint).load(_DRIVERS, None)
-    return None if found is None else found.version
+    if found is None:
+        return None
+    text = found.text or ""
+    try:
+        return Entry(found.version, str(json.loads(text)["run_id"]), text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"the newest file of {_DRIVERS}/ in {checkpoint.address} is damaged: delete it"
+        ) from error
 
 
-def is_last_entry(checkpoint: Folder, entry: Version) -> bool:
+def is_last_entry(checkpoint: Folder, entry: Entry) -> bool:
     """Whether no driver has entered since; see `last_entry`."""
-    found = FolderPlace(checkpoint).load(_DRIVERS, entry)
-    return found is not None and found.version == entry
+    found = FolderPlace(checkpoint).load(_DRIVERS, entry.version)
+    return found is not None and found.version == entry.version
 
 
-def enter(checkpoint: Folder, seen: Version | None, driver: str, run_id: str) -> Version | None:
+def enter(
+    checkpoint: Folder, seen: Entry | None, driver: str, run_id: str, fenced_run: str | None = None
+) -> Entry | None:
     """Write that this driver goes on from the checkpoint, if none has begun since it looked.
 
     Args:
@@ -121,6 +148,7 @@ def enter(checkpoint: Folder, seen: Version | None, driver: str, run_id: str) ->
         seen: the `last_entry` from before it took its token.
         driver: where it runs, for whoever looks into the file.
         run_id: of its run of the query.
+        fenced_run: the run whose token its own has replaced: that one may have entered meanwhile.
 
     Returns:
         The driver's entry; None where another one has entered.
@@ -131,11 +159,23 @@ def enter(checkpoint: Folder, seen: Version | None, driver: str, run_id: str) ->
     """
     place = FolderPlace(checkpoint)
     text = json.dumps({"driver": driver, "run_id": run_id, "entry": secrets.token_hex(8)})
-    try:
-        return place.swap(_DRIVERS, seen, text)
-    except DecisionUnknownError:
-        found = place.load(_DRIVERS, None)
-        return found.version if found is not None and found.text == text else None
+    for _ in range(_MOST_TRIES):
+        with contextlib.suppress(DecisionUnknownError):
+            version = place.swap(_DRIVERS, None if seen is None else seen.version, text)
+            if version is not None:
+                return Entry(version, run_id, text)
+        # Others were faster, or the answer was lost: what stands there tells.
+        found = last_entry(checkpoint)
+        if found is not None and found.text == text:
+            return found
+        if found != seen:
+            if found is None or found.run_id not in {run_id, fenced_run}:
+                return None
+            seen = found
+    raise DecisionUnknownError(
+        f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; start "
+        "the query again"
+    )
 
 
 def _name(number: int) -> str:

@@ -30,6 +30,7 @@ from pyspark import SparkContext
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark_hooks.binding import (
     Binding,
+    Entry,
     bind,
     enter,
     is_last_entry,
@@ -38,7 +39,6 @@ from sparkonce.spark_hooks.binding import (
 )
 from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
-from sparkonce.txn_log.document import Version
 from sparkonce.txn_log.folder import Folder
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class RunId(NamedTuple):
     run_id: str
 
 
-_entries: dict[RunId, Version] = {}
-"""What each run has entered its checkpoint with, by whichever object."""
+_entered: set[RunId] = set()
+"""The runs that have entered their checkpoint, by whichever object."""
 
 _LOCATION = "spark.sql.streaming.checkpointLocation"
 _TEMPORARY = "temporary-"
@@ -141,7 +141,7 @@ class RunningQuery:
         self._conf = query.sparkSession().sessionState().newHadoopConf()
         self._fs = self._root.getFileSystem(self._conf)
         self._sources: list[str] = []
-        self._entry: Version | None = None
+        self._entry: Entry | None = None
 
     @classmethod
     def find(cls, session: SparkSession, run: RunId) -> Self:
@@ -351,22 +351,23 @@ class RunningQuery:
         bind(self._folder, seen, log_id, pipeline)
 
     @_said
-    def last_entry(self) -> Version | None:
+    def last_entry(self) -> Entry | None:
         """Which driver has begun last on the checkpoint."""
         return last_entry(self._folder)
 
     @_said
-    def enter(self, seen: Version | None, driver: str) -> bool:
+    def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
         """Go on from the checkpoint, if no other driver has begun since `last_entry` was `seen`.
 
         A run that has entered before does not enter behind another one.
         """
-        if _entries.get(self.run) not in {None, seen}:
+        run_id = self.run.run_id
+        if self.run in _entered and (seen is None or seen.run_id != run_id):
             return False
-        entered = enter(self._folder, seen, driver, self.run.run_id)
-        if entered is not None:
-            self._entry = _entries[self.run] = entered
-        return entered is not None
+        self._entry = enter(self._folder, seen, driver, run_id, fenced_run)
+        if self._entry is not None:
+            _entered.add(self.run)
+        return self._entry is not None
 
     @_said
     def is_ours(self) -> bool:

@@ -136,6 +136,16 @@ class Checkpoint(Protocol):
         """
 
 
+def overtaken(batch: str, checkpoint: Checkpoint, log: TransactionLog) -> FencedError:
+    """Another driver has the batch, or is about to: by the checkpoint, and not by the log."""
+    return FencedError(
+        f"{batch} was about to be delivered, and another driver has gone on from "
+        f"{checkpoint.location} meanwhile (the newest file of its sparkonce-drivers/ says which). "
+        f"Unless that one is stopped by this log ({log.address}), it has a copy of it, or another "
+        "one: let one of them run, and keep its log"
+    )
+
+
 class Coordinator:
     """Drives one pipeline's sinks through the transactions of one incarnation.
 
@@ -505,12 +515,7 @@ class Coordinator:
         """
         with contextlib.suppress(LogUnavailableError):
             self._log.check_token(self.incarnation)
-        return FencedError(
-            f"{self._name_of(batch_id)} was about to be committed, and another driver has begun on "
-            f"{self._checkpoint.location} meanwhile (the newest file of its sparkonce-drivers/ "
-            f"says which), with a copy of this log ({self._log.address}) or another one. Stop one "
-            "of them, and let the other keep its log"
-        )
+        return overtaken(self._name_of(batch_id), self._checkpoint, self._log)
 
     def _record(
         self,

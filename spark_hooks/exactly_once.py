@@ -28,6 +28,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, get_args
 
 from tenacity import Retrying, retry_if_not_exception_type, wait_exponential
@@ -44,14 +45,14 @@ from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
-from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator
+from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator, overtaken
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS, SmallBatches
 from sparkonce.spark_hooks.waiting import still_trying
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.identity import Claim, check_is_no_copy
 from sparkonce.txn_log.record import TransactionRecord
 
 if TYPE_CHECKING:
@@ -354,8 +355,12 @@ class ExactlyOnce:
 
     def _let_go(self) -> None:
         """Free what the sinks hold open for a fenced driver: nobody else can, while it lives."""
-        with _claiming:
-            others = [sink for it in _serving.values() if it is not self for sink in it.all_sinks]
+        others = [
+            sink
+            for query_id, other in list(_serving.items())
+            if other is not self and (served := _served(query_id)) is not None and served.is_active
+            for sink in other.all_sinks
+        ]
         for sink in self.all_sinks:
             if any(sink is other for other in others):
                 continue
@@ -467,9 +472,14 @@ class ExactlyOnce:
             replaces=self._replaces,
             adopt=self._adopt,
             goes_on=_begun.get((self.log.log_id, self.name)) == query.run,
-            namesake=None if is_known else self.log.namesake(self.name, query.run.query_id),
+            namesake=None if is_known else self._namesake(query),
         )
         had_ended = query.is_stopping
+
+        def may_begin() -> None:
+            """Late, it would fence whoever has gone on, and only then see that it is late."""
+            if query.committed() >= batch_id:
+                raise overtaken(f"batch {batch_id} of pipeline {self.name!r}", query, self.log)
 
         def may_repeat() -> None:
             if query.is_stopping and not had_ended:
@@ -477,11 +487,16 @@ class ExactlyOnce:
                     f"{query.run} has ended while it waited for its fencing token, and takes none: "
                     "it could fence a run that has followed it. The next start recovers"
                 )
+            may_begin()
 
+        may_begin()
         coordinator = self.coordinator(claim, query, may_repeat, query.is_ours)
         _begun[self.log.log_id, self.name] = query.run
+        if self.log.newest(self.name, query.run.query_id) is None:  # one of the name may be new
+            check_is_no_copy(replace(claim, namesake=self._namesake(query)))
         query.bind(bound, coordinator.incarnation.owner.log_id, self.name)
-        if query.committed() >= batch_id or not query.enter(seen, claim.driver):
+        may_begin()
+        if not query.enter(seen, claim.driver, coordinator.incarnation.fenced_run):
             raise coordinator.overtaken(batch_id)
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
@@ -513,6 +528,9 @@ class ExactlyOnce:
             )
         coordinator.recover()
         return coordinator
+
+    def _namesake(self, query: RunningQuery) -> str | None:
+        return self.log.namesake(self.name, query.run.query_id)
 
     def _listen(self) -> bool:
         """Listen to the session's starts; returns whether that was so already."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.spark_hooks.binding import (
     Binding,
     bind,
@@ -66,10 +66,65 @@ def test_driver_that_looked_before_another_one_entered(tmp_path: Path) -> None:
         entries.append(enter(folder, entries[-1], "host:2", "run-2"))
     assert None not in entries
     for seen in [None, *entries[:-1]]:
-        assert enter(folder, seen, "host:1", "run-1") is None
+        assert enter(folder, seen, "host:1", "run-1", "run-0") is None
         assert last_entry(folder) == entries[-1]
     assert enter(folder, entries[-1], "host:2", "run-2") is not None
     assert len(list((tmp_path / "sparkonce-drivers").iterdir())) < 20
+
+
+class Lossy(LocalFolder):
+    """Its answers are lost, or what was written, at some calls of `create`."""
+
+    def __init__(self, root: Path, *faults: str) -> None:
+        super().__init__(root)
+        self.faults = list(faults)
+
+    def create(self, name: str, text: str) -> bool:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "write":
+            raise DecisionUnknownError("it failed")
+        done = super().create(name, text)
+        if fault == "answer":
+            raise DecisionUnknownError("no answer")
+        return done and fault != "retried"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "faults", [["write"], ["answer"], ["retried"], ["write", "answer"], ["write", "retried"]]
+)
+def test_entry_whose_answer_is_lost(tmp_path: Path, faults: list[str], is_first: bool) -> None:
+    """It stands or it does not: nobody else has entered, and the driver goes on."""
+    seen = None if is_first else enter(LocalFolder(tmp_path), None, "host:0", "run-0")
+    folder = Lossy(tmp_path, *faults)
+    entry = enter(folder, seen, "host:1", "run-1")
+    assert entry is not None
+    assert folder.faults == []
+    assert is_last_entry(folder, entry)
+
+
+def test_entry_that_cannot_be_written(tmp_path: Path) -> None:
+    """An outage is no other driver: whoever asked tries again."""
+    with pytest.raises(DecisionUnknownError, match="start the query again"):
+        enter(Lossy(tmp_path, *["write"] * 9), None, "host:1", "run-1")
+
+
+@pytest.mark.parametrize("run_id", ["run-0", "run-2"])
+def test_driver_whose_token_is_replaced_enters_first(tmp_path: Path, run_id: str) -> None:
+    """Both looked before; the one with the newer token goes on behind it. So does its own run."""
+    folder = LocalFolder(tmp_path)
+    assert enter(folder, None, "host:1", run_id) is not None
+    entry = enter(folder, None, "host:2", "run-2", "run-0")
+    assert entry is not None
+    assert is_last_entry(folder, entry)
+
+
+def test_damaged_entry_is_named(tmp_path: Path) -> None:
+    assert enter(LocalFolder(tmp_path), None, "host:1", "run-1") is not None
+    (file,) = (tmp_path / "sparkonce-drivers").iterdir()
+    file.write_text("{")
+    with pytest.raises(ConfigurationError, match="sparkonce-drivers/ in .* is damaged"):
+        last_entry(LocalFolder(tmp_path))
 
 
 def test_checkpoint_is_taken_over_again_and_back(tmp_path: Path) -> None:

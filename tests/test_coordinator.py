@@ -719,7 +719,7 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
             other.spark.committed += 1
 
     with at_point("prepare_batch.before", go_on_elsewhere) as fault:
-        with pytest.raises(FencedError, match="another driver has begun"):
+        with pytest.raises(FencedError, match="another driver has gone on"):
             old.run(world.batch(process))
     assert fault.fired
     other.spark.committed = len(world.spark.batches) - 1
@@ -760,7 +760,7 @@ def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the
     if log_is_away:
         away = LogUnavailableError("away")
         monkeypatch.setattr(old._log, "check_token", Mock(side_effect=away))
-    with pytest.raises(FencedError, match="another driver has begun"):
+    with pytest.raises(FencedError, match="another driver has gone on"):
         old.settle()
     for store in world.stores.values():
         assert store.rows() == world.source()
@@ -782,7 +782,7 @@ def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
     old = world.coordinator(process := Process(), **changes)
     old.recover()
     batch = MemoryBatch(world.spark, late.batch_id, world.sinks, process)
-    with pytest.raises(FencedError, match="another driver has begun"):
+    with pytest.raises(FencedError, match="another driver has gone on"):
         old.run(batch)
     assert world.source() != rows
     for store in world.stores.values():

@@ -191,7 +191,7 @@ class TransactionLog(ABC):
             FencedError: another run has followed the one that asks to go on.
         """
 
-        def step(store: Store) -> Head:
+        def step(store: Store) -> tuple[Head, Head | None]:
             near = [
                 store.find(TransactionId(claim.pipeline, claim.query_id, batch_id))
                 for batch_id in (claim.batch_id - 1, claim.batch_id)
@@ -208,15 +208,16 @@ class TransactionLog(ABC):
             )
             head = admit(claim, known, time.time())
             store.put_head(head)
-            return head
+            return head, standing
 
-        head = self._write(step)
+        head, fenced = self._write(step)
         log_id = self._id_of(head)
         return Incarnation(
             claim.pipeline,
             Owner(log_id, claim.query_id),
             head.token,
             tuple(Owner(log_id, query_id) for query_id in head.retired),
+            None if fenced is None else fenced.run_id,
         )
 
     def prepare(self, record: TransactionRecord) -> TransactionRecord:

@@ -184,8 +184,12 @@ def _check_sinks_can_finish(claim: Claim, known: Known) -> None:
                 )
 
 
-def _check_new_query(claim: Claim, known: Known) -> None:
-    head = known.head
+def check_is_no_copy(claim: Claim) -> None:
+    """Refuse the checkpoint of another pipeline, or a copy of it.
+
+    Raises:
+        ConfigurationError: the claim has a namesake.
+    """
     if claim.namesake is not None:
         raise ConfigurationError(
             f"the checkpoint {claim.checkpoint} has the query id of the pipeline "
@@ -193,8 +197,13 @@ def _check_new_query(claim: Claim, known: Known) -> None:
             "prepare would have the same names in every system, and each would overwrite or abort "
             f"what the other has. Give {claim.pipeline!r} a new checkpoint, which begins behind "
             "what is delivered; or, if both are to go on from copies of an old one, a transaction "
-            "log of its own"
+            f"log of its own. If {claim.namesake!r} never delivered anything, start under that name"
         )
+
+
+def _check_new_query(claim: Claim, known: Known) -> None:
+    head = known.head
+    check_is_no_copy(claim)
     if head is not None and claim.replaces != head.query_id:
         raise ConfigurationError(
             f"the pipeline {claim.pipeline!r} is bound to the checkpoint of query {head.query_id}, "

@@ -326,12 +326,21 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """One Spark run of the query, with the token that lets it write."""
+    """One Spark run of the query, with the token that lets it write.
+
+    Attributes:
+        pipeline: its name.
+        owner: what the names of its branches begin with.
+        token: the fencing token.
+        retired: of queries that had the pipeline before.
+        fenced_run: the run whose token this one has replaced.
+    """
 
     pipeline: str
     owner: Owner
     token: int
     retired: tuple[Owner, ...] = ()
+    fenced_run: str | None = None
 
     def transaction_id(self, batch_id: int) -> TransactionId:
         return TransactionId(self.pipeline, self.owner.query_id, batch_id)

@@ -18,6 +18,7 @@ from sparkonce.sinks.finding import Finding, Level
 from sparkonce.spark_hooks.binding import read_binding
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.txn_log import checkpoint_folder, local_path
+from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
@@ -122,11 +123,12 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
     last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
     told = f"{location}: of the batches that Spark has committed, {last}"
     newest = None if query_id is None else pipeline.log.newest(pipeline.name, query_id)
-    if newest and committed is not None and newest.id.batch_id > committed:
-        told += (
-            f"; the transaction log has {newest.id.batch_id} as {newest.state.value}, so only "
-            "sparkonce can go on from here"
-        )
+    if newest and committed is not None:
+        is_ahead = newest.id.batch_id > committed and newest.state is not State.ABANDONED
+        is_settled = not is_ahead and not pipeline.log.unfinished(pipeline.name)
+        told += f"; the transaction log's newest is {newest.id.batch_id} ({newest.state.value})"
+        told += ", so only sparkonce can go on from here" * is_ahead
+        told += ": other code could go on from here, too" * is_settled
     if head is None and committed is not None and checkpoint.has_offsets(committed + 1):
         yield Finding(
             Level.WARNING,
