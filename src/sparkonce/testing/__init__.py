@@ -52,6 +52,6 @@ def __getattr__(name: str) -> object:
     if name == "SinkContract" and "pytest" in sys.modules:
         # Before the import: a failing assert then shows its values, as in a test file.
         sys.modules["pytest"].register_assert_rewrite(
-            "sparkonce.testing.sink_verbs", "sparkonce.testing.sink_contract"
+            *(f"sparkonce.testing.sink_{part}" for part in ("verbs", "rows", "contract"))
         )
     return getattr(import_module(f"sparkonce.testing.{_MODULES[name]}"), name)

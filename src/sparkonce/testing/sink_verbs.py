@@ -1,4 +1,4 @@
-"""The first half of `SinkContract`: each verb in and out of order, twice, aborted, and failing."""
+"""A part of `SinkContract`: each verb in and out of order, twice, aborted, and failing."""
 
 from __future__ import annotations
 

@@ -1,0 +1,101 @@
+"""A part of `SinkContract`: what becomes of rows, however they come and whatever they hold."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing.sink_verbs import BRANCH, A, SinkVerbs
+from sparkonce.testing.sink_world import SinkWorld, Stage, rows_of
+
+_UTC = dt.UTC
+
+TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
+    "boolean": (pa.bool_(), [True, False]),
+    "byte": (pa.int8(), [-128, 127]),
+    "short": (pa.int16(), [-(1 << 15), (1 << 15) - 1]),
+    "integer": (pa.int32(), [-(1 << 31), (1 << 31) - 1]),
+    "long": (pa.int64(), [-(1 << 63), (1 << 63) - 1]),
+    "float": (pa.float32(), [0.5, -1.25]),
+    "double": (pa.float64(), [0.1, 1e300]),
+    "decimal": (pa.decimal128(20, 4), [Decimal("1234567890123456.7890"), Decimal("-0.0001")]),
+    "string": (pa.string(), ["", "ü 名前 🎉", "a'b\"c\\d\n\te,f;g"]),
+    "binary": (pa.binary(), [b"", b"\x00\xff\n"]),
+    "date": (pa.date32(), [dt.date(1969, 12, 31), dt.date(2026, 2, 28)]),
+    "timestamp": (
+        pa.timestamp("us", tz="UTC"),
+        [
+            dt.datetime(1969, 12, 31, 23, 59, 59, 999999, _UTC),
+            dt.datetime(2026, 1, 1, tzinfo=_UTC),
+        ],
+    ),
+    "timestamp of a zone": (
+        pa.timestamp("us", tz="America/New_York"),
+        [  # both at half past one by the clock
+            dt.datetime(2026, 11, 1, 5, 30, tzinfo=_UTC),
+            dt.datetime(2026, 11, 1, 6, 30, tzinfo=_UTC),
+        ],
+    ),
+    "timestamp_ntz": (pa.timestamp("us"), [dt.datetime(2026, 1, 1, 1, 2, 3, 4)]),  # noqa: DTZ001
+    "array": (pa.list_(pa.string()), [[], ["a", None, "b"]]),
+    "struct": (
+        pa.struct([("a", pa.int64()), ("b", pa.string())]),
+        [{"a": 1, "b": None}, {"a": None, "b": "x"}],
+    ),
+}
+"""By Spark's name of the type: how it reaches a sink, and values; each test adds a null."""
+
+
+class SinkRows(SinkVerbs):
+    """What `SinkContract` inherits; see there."""
+
+    # -- how they come -----------------------------------------------------------------------------
+
+    def test_empty_record_batches(self, stage: Stage, sink: AnySink) -> None:
+        """Record batches without rows between others change nothing."""
+        none = A.slice(0, 0)
+        stage.commit(sink, stage.prepare(sink, BRANCH, none, A, none))
+        stage.sees(A)
+
+    def test_branch_without_rows(self, stage: Stage, sink: AnySink) -> None:
+        """It is prepared and committed like any other, and shows nothing."""
+        stage.commit(sink, stage.prepare(sink, BRANCH, A.slice(0, 0)))
+        stage.sees()
+        stage.nothing_left_by_sweep(sink)
+
+    def test_large_branch(self, stage: Stage, sink: AnySink) -> None:
+        """Many rows in many record batches: none missing, none twice, none before the commit."""
+        step = max(self.large_rows // 10, 1)
+        parts = [rows_of(range(n, n + step)) for n in range(0, self.large_rows, step)]
+        committables = stage.prepare(sink, BRANCH, *parts)
+        stage.sees()
+        stage.commit(sink, committables)
+        stage.sees(*parts)
+
+    # -- what they hold ----------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("name", TYPES)
+    def test_rows_of_type(self, make_world: Callable[[pa.Schema], SinkWorld], name: str) -> None:
+        """Each value, and a null, reaches readers as the world expects, or validate refuses."""
+        kind, values = TYPES[name]
+        rows = pa.record_batch(
+            {
+                "id": pa.array(range(len(values) + 1), pa.int64()),
+                "value": pa.array([*values, None], kind),
+            }
+        )
+        with closing(Stage(make_world(rows.schema), rows.schema)) as stage:
+            try:
+                sink = stage.sink()
+            except ConfigurationError as refusal:
+                pytest.skip(f"validate refuses it: {refusal}")
+            stage.commit(sink, stage.prepare(sink, BRANCH, rows))
+            stage.sees(rows)
