@@ -402,3 +402,24 @@ def test_abort_drops_the_proof(
     """A commit that was made is called lost: written again, its rows would come twice."""
     world = sqlite_world(tmp_path / "shop.db", SCHEMA, DropsProof)
     caught(world, lambda contract, stage: test(contract, stage, stage.sink()))
+
+
+class DropsTails(SqliteSink):
+    """Sends full chunks once there is one."""
+
+    def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
+        tail = len(rows) % 500 if len(rows) > 500 else 0
+        super().write_rows(handle, rows[: len(rows) - tail])
+
+
+@pytest.mark.parametrize(
+    ("sink", "test"),
+    [
+        (DropsTails, SinkContract.test_uneven_record_batches),
+    ],
+)
+def test_rows_or_proofs_go_astray(
+    tmp_path: Path, sink: type[SqliteSink], test: Callable[[SinkContract, Stage, AnySink], None]
+) -> None:
+    world = sqlite_world(tmp_path / "shop.db", SCHEMA, sink)
+    caught(world, lambda contract, stage: test(contract, stage, stage.sink()))

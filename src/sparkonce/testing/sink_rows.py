@@ -59,6 +59,15 @@ class SinkRows(SinkVerbs):
 
     # -- how they come -----------------------------------------------------------------------------
 
+    def test_uneven_record_batches(self, stage: Stage, sink: AnySink) -> None:
+        """Record batches of any length, cut out of a longer one: no row is missing."""
+        sizes = (1, 1023, 4099, 2, 997, 6225)  # 12,347 together, a prime number
+        rows = rows_of(range(sum(sizes)))
+        starts = [sum(sizes[:n]) for n in range(len(sizes))]
+        parts = [rows.slice(*part) for part in zip(starts, sizes, strict=True)]
+        stage.commit(sink, stage.prepare(sink, BRANCH, *parts))
+        stage.sees(rows)
+
     def test_empty_record_batches(self, stage: Stage, sink: AnySink) -> None:
         """Record batches without rows between others change nothing."""
         none = A.slice(0, 0)
