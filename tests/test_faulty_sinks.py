@@ -412,10 +412,19 @@ class DropsTails(SqliteSink):
         super().write_rows(handle, rows[: len(rows) - tail])
 
 
+class IdlesAnew(SqliteSink):
+    """What was written goes with the connection that it renews."""
+
+    def idle(self, handle: Staging) -> None:
+        self.abort(handle.branch_id)
+        handle.rows = 0
+
+
 @pytest.mark.parametrize(
     ("sink", "test"),
     [
         (DropsTails, SinkContract.test_uneven_record_batches),
+        (IdlesAnew, SinkContract.test_rows_come_slowly),
     ],
 )
 def test_rows_or_proofs_go_astray(

@@ -13,7 +13,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.sink_verbs import BRANCH, A, SinkVerbs
+from sparkonce.testing.sink_verbs import BRANCH, A, B, SinkVerbs
 from sparkonce.testing.sink_world import SinkWorld, Stage, rows_of
 
 _UTC = dt.UTC
@@ -67,6 +67,16 @@ class SinkRows(SinkVerbs):
         parts = [rows.slice(*part) for part in zip(starts, sizes, strict=True)]
         stage.commit(sink, stage.prepare(sink, BRANCH, *parts))
         stage.sees(rows)
+
+    def test_rows_come_slowly(self, stage: Stage, sink: AnySink) -> None:
+        """`idle` comes between writes and before preCommit too, and keeps what was written."""
+        handle = stage.write(sink, BRANCH, A)
+        sink.idle(handle)
+        sink.write(handle, stage.world.shaped(B))
+        sink.idle(handle)
+        stage.sees()
+        stage.commit(sink, stage.vote(sink, sink.preCommit(handle)))
+        stage.sees(A, B)
 
     def test_empty_record_batches(self, stage: Stage, sink: AnySink) -> None:
         """Record batches without rows between others change nothing."""
