@@ -420,11 +420,33 @@ class IdlesAnew(SqliteSink):
         handle.rows = 0
 
 
+class KeepsLastProof(SqliteSink):
+    def commit(self, committable: Committable) -> None:
+        super().commit(committable)
+        with self._transaction() as db:
+            last = [str(committable.branch_id)]
+            db.execute("DELETE FROM sparkonce_commits WHERE branch <> ?", last)
+
+
+class ProvesByTheFirst(SqliteSink):
+    """Takes the proof of a batch's first branch for that of all."""
+
+    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+        first = [str(c.branch_id) for c in committables[:1]]
+        with self._transaction() as db:
+            proof = "SELECT 1 FROM sparkonce_commits WHERE branch = ?"
+            if first and db.execute(proof, first).fetchone():
+                return [None] * len(committables)
+        return super().commitBatch(committables)
+
+
 @pytest.mark.parametrize(
     ("sink", "test"),
     [
         (DropsTails, SinkContract.test_uneven_record_batches),
         (IdlesAnew, SinkContract.test_rows_come_slowly),
+        (KeepsLastProof, SinkContract.test_commits_are_repeated_in_another_order),
+        (ProvesByTheFirst, SinkContract.test_amended_batch),
     ],
 )
 def test_rows_or_proofs_go_astray(

@@ -34,7 +34,7 @@ from sparkonce.testing.sink_process import (
     lines_of_commit,
 )
 from sparkonce.testing.sink_rows import SinkRows
-from sparkonce.testing.sink_verbs import BRANCH, A, B, at_once, needs_many_branches
+from sparkonce.testing.sink_verbs import BRANCH, A, B, C, at_once, needs_many_branches
 from sparkonce.testing.sink_world import OWNER, Stage, branch, lists_branches, rows_of
 
 _TRIES = 5
@@ -110,6 +110,39 @@ class SinkContract(SinkRows):
         stage.commit(sink, stage.prepare(sink, BRANCH, A))
         stage.sweep(sink)
         stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
+        stage.sees(A, B)
+
+    # -- commits again -----------------------------------------------------------------------------
+
+    def test_commits_are_repeated_in_another_order(self, stage: Stage, sink: AnySink) -> None:
+        """A driver that died before it could say so commits all again; one that stood still, too.
+
+        Each branch has a proof of its own, whichever was committed last.
+        """
+        older = stage.prepare(sink, branch(3, batch_id=1), C)
+        stage.commit(sink, older)
+        attempts = (1,) if stage.world.one_branch_a_batch else (1, 2)
+        batch = stage.vote(sink, *[stage.task(sink, branch(n, batch_id=2), A) for n in attempts])
+        stage.commit(sink, batch)
+        for again in (batch, batch[::-1], *([committable] for committable in batch)):
+            stage.commit_all(stage.sink(), again)
+            stage.sees(C, *[A] * len(attempts))
+        # It may succeed or fail: only what readers see counts, since the log refuses this driver.
+        stage.sink().commitBatch(older)
+        stage.sees(C, *[A] * len(attempts))
+
+    def test_amended_batch(self, stage: Stage, sink: AnySink) -> None:
+        """What is lost of a batch is written again, and committed with all that was committed."""
+        needs_many_branches(stage)
+        parts = {1: A, 2: B}
+        tasks = [stage.task(sink, branch(attempt), rows) for attempt, rows in parts.items()]
+        *left, gone = stage.vote(sink, *tasks)
+        sink.abort(gone)
+        sink.commitBatch([*left, gone])
+        stage.commit_all(sink, left)
+        lost = parts.keys() - {committable.branch_id.attempt for committable in left}
+        again = stage.prepare(sink, branch(3, write_pass=1), *(parts[n] for n in sorted(lost)))
+        stage.commit(stage.sink(), [*left, *again])
         stage.sees(A, B)
 
     # -- other processes ---------------------------------------------------------------------------
