@@ -454,3 +454,24 @@ def test_rows_or_proofs_go_astray(
 ) -> None:
     world = sqlite_world(tmp_path / "shop.db", SCHEMA, sink)
     caught(world, lambda contract, stage: test(contract, stage, stage.sink()))
+
+
+class ShowsWithoutSink(FileSink):
+    def _visible_path(self, branch_id: BranchId) -> Path:
+        return super()._visible_path(replace(branch_id, sink="any"))
+
+
+class HidesWithoutLog(FileSink):
+    def _hidden_path(self, branch_id: BranchId) -> Path:
+        owner = Owner("0" * 16, branch_id.owner.query_id)
+        return super()._hidden_path(replace(branch_id, owner=owner))
+
+
+@pytest.mark.parametrize(("sink", "part"), [(ShowsWithoutSink, "sink"), (HidesWithoutLog, "log")])
+def test_names_meet(tmp_path: Path, sink: type[FileSink], part: str) -> None:
+    """Those of two branches that are prepared side by side."""
+
+    def beside(contract: SinkContract, stage: Stage) -> None:
+        contract.test_branches_side_by_side(stage, part)
+
+    caught(file_world(tmp_path, sink), beside, FileExistsError)

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,6 +38,9 @@ from sparkonce.testing.sink_rows import SinkRows
 from sparkonce.testing.sink_verbs import BRANCH, A, B, C, at_once, needs_many_branches
 from sparkonce.testing.sink_world import OWNER, Stage, branch, lists_branches, rows_of
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _TRIES = 5
 """How often a commit may run fewer lines than the one before, and so miss its line."""
 
@@ -51,6 +55,16 @@ APART: Mapping[str, Mapping[str, Any]] = {
 are of one batch: `SinkVerbs.test_equal_rows_are_all_kept`."""
 
 
+BESIDE: Mapping[str, Mapping[str, Any]] = {
+    "token": {"token": 30},
+    "pass": {"write_pass": 10},
+    "sink": {},
+    "log": {"owner": Owner("f" * 16, OWNER.query_id)},
+    "query": {"owner": Owner(OWNER.log_id, OWNER.query_id + "0")},
+}
+"""What differs in a branch of the same batch that is prepared beside `BRANCH`."""
+
+
 class SinkContract(SinkRows):
     """Subclass it in a test file and give the fixture `make_world`.
 
@@ -63,11 +77,15 @@ class SinkContract(SinkRows):
 
     # -- attempts, passes and tokens ---------------------------------------------------------------
 
-    def test_two_attempts_of_one_task(self, stage: Stage, sink: AnySink) -> None:
+    @pytest.mark.parametrize(("lost", "won"), [(1, 12), (12, 1)])
+    def test_two_attempts_of_one_task(
+        self, stage: Stage, sink: AnySink, lost: int, won: int
+    ) -> None:
         """Both prepare, one is decided: its rows come once, and the loser's go."""
-        loser = stage.task(sink, branch(1), A)
-        winner = stage.task(stage.sink(), branch(2), A)
+        loser = stage.task(sink, branch(lost), A)
+        winner = stage.task(stage.sink(), branch(won), A)
         stage.commit(sink, stage.vote(sink, winner))
+        stage.sees_beside_open(A)
         sink.abort(loser)
         stage.sweep(sink)
         stage.sees(A)
@@ -111,6 +129,35 @@ class SinkContract(SinkRows):
         stage.sweep(sink)
         stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
         stage.sees(A, B)
+
+    @pytest.mark.parametrize("part", BESIDE)
+    def test_branches_side_by_side(self, stage: Stage, part: str) -> None:
+        """Of two that are prepared and one part apart, each ends alone, and is listed as it is."""
+        needs_many_branches(stage)
+        sinks = stage.sink(), stage.sink("other" if part == "sink" else None)
+        seen: list[pa.RecordBatch] = []
+        for n, (end, first) in enumerate(product(("commit", "abort"), (0, 1))):
+            ours = replace(BRANCH, batch_id=n)
+            tasks = [
+                stage.task(sinks[0], ours, A),
+                stage.task(sinks[1], replace(ours, **BESIDE[part]), B),
+            ]
+            prepared = [stage.vote(sink, task) for sink, task in zip(sinks, tasks, strict=True)]
+            made = {c.branch_id.name for c in (*tasks, *chain(*prepared))}
+            for sink, task in zip(sinks, tasks, strict=True):
+                found = {c.branch_id.name for c in sink.find_branches(task.branch_id.owner)}
+                assert found <= made, f"find_branches lists {found - made}, which nobody made"
+            if end == "abort":
+                stage.abort(sinks[first], prepared[first])
+            else:
+                stage.commit(sinks[first], prepared[first])
+                seen.append((A, B)[first])
+                stage.sees_beside_open(*seen)
+            stage.commit(sinks[1 - first], prepared[1 - first])
+            seen.append((A, B)[1 - first])
+            stage.sees(*seen)
+            for sink, task in zip(sinks, tasks, strict=True):
+                stage.sweep(sink, task.branch_id.owner)
 
     # -- commits again -----------------------------------------------------------------------------
 

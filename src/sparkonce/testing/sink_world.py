@@ -97,9 +97,11 @@ class Stage:
     patience_s: float = 60.0
     _made: list[AnySink] = field(default_factory=list)
 
-    def sink(self) -> AnySink:
-        """One more object of the sink, validated."""
+    def sink(self, name: str | None = None) -> AnySink:
+        """One more object of the sink, validated; with a name, of another one of its class."""
         sink = self.bare_sink()
+        if name:
+            sink.name = name
         sink.validate(self.world.shaped(pa.RecordBatch.from_pylist([], self.schema)).schema)
         return sink
 
