@@ -475,3 +475,28 @@ def test_names_meet(tmp_path: Path, sink: type[FileSink], part: str) -> None:
         contract.test_branches_side_by_side(stage, part)
 
     caught(file_world(tmp_path, sink), beside, FileExistsError)
+
+
+class RewritesTable(FileSink):
+    """All rows are in one file, with the proofs: a commit reads it, and replaces it."""
+
+    def commit(self, committable: Committable) -> None:
+        hidden = self._hidden_path(committable.branch_id)
+        whole, proof = self._folder / "all.parquet", str(committable.branch_id).encode()
+        tables = [pq.read_table(path) for path in (whole, hidden) if path.exists()]
+        proofs = dict.fromkeys(tables[0].schema.metadata or {}, b"") if whole.exists() else {}
+        if proof not in proofs:
+            rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
+            aside = self._hidden / f"{uuid.uuid4()}"
+            pq.write_table(rows.replace_schema_metadata({**proofs, proof: b""}), aside)
+            aside.replace(whole)
+        hidden.unlink(missing_ok=True)
+
+
+def test_table_is_read_and_replaced(tmp_path: Path) -> None:
+    """A commit that stood still in between takes the next batch away."""
+
+    def behind_another(contract: SinkContract, stage: Stage) -> None:
+        contract.test_commit_that_goes_on_behind_another_one(stage, stage.sink())
+
+    caught(file_world(tmp_path, RewritesTable), behind_another)

@@ -249,28 +249,31 @@ class SinkContract(SinkRows):
         self._at_each_line(stage, sink, killed)
 
     def test_commit_that_goes_on_behind_another_one(self, stage: Stage, sink: AnySink) -> None:
-        """A paused driver goes on from the middle of its commit, when its successor has completed.
+        """A paused driver goes on from the middle of its commit, behind its successor's next batch.
 
-        Wherever in its own code it stood still, the rows come once.
+        Wherever in its own code it stood still, the rows of both batches come once.
         """
         successor = stage.sink()
         gone_by = 0
 
         def behind(committables: list[Committable], line: int) -> list[int]:
-            def commit_and_sweep() -> None:
+            def complete_and_go_on() -> None:
                 stage.commit(successor, committables)
+                stage.sweep(successor)
+                n = 1 + (committables[0].branch_id.batch_id or 0)
+                stage.commit(successor, stage.prepare(successor, branch(n, batch_id=n), B))
                 stage.sweep(successor)
 
             nonlocal gone_by
             places, is_gone_by = commit_behind_another(
-                sink, committables, line, commit_and_sweep, stands_s=self.stands_s
+                sink, committables, line, complete_and_go_on, stands_s=self.stands_s
             )
             gone_by += is_gone_by
             if places:  # it was made once, and may not know its outcome
-                commit_and_sweep()
+                complete_and_go_on()
             return places
 
-        self._at_each_line(stage, sink, behind)
+        self._at_each_line(stage, sink, behind, B)
         assert gone_by, (
             f"wherever a commit stood still, another one of the same branch took {self.stands_s} s "
             "or more, so nothing is proven: give the contract a higher stands_s"
@@ -406,7 +409,11 @@ class SinkContract(SinkRows):
     # -- helpers -----------------------------------------------------------------------------------
 
     def _at_each_line(
-        self, stage: Stage, sink: AnySink, meet: Callable[[list[Committable], int], list[int]]
+        self,
+        stage: Stage,
+        sink: AnySink,
+        meet: Callable[[list[Committable], int], list[int]],
+        *then: pa.RecordBatch,
     ) -> None:
         """Let commits meet something, each before another line of the sink's own code.
 
@@ -415,6 +422,7 @@ class SinkContract(SinkRows):
             sink: prepares.
             meet: has the branches committed, and a commit of them in another process meet it
                 before the line. It returns that one's places where it ended before the line.
+            then: what it commits as the next batch.
         """
         # The first one in a target may have more to do than those that follow.
         stage.commit(sink, stage.prepare(sink, branch(0, batch_id=0), A))
@@ -429,7 +437,7 @@ class SinkContract(SinkRows):
                 committables = stage.prepare(sink, branch(n, batch_id=n), A)
                 sink.close()
                 ended = meet(committables, line)
-                seen.append(A)
+                seen += [A, *then]
                 stage.sees(*seen)
                 if not ended:
                     break
