@@ -5,7 +5,8 @@
     abort       the branch's rows leave the staging table
 
 The database is one file, so driver and executors run on one machine. The target must exist; rows
-of other types than SQLite's become text. `sparkonce_commits` keeps one row for each branch.
+of other types than SQLite's become text, and what is not a number becomes NULL, as SQLite has it.
+`sparkonce_commits` keeps one row for each branch.
 """
 
 from __future__ import annotations

@@ -440,6 +440,23 @@ class ProvesByTheFirst(SqliteSink):
         return super().commitBatch(committables)
 
 
+class ReadsOthersText(SqliteSink):
+    """Keeps text in a format that has its own idea of it."""
+
+    def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().write_rows(
+            handle,
+            [{**row, "name": None if row["name"] == "NULL" else row["name"]} for row in rows],
+        )
+
+
+class TakesColumnsByPlace(SqliteSink):
+    def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().write_rows(
+            handle, [dict(zip(SCHEMA.names, row.values(), strict=True)) for row in rows]
+        )
+
+
 @pytest.mark.parametrize(
     ("sink", "test"),
     [
@@ -447,6 +464,7 @@ class ProvesByTheFirst(SqliteSink):
         (IdlesAnew, SinkContract.test_rows_come_slowly),
         (KeepsLastProof, SinkContract.test_commits_are_repeated_in_another_order),
         (ProvesByTheFirst, SinkContract.test_amended_batch),
+        (ReadsOthersText, SinkContract.test_text_that_looks_like_something_else),
     ],
 )
 def test_rows_or_proofs_go_astray(
@@ -454,6 +472,12 @@ def test_rows_or_proofs_go_astray(
 ) -> None:
     world = sqlite_world(tmp_path / "shop.db", SCHEMA, sink)
     caught(world, lambda contract, stage: test(contract, stage, stage.sink()))
+
+
+def test_columns_are_taken_by_their_place(tmp_path: Path) -> None:
+    world = sqlite_world(tmp_path / "shop.db", SCHEMA, TakesColumnsByPlace)
+    with pytest.raises(AssertionError, match="missing"):
+        SinkContract().test_columns_in_another_order(lambda schema: world)
 
 
 class ShowsWithoutSink(FileSink):

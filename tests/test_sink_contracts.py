@@ -129,13 +129,18 @@ def test_commit_of_sqlite_outlives_a_power_loss(tmp_path: Path) -> None:
 
 
 def as_sqlite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists and structs as JSON, booleans as numbers, what SQLite has no type for as text."""
+    """Lists and structs as JSON, booleans as numbers, what SQLite has no type for as text.
+
+    Not a number is null.
+    """
 
     def plain(value: object) -> object:
         if isinstance(value, list | dict):
             return json.dumps(value)
         if isinstance(value, bool):
             return int(value)
+        if value != value:  # noqa: PLR0124 - of NaN alone
+            return None
         return (
             value if value is None or isinstance(value, int | float | str | bytes) else str(value)
         )
@@ -194,7 +199,7 @@ class VersionSink(IdempotentSink):
         self._store = path
 
     def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
-        values = [tuple(row.values()) for batch in rows for row in batch.to_pylist()]
+        values = [(row["id"], row["name"]) for batch in rows for row in batch.to_pylist()]
         with contextlib.closing(sqlite3.connect(self._store, timeout=60)) as db, db:
             is_newer = db.execute(
                 "INSERT INTO versions VALUES (?, ?) ON CONFLICT (app) DO UPDATE "

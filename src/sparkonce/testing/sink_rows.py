@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from decimal import Decimal
@@ -14,9 +15,10 @@ import pytest
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_verbs import BRANCH, A, B, SinkVerbs
-from sparkonce.testing.sink_world import SinkWorld, Stage, rows_of
+from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, rows_of
 
 _UTC = dt.UTC
+_NOT_FINITE = [math.nan, math.inf, -math.inf]
 
 TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     "boolean": (pa.bool_(), [True, False]),
@@ -24,8 +26,8 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     "short": (pa.int16(), [-(1 << 15), (1 << 15) - 1]),
     "integer": (pa.int32(), [-(1 << 31), (1 << 31) - 1]),
     "long": (pa.int64(), [-(1 << 63), (1 << 63) - 1]),
-    "float": (pa.float32(), [0.5, -1.25]),
-    "double": (pa.float64(), [0.1, 1e300]),
+    "float": (pa.float32(), [0.5, -1.25, *_NOT_FINITE]),
+    "double": (pa.float64(), [0.1, 1e300, *_NOT_FINITE]),
     "decimal": (pa.decimal128(20, 4), [Decimal("1234567890123456.7890"), Decimal("-0.0001")]),
     "string": (pa.string(), ["", "ü 名前 🎉", "a'b\"c\\d\n\te,f;g"]),
     "binary": (pa.binary(), [b"", b"\x00\xff\n"]),
@@ -52,6 +54,9 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     ),
 }
 """By Spark's name of the type: how it reaches a sink, and values; each test adds a null."""
+
+TEXTS = ["007", "1e3", "NULL", "\\N", "None", "nan", "true", " x ", "a\rb\r\nc", "2026-01-01"]
+"""What a format without types takes for a number, a null, a truth, a line of its own or a day."""
 
 
 class SinkRows(SinkVerbs):
@@ -100,6 +105,26 @@ class SinkRows(SinkVerbs):
         stage.sees(*parts)
 
     # -- what they hold ----------------------------------------------------------------------------
+
+    def test_columns_in_another_order(self, make_world: Callable[[pa.Schema], SinkWorld]) -> None:
+        """Columns are found by their names, or validate refuses their order."""
+        turned = pa.schema([SCHEMA.field(name) for name in reversed(SCHEMA.names)])
+        with closing(Stage(make_world(SCHEMA), turned)) as stage:
+            try:
+                sink = stage.sink()
+            except ConfigurationError as refusal:
+                pytest.skip(f"validate refuses it: {refusal}")
+            stage.commit(sink, stage.prepare(sink, BRANCH, A.select(turned.names)))
+            stage.sees(A)
+
+    def test_text_that_looks_like_something_else(self, stage: Stage, sink: AnySink) -> None:
+        """Text stays the text that it is, also where no other row tells the type of its column."""
+        texts = pa.array([*TEXTS, None])
+        rows = pa.record_batch([pa.array(range(len(texts)), pa.int64()), texts], schema=SCHEMA)
+        each = [rows.slice(n, 1) for n in range(rows.num_rows)]
+        for n, part in enumerate([rows, *each]):
+            stage.commit(sink, stage.prepare(sink, branch(n, batch_id=n), part))
+        stage.sees(rows, rows)
 
     @pytest.mark.parametrize("name", TYPES)
     def test_rows_of_type(self, make_world: Callable[[pa.Schema], SinkWorld], name: str) -> None:
