@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -457,6 +458,14 @@ class TakesColumnsByPlace(SqliteSink):
         )
 
 
+class KeepsClient(SqliteSink):
+    """Its first commit opens what does not pickle."""
+
+    def commit(self, committable: Committable) -> None:
+        super().commit(committable)
+        self._client = threading.Lock()
+
+
 @pytest.mark.parametrize(
     ("sink", "test"),
     [
@@ -465,6 +474,7 @@ class TakesColumnsByPlace(SqliteSink):
         (KeepsLastProof, SinkContract.test_commits_are_repeated_in_another_order),
         (ProvesByTheFirst, SinkContract.test_amended_batch),
         (ReadsOthersText, SinkContract.test_text_that_looks_like_something_else),
+        (KeepsClient, SinkContract.test_sink_travels_after_a_commit),
     ],
 )
 def test_rows_or_proofs_go_astray(
@@ -491,6 +501,12 @@ class HidesWithoutLog(FileSink):
         return super()._hidden_path(replace(branch_id, owner=owner))
 
 
+class CutsNames(FileSink):
+    def _visible_path(self, branch_id: BranchId) -> Path:
+        path = super()._visible_path(branch_id)
+        return path.with_name(f"{path.stem[:100]}.parquet")
+
+
 @pytest.mark.parametrize(("sink", "part"), [(ShowsWithoutSink, "sink"), (HidesWithoutLog, "log")])
 def test_names_meet(tmp_path: Path, sink: type[FileSink], part: str) -> None:
     """Those of two branches that are prepared side by side."""
@@ -499,6 +515,10 @@ def test_names_meet(tmp_path: Path, sink: type[FileSink], part: str) -> None:
         contract.test_branches_side_by_side(stage, part)
 
     caught(file_world(tmp_path, sink), beside, FileExistsError)
+
+
+def test_names_are_cut(tmp_path: Path) -> None:
+    caught(file_world(tmp_path, CutsNames), SinkContract.test_long_names)
 
 
 class RewritesTable(FileSink):

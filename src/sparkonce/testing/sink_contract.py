@@ -159,6 +159,18 @@ class SinkContract(SinkRows):
             for sink, task in zip(sinks, tasks, strict=True):
                 stage.sweep(sink, task.branch_id.owner)
 
+    def test_long_names(self, stage: Stage) -> None:
+        """After years the numbers of a branch are long: two that differ in the last digit."""
+        sink = stage.sink("s" * 32)
+        long = branch(81_920, token=100_000, write_pass=10, batch_id=1_000_000_001)
+        stage.commit(sink, stage.prepare(sink, long, A))
+        stage.sweep(sink)
+        stage.commit(sink, stage.prepare(sink, replace(long, batch_id=1_000_000_002), B))
+        if lists_branches(sink):
+            stage.task(sink, replace(long, batch_id=1_000_000_003), A)
+        stage.nothing_left_by_sweep(sink)
+        stage.sees(A, B)
+
     # -- commits again -----------------------------------------------------------------------------
 
     def test_commits_are_repeated_in_another_order(self, stage: Stage, sink: AnySink) -> None:
@@ -203,6 +215,17 @@ class SinkContract(SinkRows):
         stage.sees()
         stage.commit(sink, stage.vote(sink, *task))
         stage.sees(A)
+
+    def test_sink_travels_after_a_commit(self, stage: Stage, sink: AnySink) -> None:
+        """What a commit or a sweep opened keeps it from no executor of the next batch."""
+        from sparkonce.spark_hooks.batch import check_pickles  # noqa: PLC0415 - imports Spark
+
+        stage.commit(sink, stage.prepare(sink, branch(1, batch_id=1), A))
+        stage.sweep(sink)
+        check_pickles(sink)
+        task = self._elsewhere(stage, sink, "task", stage.named(sink, branch(2, batch_id=2)), B)
+        stage.commit(sink, stage.vote(sink, *task))
+        stage.sees(A, B)
 
     def test_process_killed_after_precommit(self, stage: Stage, sink: AnySink) -> None:
         """What it prepared outlives it, and is committed from here."""
