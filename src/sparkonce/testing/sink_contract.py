@@ -41,6 +41,7 @@ from sparkonce.testing.sink_world import OWNER, Stage, branch, lists_branches, r
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_HUNDRED_YEARS_S = 100 * 366 * 24 * 3600
 _TRIES = 5
 """How often a commit may run fewer lines than the one before, and so miss its line."""
 
@@ -399,7 +400,7 @@ class SinkContract(SinkRows):
         """Each found branch has the identity of the one that was made: the coordinator compares."""
         self._needs_listing(sink)
         task = stage.task(sink, replace(BRANCH, token=7, write_pass=1), A)
-        (found,) = [c.branch_id for c in sink.find_branches(OWNER)]
+        (found,) = {c.branch_id for c in sink.find_branches(OWNER)}
         made = task.branch_id
         assert replace(found, batch_id=made.batch_id) == made
         assert found.batch_id in {None, made.batch_id}
@@ -427,7 +428,7 @@ class SinkContract(SinkRows):
             safe_until = committable.safe_until
             if safe_until is not None:
                 ahead_s = safe_until - time.time()
-                assert 0 < ahead_s < 366 * 24 * 3600, f"safe_until lies {ahead_s:.0f} s ahead"
+                assert 0 < ahead_s < _HUNDRED_YEARS_S, f"safe_until lies {ahead_s:.0f} s ahead"
 
     # -- helpers -----------------------------------------------------------------------------------
 
