@@ -360,8 +360,10 @@ def test_doctor_asks_every_server(
         assert not [one for one in found.value if one["level"] == "error"]
         assert sparkonce("doctor", JOB).code == FOUND
         assert objects(services) == before, "nothing is left of the questions"
-        (unfinished,) = [one for one in found.value if "0 (decided)" in one["what"]]
+        (unfinished,) = [one for one in found.value if "not finished: 0 (decided)" in one["what"]]
         assert (unfinished["about"], unfinished["fix"]) == ("log", "sparkonce recover JOB")
+        (behind,) = [one for one in found.value if "newest is 0 (decided)" in one["what"]]
+        assert behind["about"] == "checkpoint"
 
         config = json.loads(scenario.config.read_text())
         by_name = {sink["settings"]["name"]: sink for sink in config["sinks"]}
