@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime as dt
 import pickle
 from dataclasses import replace
@@ -16,7 +17,8 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka import producer
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.rows import RowError, check_schema, messages_by_topic
+from sparkonce.sinks.kafka.messages import COPY, Messages, messages_by_topic
+from sparkonce.sinks.kafka.rows import RowError, check_schema
 from sparkonce.sinks.kafka.settings import KafkaSettings
 from tests.test_kafka_settings import SASL
 
@@ -29,7 +31,25 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 
 
 def messages(rows: pa.RecordBatch, topic: str | None = "orders") -> dict[str, list[dict]]:
-    return dict(messages_by_topic(rows, topic))
+    """What librdkafka reads at the addresses, by topic, without what is left to it."""
+    return {name: _read(found) for name, found in messages_by_topic(rows, topic)}
+
+
+def _read(found: Messages) -> list[dict]:
+    read = [
+        {"value": _bytes(row["payload"], row["len"]), "key": _bytes(row["key"], row["key_len"])}
+        | ({"partition": int(row["partition"])} if row["partition"] >= 0 else {})
+        for row in found.rows
+    ]
+    for name, column in (("timestamp", found.timestamps), ("headers", found.headers)):
+        for number, item in enumerate(() if column is None else column):
+            if item:
+                read[number][name] = item
+    return read
+
+
+def _bytes(address: int, length: int) -> bytes | None:
+    return ctypes.string_at(int(address), int(length)) if address else None
 
 
 # -- schema ----------------------------------------------------------------------------------------
@@ -122,32 +142,36 @@ def test_values_and_keys_with_nulls(data_type: pa.DataType) -> None:
 
 def test_only_values() -> None:
     """Without a key column messages carry no key."""
-    assert messages(batch(value=pa.array(["a"]))) == {"orders": [{"value": b"a"}]}
+    assert messages(batch(value=pa.array(["a"]))) == {"orders": [{"value": b"a", "key": None}]}
 
 
-def test_messages_of_the_batch_before_are_filled_anew() -> None:
-    """Nothing of it is left, be the next batch shorter, longer or without keys."""
-    used: list[dict] = []
-    for rows in (
-        {"value": ["a", "b"], "key": ["1", "2"]},
-        {"value": ["c"], "key": [None]},
-        {"value": ["d", None, "f"], "key": ["4", "5", None]},
-        {"value": ["g"]},
-        {"value": ["h", "i"], "key": ["8", "9"]},
-    ):
-        arrays = batch(**{name: pa.array(column, pa.string()) for name, column in rows.items()})
-        ((_, fresh),) = messages_by_topic(arrays, "orders")
-        assert list(messages_by_topic(arrays, "orders", used)) == [("orders", fresh)]
+@pytest.mark.parametrize("data_type", [pa.string(), pa.large_binary()])
+def test_column_without_a_byte(data_type: pa.DataType) -> None:
+    """Arrow keeps no bytes for it, and an empty value is no tombstone all the same."""
+    values = pa.array(["", "", None], pa.string()).cast(data_type)
+    expected = [{"value": item, "key": item} for item in (b"", b"", None)]
+    assert messages(batch(value=values, key=values)) == {"orders": expected}
 
 
 def test_topic_by_row() -> None:
     """Each topic gets its rows in their order; null takes the sink's own topic."""
     rows = batch(value=pa.array(["1", "2", "3", "4"]), topic=pa.array(["b", None, "b", "a"]))
-    assert messages(rows, "own") == {
-        "b": [{"value": b"1"}, {"value": b"3"}],
-        "own": [{"value": b"2"}],
-        "a": [{"value": b"4"}],
-    }
+    found = {name: [m["value"] for m in rows] for name, rows in messages(rows, "own").items()}
+    assert found == {"b": [b"1", b"3"], "own": [b"2"], "a": [b"4"]}
+
+
+def test_topic_by_row_takes_all_of_a_row_along() -> None:
+    """Headers, time and partition stay with their row."""
+    times = [dt.datetime(2026, 1, day, tzinfo=dt.UTC) for day in (2, 3, 4)]
+    rows = batch(
+        value=pa.array(["1", "2", "3"]),
+        topic=pa.array(["a", "b", "a"]),
+        partition=pa.array([5, 6, None], pa.int32()),
+        headers=pa.array([[{"key": str(n), "value": b"x"}] for n in (1, 2, 3)], HEADERS),
+        timestamp=pa.array(times, TIME),
+    )
+    ((whole,),) = [messages(rows.drop_columns(["topic"])).values()]
+    assert messages(rows) == {"a": [whole[0], whole[2]], "b": [whole[1]]}
 
 
 @pytest.mark.parametrize("missing", [None, ""])
@@ -171,23 +195,45 @@ def test_partition_headers_and_timestamp() -> None:
     assert messages(rows)["orders"] == [
         {
             "value": b"1",
+            "key": None,
             "partition": 3,
-            "headers": [("h", b"x"), ("n", None)],
+            "headers": ((b"h", b"x"), (b"n", None)),
             "timestamp": 1767312000000,
         },
-        {"value": b"2"},
+        {"value": b"2", "key": None},
     ]
 
 
+def test_values_that_librdkafka_takes_one_by_one() -> None:
+    """The same rows as an array of rd_kafka_vu_t: kinds, addresses, sizes and numbers."""
+    rows = batch(
+        value=pa.array(["12", None]),
+        key=pa.array(["k", ""]),
+        partition=pa.array([3, None], pa.int32()),
+        timestamp=pa.array([dt.datetime(2026, 1, 2, tzinfo=dt.UTC), None], TIME),
+    )
+    ((_, found),) = messages_by_topic(rows, "orders")
+    values = found.values(topic=4711)
+    assert (values.itemsize, values["kind"].tolist()) == (72, [[2, 3, 4, 5, 7, 8, 10]] * 2)
+    numbers = values["value"]
+    assert numbers["address"][:, 0].tolist() == [4711, 4711]
+    assert numbers["int32"][:, 1].tolist() == [3, -1]
+    assert [_bytes(v["address"], v["size"]) for v in numbers[:, 2]] == [b"12", None]
+    assert [_bytes(v["address"], v["size"]) for v in numbers[:, 3]] == [b"k", b""]
+    assert numbers["int32"][:, 4].tolist() == [COPY, COPY]
+    assert numbers["int64"][:, 5].tolist() == [1767312000000, 0]
+    assert numbers["address"][:, 6].tolist() == [0, 0]
+
+
 def test_headers_of_text_are_sent_as_bytes() -> None:
-    """confluent-kafka ends a value that is text at a NUL."""
+    """A NUL in their values is a byte like any other."""
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
     rows = batch(
         value=pa.array(["1"]),
         headers=pa.array([[{"key": "h", "value": "a\0ä"}, {"key": "n", "value": None}]], kind),
     )
     ((message,),) = messages(rows).values()
-    assert message["headers"] == [("h", "a\0ä".encode()), ("n", None)]
+    assert message["headers"] == ((b"h", "a\0ä".encode()), (b"n", None))
 
 
 @pytest.mark.parametrize(

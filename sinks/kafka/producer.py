@@ -6,12 +6,12 @@
 1. Exactly one transaction per `Producer`. Two would share producer id and epoch, and a late commit
    of the first would commit the second (I2).
 2. The gate: `flush` returns 0 also when a message failed for good, and EndTxn from outside would
-   then commit the rest. So every failed delivery is counted, and sending the marker, the last
+   then commit the rest. So as many deliveries are counted as rows, and sending the marker, the last
    request, fails when librdkafka holds the transaction for broken.
 3. The marker is an offset committed inside the transaction, in a group of its own: whoever reads it
    later knows whether this transaction committed, long after the coordinator forgot it. Kafka drops
    it with the topic that it is for, so each topic of the rows has one.
-4. `Producer.close` and `with` abort the transaction; dropping the last reference does not.
+4. Dropping the last reference to the producer leaves the transaction open.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from sparkonce.errors import PrepareRejectedError, ProtocolError
 from sparkonce.model import BranchId
 from sparkonce.sinks.kafka.access import GROUPS_RIGHT, TOPIC_RIGHTS, TRANSACTIONS_RIGHT
 from sparkonce.sinks.kafka.branch import TIMEOUT, KafkaBranch
+from sparkonce.sinks.kafka.librdkafka import TransactionalProducer
+from sparkonce.sinks.kafka.messages import Messages, messages_by_topic
 from sparkonce.sinks.kafka.oauth import TokenCallback
-from sparkonce.sinks.kafka.rows import ROW_BY_ROW, Message, RowError, messages_by_topic
+from sparkonce.sinks.kafka.rows import RowError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +56,7 @@ _NOT_AT_FAULT: Final = frozenset(
         KafkaError._PURGE_QUEUE,  # noqa: SLF001 - librdkafka's names
         KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
         KafkaError._INVALID_DIFFERENT_RECORD,  # noqa: SLF001
+        KafkaError.INVALID_PRODUCER_EPOCH,
     }
 )
 """What librdkafka says of messages whose transaction something else has broken, or whose batch."""
@@ -62,9 +65,6 @@ _UNEXPLAINED: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}  # noqa: SLF001 - librdkafka's names
 )
 """What librdkafka says of a broker that it could not connect to; `on_error` has the reason."""
-
-_CLIENT_ERRORS: Final = (KafkaException, SystemError)
-"""After a fatal error confluent-kafka raises SystemError out of `flush` and `poll`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +75,23 @@ class _Identity:
 
 
 class Reports:
-    """What librdkafka tells from its callbacks. Holds no producer, so that no cycle keeps one."""
+    """What librdkafka tells. Holds no producer, so that no cycle keeps one."""
 
     def __init__(self) -> None:
+        self.delivered = 0
         self.failed = 0
         self.first_failure: str | None = None
         self.last_error: str | None = None
         self.statistics: str | None = None
 
-    def on_delivery(self, error: KafkaError | None, message: Any) -> None:
-        if error is None:
-            return
+    def on_delivered(self, count: int) -> None:
+        self.delivered += count
+
+    def on_failure(self, error: KafkaError, topic: str, partition: int) -> None:
         self.failed += 1
         if self.first_failure is None and error.code() not in _NOT_AT_FAULT:
             self.first_failure = (
-                f"topic {message.topic()!r}, partition {message.partition()}: "
-                f"{error.str()}{_advice(error)}"
+                f"topic {topic!r}, partition {partition}: {error.str()}{_advice(error)}"
             )
 
     def on_statistics(self, statistics: str) -> None:
@@ -150,7 +151,7 @@ class OpenTransaction:
         self.branch_id = branch_id
         self._topic = topic
         self._topics: set[str] = set()
-        self._used: list[Message] = []
+        self._rows = 0
         self._look_at = time.monotonic() + _LOOK_EVERY_S
         self._reports = Reports()
         self._proof_kept_s = proof_kept_s
@@ -158,20 +159,15 @@ class OpenTransaction:
         self._token = config.get("oauth_cb")
         self._timeout_ms = int(str(config["transaction.timeout.ms"]))
         self._start_clock()
-        self._producer: Producer | None = None
+        self._producer: TransactionalProducer | None = None
         try:
-            producer = Producer(
-                {
-                    **config,
-                    "statistics.interval.ms": STATISTICS_INTERVAL_MS,
-                    "stats_cb": self._reports.on_statistics,
-                    "error_cb": self._reports.on_error,
-                }
+            producer = TransactionalProducer(
+                {**config, "statistics.interval.ms": STATISTICS_INTERVAL_MS}, self._reports
             )
             self._cluster_id = self._connect(producer, cluster_id)
             producer.init_transactions(self._at_most(INIT_TIMEOUT_S))
             producer.begin_transaction()
-        except _CLIENT_ERRORS as error:
+        except KafkaException as error:
             raise self._rejected("the transaction cannot begin", error) from error
         self._producer = producer
 
@@ -183,23 +179,22 @@ class OpenTransaction:
         """
         if not self._topics:  # only now does the broker's clock start
             self._start_clock()
-        send = self._row_by_row if ROW_BY_ROW.intersection(batch.schema.names) else self._many
         try:
-            for topic, messages in messages_by_topic(batch, self._topic, self._used):
+            for topic, messages in messages_by_topic(batch, self._topic):
                 self._topics.add(topic)
-                send(topic, messages)
+                self._send(topic, messages)
             self._live.poll(0)
         except RowError as error:
             raise PrepareRejectedError(
                 f"Kafka cannot hold a row: {error}", self.branch_id
             ) from error
-        except _CLIENT_ERRORS as error:
+        except KafkaException as error:
             raise self._rejected("rows cannot be written", error) from error
         self._gate()
 
     def idle(self) -> None:
         """Take what librdkafka has to tell: its statistics pile up where nobody does."""
-        with contextlib.suppress(*_CLIENT_ERRORS):  # `write` and `prepare` meet them again
+        with contextlib.suppress(KafkaException):  # `write` and `prepare` meet them again
             self._live.poll(0)
 
     def prepare(self) -> KafkaBranch:
@@ -213,12 +208,13 @@ class OpenTransaction:
         try:
             self._flush()
             self._gate()
+            self._check_delivered()
             self._live.poll(0)
             self._reports.statistics = None  # what comes from here on knows of every row
             if self._marker_topics:
                 self._mark()
                 identity = self._identity()
-        except _CLIENT_ERRORS as error:
+        except KafkaException as error:
             raise self._rejected("the transaction cannot be prepared", error) from error
         self._gate()
         self._producer = None
@@ -242,7 +238,7 @@ class OpenTransaction:
         """
         producer, self._producer = self._producer, None
         if producer is not None:
-            with contextlib.suppress(*_CLIENT_ERRORS):
+            with contextlib.suppress(KafkaException):
                 producer.abort_transaction(ABORT_TIMEOUT_S)
 
     # -- steps -----------------------------------------------------------------------------------
@@ -252,22 +248,21 @@ class OpenTransaction:
         self._deadline = time.monotonic() + self._timeout_ms / 1000
 
     @property
-    def _live(self) -> Producer:
+    def _live(self) -> TransactionalProducer:
         if self._producer is None:
             raise ProtocolError(f"{self.branch_id}: the transaction was prepared or discarded")
         return self._producer
 
-    def _connect(self, producer: Producer, expected: str | None) -> str:
+    def _connect(self, producer: TransactionalProducer, expected: str | None) -> str:
         # Without a known coordinator's address init_transactions loses a timer tick of half a
         # second. The first answer comes from the bootstrap connection, the second from a broker.
         # Naming the topic keeps them small; without one librdkafka asks for every topic.
         for _ in range(2):
             try:
-                seen = producer.list_topics(self._topic, timeout=self._at_most(CONNECT_TIMEOUT_S))
+                cluster_id, _ = producer.look(self._topic, self._at_most(CONNECT_TIMEOUT_S))
             except KafkaException:
                 producer.poll(0)  # brings the reason to `on_error`
                 raise
-        cluster_id = str(seen.cluster_id)
         if expected is not None and cluster_id != expected:
             raise PrepareRejectedError(
                 f"bootstrap_servers={self._servers!r} is the Kafka cluster {expected} on the "
@@ -277,34 +272,14 @@ class OpenTransaction:
             )
         return cluster_id
 
-    def _many(self, topic: str, messages: list[Message]) -> None:
-        on_delivery = self._reports.on_delivery
-        while messages:
-            sent = self._live.produce_batch(topic, messages, on_delivery=on_delivery)
-            if sent == len(messages):
-                return
-            # Accepted is a prefix, unless a message is refused for what it is; then all is over.
-            refused = [m for m in messages if "_error" in m]
-            for message in refused:
-                error = message.pop("_error")
-                if error.code() != KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's name
-                    raise KafkaException(error)
-            if refused != messages[sent:]:
-                raise PrepareRejectedError(
-                    f"topic {topic!r}: librdkafka took messages out of their order", self.branch_id
-                )
-            messages = refused
+    def _send(self, topic: str, messages: Messages) -> None:
+        queued = 0
+        while True:
+            queued = self._live.send(topic, messages, queued)
+            if queued == len(messages):
+                break
             self._wait_for_room()
-
-    def _row_by_row(self, topic: str, messages: list[Message]) -> None:
-        produce, on_delivery = self._live.produce, self._reports.on_delivery
-        for message in messages:
-            while True:
-                try:
-                    produce(topic, **message, on_delivery=on_delivery)
-                    break
-                except BufferError:
-                    self._wait_for_room()
+        self._rows += queued
 
     def _wait_for_room(self) -> None:
         self._live.poll(_QUEUE_FULL_WAIT_S)
@@ -328,6 +303,15 @@ class OpenTransaction:
                 self.branch_id,
             )
 
+    def _check_delivered(self) -> None:
+        """Every row was acknowledged, by count: what librdkafka forgot to report is no row."""
+        if self._reports.delivered != self._rows:
+            raise PrepareRejectedError(
+                f"{self._where}: {self._rows} record(s) were written, and librdkafka reported the "
+                f"delivery of {self._reports.delivered}",
+                self.branch_id,
+            )
+
     def _check_sound(self, doing: str, told: dict[str, Any] | None = None) -> None:
         self._gate()
         if _is_broken(self._reports.newest() if told is None else told):
@@ -344,7 +328,8 @@ class OpenTransaction:
         self._look_at = time.monotonic() + _LOOK_EVERY_S
         for topic in self._topics:
             with contextlib.suppress(KafkaException):  # no answer: that is what we wait for
-                found = self._live.list_topics(topic, timeout=_POLL_S).topics[topic].error
+                _, failed = self._live.look(topic, _POLL_S)
+                found = failed.get(topic)
                 if found is not None and found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise PrepareRejectedError(
                         f"{self._where}: the topic {topic!r} is gone{_advice(found)}",
@@ -356,19 +341,16 @@ class OpenTransaction:
         return sorted(self._topics)[:MARKERS] or ([] if self._topic is None else [self._topic])
 
     def _mark(self) -> None:
-        # The group needs no brokers: the consumer only writes down how librdkafka names one.
-        consumer = Consumer({"group.id": self.branch_id.name, "log_level": 0})
-        try:
-            group = consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
         offset = -1 if self.branch_id.batch_id is None else self.branch_id.batch_id
-        markers = [
-            TopicPartition(topic, 0, offset, str(self.branch_id)) for topic in self._marker_topics
-        ]
         while True:
             try:
-                self._live.send_offsets_to_transaction(markers, group, self._at_most(60))
+                self._live.send_offsets(
+                    self.branch_id.name,
+                    offset,
+                    str(self.branch_id),
+                    self._marker_topics,
+                    self._at_most(60),
+                )
             except KafkaException as error:
                 if not error.args[0].retriable():
                     raise
@@ -413,32 +395,21 @@ class OpenTransaction:
         topic = self._topic or min(self._topics, default=None)
         return f"Kafka at {self._servers}" + (f", topic {topic!r}" if topic else "")
 
-    def _rejected(self, what: str, error: Exception) -> PrepareRejectedError:
+    def _rejected(self, what: str, error: KafkaException) -> PrepareRejectedError:
         if self._producer is not None:
-            with contextlib.suppress(*_CLIENT_ERRORS):
+            with contextlib.suppress(KafkaException):
                 self._producer.poll(0)  # a failed delivery is the reason, if there is one
-        told = error.args[0] if isinstance(error, KafkaException) else self._fatal_error()
-        if told is not None and told.code() == KafkaError._FATAL:  # noqa: SLF001 - librdkafka's
-            told = self._fatal_error() or told
-        reason = str(error) if told is None else f"{told.str()}{_advice(told)}"
+        told: KafkaError = error.args[0]
+        if told.code() == KafkaError._FATAL and self._producer is not None:  # noqa: SLF001
+            told = self._producer.fatal_error() or told
+        reason = f"{told.str()}{_advice(told)}"
         if self._reports.first_failure is not None:
             reason = self._reports.first_failure
         elif isinstance(self._token, TokenCallback) and self._token.failure is not None:
             reason = self._token.failure  # which librdkafka takes for a timeout
-        elif told is not None and told.code() in _UNEXPLAINED and self._reports.last_error:
+        elif told.code() in _UNEXPLAINED and self._reports.last_error:
             reason = f"{reason} ({self._reports.last_error})"
         return PrepareRejectedError(f"{self._where}: {what}: {reason}", self.branch_id)
-
-    def _fatal_error(self) -> KafkaError | None:
-        """Why nothing works any more: a client that had a fatal error says so to any request."""
-        if self._producer is None:
-            return None
-        try:
-            self._producer.begin_transaction()
-        except KafkaException as error:
-            if error.args[0].fatal():
-                return error.args[0]
-        return None
 
 
 _TOO_FAR: Final = (

@@ -52,7 +52,7 @@ _OWNED: Final = {
     "transactional.id": "sparkonce names each transaction by its branch",
     "transaction.timeout.ms": "use transaction_timeout_ms=",
     "statistics.interval.ms": "sparkonce reads the producer id from the statistics",
-    "delivery.report.only.error": "sparkonce counts failed deliveries",
+    "delivery.report.only.error": "sparkonce counts deliveries",
 }
 
 _FIXED: Final = {
@@ -208,7 +208,7 @@ class KafkaSettings:
         max_message_bytes: int | None,
         brokers: int | None = None,
     ) -> dict[str, object]:
-        """Settings of confluent-kafka's `Producer`, without callbacks.
+        """Librdkafka's settings for a producer.
 
         Args:
             transactional_id: the branch's name.
@@ -234,7 +234,6 @@ class KafkaSettings:
             "transaction.timeout.ms": transaction_timeout_ms,
             "enable.idempotence": True,
             "acks": "all",
-            "delivery.report.only.error": True,
             **({} if self._callback is None else {"oauth_cb": TokenCallback(self._callback)}),
         }
 

@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 from kafka import errors
 from kafka.admin import ACLOperation
 
@@ -24,6 +24,7 @@ from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.layout import Format, Layout
+from sparkonce.sinks.kafka.librdkafka import TransactionalProducer
 from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome, proof_kept_s
 from sparkonce.sinks.kafka.producer import OpenTransaction, Reports
 from sparkonce.sinks.kafka.rows import RowError, check_schema
@@ -408,14 +409,14 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
         )
         reports = Reports()
         try:
-            producer = Producer({**config, "log_level": 0, "error_cb": reports.on_error})
-        except (KafkaException, TypeError, ValueError) as error:
-            said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+            producer = TransactionalProducer({**config, "log_level": 0}, reports)
+        except KafkaException as error:
+            said = self._settings.without_secrets(error.args[0].str())
             raise ConfigurationError(
-                f"config: librdkafka refuses it: {self._settings.without_secrets(said)}"
+                f"config: librdkafka refuses it: {said}"
             ) from None  # the cause could show a secret
         try:
-            producer.list_topics(self._topic, timeout=self._patience_s)
+            producer.look(self._topic, self._patience_s)
         except KafkaException as error:
             producer.poll(0)
             said = reports.last_error or error.args[0].str()
