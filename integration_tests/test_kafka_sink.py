@@ -1212,7 +1212,7 @@ def test_row_whose_delivery_nobody_reports(
 ) -> None:
     """It is not taken for delivered: the task is rejected, with both counts."""
     handle = sink.beginTransaction(branch)
-    monkeypatch.setattr(handle._reports, "on_delivered", lambda count: None)
+    monkeypatch.setattr(handle._reports, "on_delivered", lambda *_: None)
     with pytest.raises(PrepareRejectedError, match=r"3 record\(s\) .* delivery of 0"):
         write_and_prepare(sink, handle, ROWS)
     sink.discard(handle)

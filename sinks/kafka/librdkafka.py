@@ -15,6 +15,7 @@ callbacks: `poll` takes what librdkafka has to tell.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,7 +179,7 @@ _rd: Final = _Library()
 class Reports(Protocol):
     """Who hears what librdkafka tells."""
 
-    def on_delivered(self, count: int) -> None: ...
+    def on_delivered(self, topic: str, partition: int, count: int) -> None: ...
     def on_failure(self, error: KafkaError, topic: str, partition: int) -> None: ...
     def on_statistics(self, statistics: str) -> None: ...
     def on_error(self, error: KafkaError) -> None: ...
@@ -206,7 +207,7 @@ class TransactionalProducer:
         self._handle = _new(settings, with_tokens=self._token_callback is not None)
         self._queue = _rd.queue_get_main(self._handle)
         weakref.finalize(
-            self, _destroy, self._handle, self._queue, self._topics
+            self, _destroy, os.getpid(), self._handle, self._queue, self._topics
         ).atexit = False  # the process's end ends its threads
         if self._token_callback is not None:
             self._await_token()
@@ -310,12 +311,7 @@ class TransactionalProducer:
     def _take(self, event: int) -> None:
         kind = _rd.event_type(event)
         if kind == _DELIVERY:
-            count, code = _rd.event_message_count(event), _rd.event_error(event)
-            self._unreported -= count
-            if code == _OK:
-                self._reports.on_delivered(count)
-            else:
-                self._take_failures(event, code)
+            self._take_deliveries(event)
         elif kind == _STATISTICS:
             self._reports.on_statistics(_text(_rd.event_stats(event)))
         elif kind == _ERROR:
@@ -324,11 +320,18 @@ class TransactionalProducer:
         elif kind == _TOKEN_REFRESH:
             self._refresh_token(_rd.event_config_string(event))
 
-    def _take_failures(self, event: int, code: int) -> None:
-        while found := _rd.event_message_next(event):
-            message = found.contents
-            topic = _text(_rd.topic_name(message.topic))
-            self._reports.on_failure(KafkaError(message.error or code), topic, message.partition)
+    def _take_deliveries(self, event: int) -> None:
+        """One event is of one partition: what a request brought there, or did not."""
+        count, code = _rd.event_message_count(event), _rd.event_error(event)
+        self._unreported -= count
+        while message := _rd.event_message_next(event):
+            partition = message.contents.partition
+            topic = _text(_rd.topic_name(message.contents.topic))
+            if code == _OK:
+                self._reports.on_delivered(topic, partition, count)
+                return
+            error = KafkaError(message.contents.error or code)
+            self._reports.on_failure(error, topic, partition)
 
     def _topic(self, name: str) -> int:
         if name not in self._topics:
@@ -455,7 +458,9 @@ def _as_text(value: object) -> bytes | None:
     return (str(value).lower() if isinstance(value, bool) else str(value)).encode()
 
 
-def _destroy(handle: int, queue: int, topics: Mapping[str, int]) -> None:
+def _destroy(process: int, handle: int, queue: int, topics: Mapping[str, int]) -> None:
+    if os.getpid() != process:  # a forked child has none of its threads, for which it would wait
+        return
     for topic in topics.values():
         _rd.topic_destroy(topic)
     _rd.queue_destroy(queue)

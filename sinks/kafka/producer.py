@@ -41,7 +41,7 @@ INIT_TIMEOUT_S: Final = 60.0
 ABORT_TIMEOUT_S: Final = 5.0
 
 STATISTICS_INTERVAL_MS: Final = 10
-"""How often librdkafka says its producer id: half of it is the mean wait of a prepare."""
+"""How often librdkafka says its producer id, for which a prepare may have to wait."""
 
 MARKERS: Final = 100
 """At most; all of them are one message, which must not grow too large for Kafka."""
@@ -71,7 +71,9 @@ _UNEXPLAINED: Final = frozenset(
 class _Identity:
     producer_id: int
     producer_epoch: int
-    partitions: dict[str, list[int]]
+
+
+_NOBODY: Final = _Identity(-1, -1)
 
 
 class Reports:
@@ -79,13 +81,15 @@ class Reports:
 
     def __init__(self) -> None:
         self.delivered = 0
+        self.partitions: dict[str, set[int]] = {}
         self.failed = 0
         self.first_failure: str | None = None
         self.last_error: str | None = None
         self.statistics: str | None = None
 
-    def on_delivered(self, count: int) -> None:
+    def on_delivered(self, topic: str, partition: int, count: int) -> None:
         self.delivered += count
+        self.partitions.setdefault(topic, set()).add(partition)
 
     def on_failure(self, error: KafkaError, topic: str, partition: int) -> None:
         self.failed += 1
@@ -113,15 +117,11 @@ def _is_broken(told: dict[str, Any]) -> bool:
 
 
 def _identity(told: dict[str, Any]) -> _Identity | None:
-    """Who writes where, once the statistics are those of an open transaction."""
+    """Who writes, once the statistics are those of an open transaction."""
     eos = told.get("eos", {})
     if (eos.get("idemp_state"), eos.get("txn_state")) != ("Assigned", "InTransaction"):
         return None
-    partitions = {
-        name: sorted(int(n) for n, p in topic["partitions"].items() if p["txmsgs"] > 0)
-        for name, topic in told["topics"].items()
-    }
-    identity = _Identity(int(eos["producer_id"]), int(eos["producer_epoch"]), partitions)
+    identity = _Identity(int(eos["producer_id"]), int(eos["producer_epoch"]))
     return identity if identity.producer_id >= 0 else None
 
 
@@ -204,13 +204,11 @@ class OpenTransaction:
             PrepareRejectedError: a row was not delivered, or the transaction is broken. The
                 producer is kept, for `abandon`.
         """
-        identity = _Identity(-1, -1, {})
+        identity = _NOBODY
         try:
             self._flush()
             self._gate()
             self._check_delivered()
-            self._live.poll(0)
-            self._reports.statistics = None  # what comes from here on knows of every row
             if self._marker_topics:
                 self._mark()
                 identity = self._identity()
@@ -222,7 +220,7 @@ class OpenTransaction:
             transactional_id=self.branch_id.name,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
-            partitions=identity.partitions,
+            partitions={t: sorted(p) for t, p in self._reports.partitions.items()},
             cluster_id=self._cluster_id,
             marker_topics=self._marker_topics,
             began_at=self._began_at,
@@ -360,18 +358,15 @@ class OpenTransaction:
                 return
 
     def _identity(self) -> _Identity:
-        """Who writes where, by statistics that were made after the last row was delivered.
+        """Who writes, by statistics of this transaction, however old.
 
         An open transaction keeps its producer id and epoch; one that broke since has refused the
         marker.
         """
-        while True:
-            self._live.poll(_POLL_S)
-            told = self._reports.newest()
-            identity = _identity(told)
-            if identity is not None:
-                return identity
+        while (identity := _identity(told := self._reports.newest())) is None:
             self._check_sound("learn the producer id", told)
+            self._live.poll(_POLL_S)
+        return identity
 
     # -- helpers ---------------------------------------------------------------------------------
 
