@@ -980,7 +980,7 @@ def test_zombie_that_writes_on_after_the_commit(
     send(zombie, other, b"zombie")
     with pytest.raises(KafkaException):  # noqa: PT012 - whichever notices first
         zombie.flush(30)
-        zombie.commit_transaction(30)
+        zombie.send_offsets(branch.name, 8, "", [world.topic], 30)
     sink.commit(committable)
     world.sees("1", "2", "3")
     assert world.values(other) == []
@@ -1028,7 +1028,7 @@ def test_loser_that_writes_on_after_its_abort(
     send(loser, world.topic, b"loser")
     with pytest.raises(KafkaException):  # noqa: PT012 - whichever notices first
         loser.flush(30)
-        loser.commit_transaction(30)
+        loser.send_offsets(branch.name, 8, "", [world.topic], 30)
     sink.commit(prepare(sink, replace(branch, attempt=1)))
     world.sees("1", "2", "3")
 
@@ -1167,6 +1167,63 @@ def test_row_that_has_no_place(
     with pytest.raises(PrepareRejectedError, match=words):
         write_and_prepare(sink, handle, rows)
     sink.discard(handle)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [None, {"partition": pa.array([99, 99], pa.int32())}, {"topic": pa.array(["nowhere", ""])}],
+    ids=["nothing", "a partition", "a topic"],
+)
+def test_discard_ends_the_transaction(
+    sink: KafkaSink,
+    branch: BranchId,
+    world: World,
+    refused: dict[str, pa.Array] | None,
+) -> None:
+    """By itself, whatever rows are left that are not sent: no sweep has to come."""
+    handle = sink.beginTransaction(branch)
+    sink.write(handle, ROWS)
+    assert handle._producer is not None
+    assert handle._producer.flush(30) == 0
+    if refused is None:
+        sink.write(handle, ROWS)
+    else:
+        with pytest.raises(PrepareRejectedError):
+            sink.write(handle, pa.RecordBatch.from_pydict({"value": ["4", "5"], **refused}))
+    sink.discard(handle)
+    world.becomes(branch, "CompleteAbort")
+    assert world.values() == []
+
+
+def test_partitions_of_a_topic_that_is_new_to_the_task(
+    sink: KafkaSink, branch: BranchId, world: World, fresh_topic: Callable[..., str]
+) -> None:
+    """Rows name another topic than the sink's, and a partition in it: each lands there."""
+    other = fresh_topic(2)
+    columns = {"value": ["1", "2", "3"], "topic": [None, other, other]}
+    places = pa.array([0, 0, 1], pa.int32())
+    rows = pa.RecordBatch.from_pydict({**columns, "partition": places})
+    sink.commit(prepare(sink, branch, rows))
+    world.sees("1")
+    eventually(lambda: len(world.messages(other)) == 2, "all rows visible")
+    found = {message.value(): message.partition() for message in world.messages(other)}
+    assert found == {b"2": 0, b"3": 1}
+
+
+def test_task_that_ends_long_before_its_rows_would_be_sent(
+    make_sink: Callable[..., KafkaSink],
+    branch: BranchId,
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It does not wait for `linger.ms`, which takes the most of what a transaction may last."""
+    sink = make_sink(world.topic, config={"linger.ms": 50_000}, transaction_timeout_ms=60_000)
+    sink.validate(ROWS.schema)
+    committable = prepare(sink, branch)
+    sink.prepareBatch(branch, [committable])
+    assert not caplog.messages, "the write did not come near the timeout"
+    sink.commit(committable)
+    world.sees("1", "2", "3")
 
 
 @pytest.mark.parametrize(

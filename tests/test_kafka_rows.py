@@ -244,6 +244,8 @@ def test_headers_of_text_are_sent_as_bytes() -> None:
         ("headers", pa.array([[None]], HEADERS)),
         ("headers", pa.array([[{"key": "a\0b", "value": b"x"}]], HEADERS)),
         ("timestamp", pa.array([0], TIME)),
+        ("topic", pa.array(["orders\0evil"])),
+        ("topic", pa.array(["."])),
     ],
 )
 def test_row_that_kafka_cannot_hold(column: str, values: pa.Array) -> None:
@@ -268,6 +270,7 @@ def test_row_that_kafka_cannot_hold(column: str, values: pa.Array) -> None:
         ("request.required.acks", "0"),
         ("statistics.interval.ms", 1),
         ("delivery.report.only.error", False),
+        ("enabled_events", 0),
         ("error_cb", print),
         ("security.protocol", "TLS"),
         ("enable.ssl.certificate.verification", False),

@@ -112,7 +112,8 @@ def test_callback_travels_as_spark_sends_it() -> None:
         )
         there = pickle.loads(cloudpickle.dumps(sink))._settings  # noqa: S301 - our own bytes
         called: Any = there.for_producer("id", 1, None)["oauth_cb"]
-        assert called("scope=s") == ("token of scope=s", NEXT_YEAR)
+        told = called("scope=s")
+        assert (told.text, told.expires_at) == ("token of scope=s", NEXT_YEAR)
         assert there.for_admin()["sasl_oauth_token_provider"].token() == "token of scope=s"
 
 
@@ -181,6 +182,9 @@ def leaking(_: str | None) -> tuple[str, float]:
         (lambda _: "hunter2", ["str", "(token, expiry"]),
         (lambda _: (b"hunter2", NEXT_YEAR), ["tuple", "(token, expiry"]),
         (lambda _: ("hunter2", "tomorrow"), ["tuple", "(token, expiry"]),
+        (lambda _: ("hunter2é", NEXT_YEAR), ["tuple", "(token, expiry"]),
+        (lambda _: ("hunter2", NEXT_YEAR, "", {"tenant": "\ud800"}), ["tuple", "(token, expiry"]),
+        (lambda _: ("hunter2", float("nan")), ["expired", "Unix seconds"]),
         (lambda _: ("hunter2", 3600), ["expired", "Unix seconds"]),
         (lambda _: ("hunter2", NEXT_YEAR * 1000), ["not milliseconds"]),  # as Amazon MSK's signer
     ],

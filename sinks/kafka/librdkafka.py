@@ -21,13 +21,15 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from itertools import chain, islice
 from typing import Any, Final, Protocol
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from sparkonce.sinks.kafka.access import RefusedError
-from sparkonce.sinks.kafka.messages import COPY, HEADERS_AT, PARTITIONS, Header, Messages
+from sparkonce.sinks.kafka.messages import COPY, HEADERS_AT, Header, Messages
+from sparkonce.sinks.kafka.oauth import Token
 
 Settings = Mapping[str, object]
 """By librdkafka's names; `oauth_cb` is a function."""
@@ -37,6 +39,9 @@ _OK: Final = 0
 _UNASSIGNED: Final = -1
 """The partition of rows whose partition librdkafka is to choose."""
 
+_PURGE: Final = 0x1 | 0x2
+"""What waits in the queue, and what is on its way."""
+
 _DELIVERY: Final = 0x1
 _ERROR: Final = 0x8
 _STATISTICS: Final = 0x40
@@ -45,15 +50,15 @@ _TOKEN_REFRESH: Final = 0x100
 _FLUSH_MS: Final = 1
 """That wakes librdkafka's threads, which then wait for no `linger.ms`."""
 
-_STEP_S: Final = 0.1
-"""How long the end of a transaction is waited for until `poll` is called again."""
-
 _POLL_S: Final = 0.01
 
 _TOKEN_S: Final = 10.0
 """How long librdkafka may take to ask for its first token."""
 
 _TEXT_BYTES: Final = 512
+
+_FIRST: Final = ("debug", "plugin.library.paths")
+"""Settings that tell what others mean."""
 
 
 class _Partition(Structure):
@@ -137,11 +142,11 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
     "header_add": (c_int, c_void_p, c_char_p, c_int64, c_char_p, c_int64),
     "headers_destroy": (None, c_void_p),
     "flush": (c_int, c_void_p, c_int),
+    "purge": (c_int, c_void_p, c_int),
     # transactions
     "init_transactions": (c_void_p, c_void_p, c_int),
     "begin_transaction": (c_void_p, c_void_p),
     "send_offsets_to_transaction": (c_void_p, c_void_p, c_void_p, c_void_p, c_int),
-    "commit_transaction": (c_void_p, c_void_p, c_int),
     "abort_transaction": (c_void_p, c_void_p, c_int),
     "consumer_group_metadata_new": (c_void_p, c_char_p),
     "consumer_group_metadata_destroy": (None, c_void_p),
@@ -205,12 +210,17 @@ class TransactionalProducer:
         self._unreported = 0
         self._topics: dict[str, int] = {}
         self._handle = _new(settings, with_tokens=self._token_callback is not None)
-        self._queue = _rd.queue_get_main(self._handle)
-        weakref.finalize(
+        self._queue: int = _rd.queue_get_main(self._handle)
+        destroy = weakref.finalize(
             self, _destroy, os.getpid(), self._handle, self._queue, self._topics
-        ).atexit = False  # the process's end ends its threads
-        if self._token_callback is not None:
-            self._await_token()
+        )
+        destroy.atexit = False  # the process's end ends its threads
+        try:
+            if self._token_callback is not None:
+                self._await_token()
+        except BaseException:
+            destroy()  # the error refers to this object for as long as somebody keeps it
+            raise
 
     def poll(self, timeout_s: float) -> None:
         """Take what librdkafka has to tell; wait for the first of it, so long at most."""
@@ -222,8 +232,10 @@ class TransactionalProducer:
                 _rd.event_destroy(event)
             timeout_ms = 0
 
-    def look(self, topic: str | None, timeout_s: float) -> tuple[str, Mapping[str, KafkaError]]:
-        """Ask a broker for the cluster's id, and which topics have an error.
+    def look(
+        self, topic: str | None, timeout_s: float
+    ) -> tuple[str | None, Mapping[str, KafkaError]]:
+        """Ask a broker for the cluster's id, if it has one, and which topics have an error.
 
         Args:
             topic: the one to ask for; None: all of the cluster.
@@ -245,7 +257,7 @@ class TransactionalProducer:
             _rd.metadata_destroy(found)
         text = _rd.clusterid(self._handle, _ms(deadline - time.monotonic()))
         if text is None:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its names
+            return None, failed
         try:
             return ctypes.string_at(text).decode(), failed
         finally:
@@ -262,7 +274,7 @@ class TransactionalProducer:
         Raises:
             KafkaException: one of them is refused for what it is; some others are queued.
         """
-        if messages.headers is None and messages.timestamps is None:
+        if messages.are_plain:
             return self._send_together(topic, messages, start)
         return self._send_each(topic, messages, start)
 
@@ -287,11 +299,11 @@ class TransactionalProducer:
     def begin_transaction(self) -> None:
         _check(_rd.begin_transaction(self._handle))
 
-    def commit_transaction(self, timeout_s: float) -> None:
-        self._end(_rd.commit_transaction, timeout_s)
-
     def abort_transaction(self, timeout_s: float) -> None:
-        self._end(_rd.abort_transaction, timeout_s)
+        # It waits until all rows are reported, and does not poll for that itself.
+        _rd.purge(self._handle, _PURGE)
+        self.flush(timeout_s)
+        _check(_rd.abort_transaction(self._handle, _ms(timeout_s)))
 
     def send_offsets(
         self, group: str, offset: int, metadata: str, topics: Sequence[str], timeout_s: float
@@ -324,38 +336,42 @@ class TransactionalProducer:
         """One event is of one partition: what a request brought there, or did not."""
         count, code = _rd.event_message_count(event), _rd.event_error(event)
         self._unreported -= count
-        while message := _rd.event_message_next(event):
-            partition = message.contents.partition
-            topic = _text(_rd.topic_name(message.contents.topic))
-            if code == _OK:
-                self._reports.on_delivered(topic, partition, count)
-                return
-            error = KafkaError(message.contents.error or code)
-            self._reports.on_failure(error, topic, partition)
+        messages = _messages_of(event)
+        # Where a request is fine and single rows are not, all but one of them, at the least, are
+        # marked: looking at two is enough.
+        seen = list(islice(messages, 2))
+        if code == _OK and not any(message.error for message in seen):
+            for message in seen[:1]:
+                topic = _text(_rd.topic_name(message.topic))
+                self._reports.on_delivered(topic, message.partition, count)
+            return
+        for message in chain(seen, messages):
+            error = KafkaError(message.error or code or KafkaError._FAIL)  # noqa: SLF001
+            topic = _text(_rd.topic_name(message.topic))
+            self._reports.on_failure(error, topic, message.partition)
 
     def _topic(self, name: str) -> int:
         if name not in self._topics:
-            topic = _rd.topic_new(self._handle, name.encode(), None)
+            topic = None if "\0" in name else _rd.topic_new(self._handle, name.encode(), None)
             if topic is None:
-                raise KafkaException(
-                    KafkaError(KafkaError._INVALID_ARG, f"no topic is called {name!r}")  # noqa: SLF001
-                )
+                raise _invalid(f"no topic is called {name!r}")
             self._topics[name] = topic
         return self._topics[name]
 
     def _send_together(self, topic: str, messages: Messages, start: int) -> int:
         rows = messages.rows[start:]
         rows["err"] = _OK
-        flags = COPY | (PARTITIONS if messages.has_partitions else 0)
-        sent = _rd.produce_batch(
-            self._topic(topic), _UNASSIGNED, flags, rows.ctypes.data, len(rows)
-        )
+        address = rows.ctypes.data
+        sent: int = _rd.produce_batch(self._topic(topic), _UNASSIGNED, COPY, address, len(rows))
         self._unreported += sent
-        for code in rows["err"][rows["err"] != _OK].tolist():
-            if code != KafkaError._QUEUE_FULL:  # noqa: SLF001 - librdkafka's name
-                raise KafkaException(KafkaError(code))
-        # It takes no message behind one for which there was no room.
-        return start + int(sent)
+        codes = set(rows["err"].tolist()) - {_OK, KafkaError._QUEUE_FULL}  # noqa: SLF001
+        for code in codes:
+            raise KafkaException(KafkaError(code))
+        if rows["err"][:sent].any():
+            raise KafkaException(
+                KafkaError(KafkaError._FAIL, "librdkafka took messages out of their order")  # noqa: SLF001
+            )
+        return start + sent
 
     def _send_each(self, topic: str, messages: Messages, start: int) -> int:
         values = messages.values(self._topic(topic))
@@ -379,83 +395,77 @@ class TransactionalProducer:
             row += width
         return len(values)
 
-    def _end(self, end: Callable[[int, int], int | None], timeout_s: float) -> None:
-        """Wait in steps: the end of a transaction waits for rows until `poll` has reported them.
-
-        Raises:
-            KafkaException: it failed, or is not done in time.
-        """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            try:
-                _check(end(self._handle, _ms(min(left_s, _STEP_S))))
-            except KafkaException as error:
-                self.poll(_POLL_S)
-                if not error.args[0].retriable() or left_s <= _STEP_S:
-                    raise
-            else:
-                return
-
     # -- tokens ------------------------------------------------------------------------------------
 
     def _await_token(self) -> None:
         deadline = time.monotonic() + _TOKEN_S
         while not self._has_token and time.monotonic() < deadline:
-            self.poll(_STEP_S)
+            self.poll(_POLL_S)
         if not self._has_token:
             raise _without_token("librdkafka did not ask for a token")
 
     def _refresh_token(self, argument: bytes | None) -> None:
         failure = ctypes.create_string_buffer(_TEXT_BYTES)
         try:
-            value = self._token_callback(None if argument is None else argument.decode())
-            token, expires_at, *more = value
-            principal = str(more[0]) if more else ""
-            extensions = more[1] if len(more) > 1 and more[1] else {}
-            pairs = [str(text).encode() for pair in extensions.items() for text in pair]
-            code = _rd.oauthbearer_set_token(
-                *(self._handle, token.encode(), int(expires_at * 1000), principal.encode()),
-                *((c_char_p * len(pairs))(*pairs), len(pairs), failure, _TEXT_BYTES),
-            )
+            token: Token = self._token_callback(None if argument is None else argument.decode())
         except RefusedError as error:
-            code, failure.value = KafkaError._FAIL, str(error).encode()[: _TEXT_BYTES - 1]  # noqa: SLF001
-        if code == _OK:
-            self._has_token = True
-            return
-        _rd.oauthbearer_set_token_failure(self._handle, failure.value)
+            reason = str(error)
+        else:
+            pairs = [text.encode() for pair in token.extensions.items() for text in pair]
+            code = _rd.oauthbearer_set_token(
+                *(self._handle, token.text.encode(), int(token.expires_at * 1000)),
+                *(token.principal.encode(), (c_char_p * len(pairs))(*pairs), len(pairs)),
+                *(failure, _TEXT_BYTES),  # it repeats the token: nobody is to see it
+            )
+            if code == _OK:
+                self._has_token = True
+                return
+            reason = "librdkafka refuses the token, its principal or its extensions"
+        _rd.oauthbearer_set_token_failure(self._handle, reason.encode())
         if not self._has_token:
-            raise _without_token(_text(failure.value))
+            raise _without_token(reason)
+
+
+def _messages_of(event: int) -> Iterator[_Message]:
+    while message := _rd.event_message_next(event):
+        yield message.contents
 
 
 def _new(settings: Settings, *, with_tokens: bool) -> int:
-    version = f"{confluent_kafka.version()[0]}-rdkafka-{confluent_kafka.libversion()[0]}"
+    version = f"{confluent_kafka.__version__}-rdkafka-{confluent_kafka.libversion()[0]}"
     software = {"client.software.name": "sparkonce", "client.software.version": version}
     told = _DELIVERY | _ERROR | _STATISTICS | (_TOKEN_REFRESH if with_tokens else 0)
+    given = {**software, **{k: v for k, v in settings.items() if k != "oauth_cb"}}
+    texts = [(name, _as_text(name, given[name])) for name in sorted(given, key=_comes_later)]
     failure = ctypes.create_string_buffer(_TEXT_BYTES)
     handle: int | None = None
     conf = _rd.conf_new()
     try:
-        _rd.conf_set_events(conf, told)
-        texts = [(name, _as_text(v)) for name, v in {**software, **settings}.items()]
         if all(
             _rd.conf_set(conf, name.encode(), text, failure, _TEXT_BYTES) == _OK
             for name, text in texts
-            if name != "oauth_cb"
         ):
+            _rd.conf_set_events(conf, told)
             handle = _rd.new(_PRODUCER, conf, failure, _TEXT_BYTES)
     finally:
         if handle is None:  # else it owns them
             _rd.conf_destroy(conf)
     if handle is None:
-        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(failure.value)))  # noqa: SLF001
+        raise _invalid(_text(failure.value))
     return handle
 
 
-def _as_text(value: object) -> bytes | None:
+def _comes_later(name: str) -> bool:
+    return name not in _FIRST
+
+
+def _as_text(name: str, value: object) -> bytes | None:
     if value is None:
         return None  # librdkafka's default
-    return (str(value).lower() if isinstance(value, bool) else str(value)).encode()
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if "\0" in text:
+        raise _invalid(f"{name} holds a NUL, at which its value would end")
+    return text.encode()
 
 
 def _destroy(process: int, handle: int, queue: int, topics: Mapping[str, int]) -> None:
@@ -465,6 +475,10 @@ def _destroy(process: int, handle: int, queue: int, topics: Mapping[str, int]) -
         _rd.topic_destroy(topic)
     _rd.queue_destroy(queue)
     _rd.destroy(handle)
+
+
+def _invalid(reason: str) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))  # noqa: SLF001
 
 
 def _without_token(reason: str) -> KafkaException:

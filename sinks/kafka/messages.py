@@ -1,7 +1,7 @@
 """Rows of Arrow as librdkafka takes them: an array of addresses and lengths, without a copy.
 
     value, key ──► offsets + where their bytes begin ──► one rd_kafka_message_t a row
-    headers, timestamp ──► rd_kafka_vu_t's beside it, for rows that librdkafka takes one by one
+    partition, headers, timestamp ──► rd_kafka_vu_t's beside it, for rows that go one by one
 
 A string is sent as the UTF-8 bytes that Arrow holds: it is never decoded. The rows' own buffers
 have to live until the messages are queued.
@@ -19,14 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce.sinks.kafka.rows import RowError, is_wide
+from sparkonce.sinks.kafka.rows import TOPIC_NAMES, RowError, is_topic_name, is_wide
 
 Header: TypeAlias = tuple[bytes, bytes | None]
 
 COPY: Final = 0x2
 """RD_KAFKA_MSG_F_COPY."""
-PARTITIONS: Final = 0x8
-"""RD_KAFKA_MSG_F_PARTITION: each message says its own, or -1."""
 
 _MESSAGE: Final = np.dtype(
     [
@@ -75,14 +73,17 @@ class Messages:
     Attributes:
         rows: `rd_kafka_message_t`s.
         source: what holds the bytes that they point to.
-        has_partitions: whether rows choose their partition.
+        are_plain: whether they have nothing but keys and values. Only such rows may go together:
+            librdkafka's RD_KAFKA_MSG_F_PARTITION adds the partition -1 to the transaction where the
+            topic is new to it, which then stands still, and keeps a row of a partition that does
+            not exist for ever, for which an abort waits.
         timestamps: in milliseconds, 0 for now; None where no row has one.
         headers: of each row; None where no row has any.
     """
 
     rows: np.ndarray[Any, Any]
     source: pa.RecordBatch
-    has_partitions: bool = False
+    are_plain: bool = True
     timestamps: np.ndarray[Any, Any] | None = None
     headers: list[Sequence[Header]] | None = None
 
@@ -110,7 +111,7 @@ class Messages:
         return Messages(
             self.rows[numbers],
             self.source,
-            self.has_partitions,
+            self.are_plain,
             None if self.timestamps is None else self.timestamps[numbers],
             None if self.headers is None else [self.headers[n] for n in numbers.tolist()],
         )
@@ -141,6 +142,8 @@ def messages_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tupl
                 "the column 'topic' is null or empty in a row and the sink has no topic of its "
                 "own; fill the column, or give KafkaSink a topic"
             )
+        if not is_topic_name(name):
+            raise RowError(f"the column 'topic' holds {name!r}, and {TOPIC_NAMES}")
         yield name, messages.take(np.flatnonzero(numbers == number))
 
 
@@ -156,7 +159,7 @@ def _messages(batch: pa.RecordBatch) -> Messages:
     return Messages(
         rows,
         batch,
-        has_partitions="partition" in names,
+        are_plain=not {"partition", "timestamp", "headers"}.intersection(names),
         timestamps=_timestamps(batch.column("timestamp")) if "timestamp" in names else None,
         headers=_headers(batch.column("headers")) if "headers" in names else None,
     )
@@ -169,7 +172,8 @@ def _point(rows: np.ndarray[Any, Any], where: str, size: str, column: pa.Array[A
     if offsets is None or not len(column):
         return
     width: Any = np.int64 if is_wide(column.type) else np.int32
-    ends = np.frombuffer(offsets, width)[column.offset : column.offset + len(column) + 1]
+    first = column.offset * np.dtype(width).itemsize
+    ends = np.frombuffer(offsets, width, len(column) + 1, first)
     base = ctypes.addressof(_EMPTY) if data is None or not data.size else data.address
     rows[where] = ends[:-1].astype(np.uintp) + np.uintp(base)
     rows[size] = np.diff(ends)

@@ -35,9 +35,9 @@ _EXPECTED: Final = "(token, expiry in Unix seconds[, principal, {extension: valu
 class Token:
     """What `oauth_cb` returned, checked. Its `repr` does not show the token."""
 
-    value: Any
     text: str
     expires_at: float
+    principal: str
     extensions: Mapping[str, str]
 
     def __repr__(self) -> str:
@@ -60,14 +60,17 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
         ) from None
     try:
         text, expires_at, *more = value
-        extensions = dict(more[1]) if len(more) > 1 and more[1] else {}
-        token = Token(value, _text(text), float(expires_at), extensions)
+        given = dict(more[1]) if len(more) > 1 and more[1] else {}
+        extensions = {str(name): str(value) for name, value in given.items()}
+        principal = str(more[0]) if more and more[0] else ""
+        token = Token(_text(text), float(expires_at), principal, extensions)
+        "".join((principal, *extensions, *extensions.values())).encode()
     except (TypeError, ValueError):
         raise RefusedError(
             f"config['oauth_cb'] returned {type(value).__name__}, not {_EXPECTED}"
         ) from None
     now = time.time()
-    if token.expires_at <= now:
+    if not token.expires_at > now:  # nor is it NaN
         raise RefusedError(
             f"config['oauth_cb'] returned a token that expired at {token.expires_at:.0f}; it must "
             "return its expiry in Unix seconds, not the seconds that are left"
@@ -87,14 +90,14 @@ class TokenCallback:
         self._callback = callback
         self.failure: str | None = None
 
-    def __call__(self, argument: str | None) -> Any:
+    def __call__(self, argument: str | None) -> Token:
         try:
             token = fetch(self._callback, argument)
         except RefusedError as error:
             self.failure = str(error)
             raise
         self.failure = None
-        return token.value
+        return token
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # kafka-python has no types for it
@@ -119,7 +122,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # kafka-python
 
 
 def _text(token: object) -> str:
-    if not isinstance(token, str) or not token:
+    if not isinstance(token, str) or not token.isascii() or not token:
         raise TypeError
     return token
 

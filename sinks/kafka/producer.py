@@ -84,6 +84,7 @@ class Reports:
         self.partitions: dict[str, set[int]] = {}
         self.failed = 0
         self.first_failure: str | None = None
+        self.first_purged: str | None = None
         self.last_error: str | None = None
         self.statistics: str | None = None
 
@@ -93,10 +94,11 @@ class Reports:
 
     def on_failure(self, error: KafkaError, topic: str, partition: int) -> None:
         self.failed += 1
-        if self.first_failure is None and error.code() not in _NOT_AT_FAULT:
-            self.first_failure = (
-                f"topic {topic!r}, partition {partition}: {error.str()}{_advice(error)}"
-            )
+        told = f"topic {topic!r}, partition {partition}: {error.str()}{_advice(error)}"
+        if error.code() in _NOT_AT_FAULT:
+            self.first_purged = self.first_purged or told
+        else:
+            self.first_failure = self.first_failure or told
 
     def on_statistics(self, statistics: str) -> None:
         self.statistics = statistics
@@ -257,10 +259,11 @@ class OpenTransaction:
         # Naming the topic keeps them small; without one librdkafka asks for every topic.
         for _ in range(2):
             try:
-                cluster_id, _ = producer.look(self._topic, self._at_most(CONNECT_TIMEOUT_S))
+                found, _ = producer.look(self._topic, self._at_most(CONNECT_TIMEOUT_S))
             except KafkaException:
                 producer.poll(0)  # brings the reason to `on_error`
                 raise
+        cluster_id = str(found)
         if expected is not None and cluster_id != expected:
             raise PrepareRejectedError(
                 f"bootstrap_servers={self._servers!r} is the Kafka cluster {expected} on the "
@@ -297,7 +300,7 @@ class OpenTransaction:
         if self._reports.failed:
             raise PrepareRejectedError(
                 f"{self._reports.failed} record(s) were not delivered; the first: "
-                f"{self._reports.first_failure}",
+                f"{self._reports.first_failure or self._reports.first_purged}",
                 self.branch_id,
             )
 

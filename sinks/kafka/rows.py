@@ -10,6 +10,7 @@ timestamp  timestamp         optional; null means now
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -17,9 +18,17 @@ import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError
 
+TOPIC_NAMES: Final = "a topic's name has 1 to 249 of the characters A-Z a-z 0-9 . _ and -"
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
 
 class RowError(ValueError):
     """A row that Kafka cannot hold; its message says why, without the row's content."""
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether a broker takes it."""
+    return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def is_text(data_type: pa.DataType) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import JsonValue
 from sparkonce.sinks.kafka.oauth import OAuthCallback, TokenCallback, TokenProvider
+from sparkonce.sinks.kafka.rows import TOPIC_NAMES, is_topic_name
 
 TUNED: Final[Mapping[str, JsonValue]] = {
     "linger.ms": 50,
@@ -53,6 +54,7 @@ _OWNED: Final = {
     "transaction.timeout.ms": "use transaction_timeout_ms=",
     "statistics.interval.ms": "sparkonce reads the producer id from the statistics",
     "delivery.report.only.error": "sparkonce counts deliveries",
+    "enabled_events": "sparkonce counts deliveries",
 }
 
 _FIXED: Final = {
@@ -88,7 +90,6 @@ _SECRET: Final = re.compile(r"password|secret|\.pem$|oauthbearer|jaas")
 _SECURITY: Final = re.compile(
     r"security\.|sasl\.|ssl\.|enable\.sasl|enable\.ssl|oauthbearer|https\."
 )
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class Secret(str):
@@ -275,10 +276,8 @@ def check_topic_name(topic: str) -> None:
     Raises:
         ConfigurationError: naming the topic.
     """
-    if _TOPIC.fullmatch(topic) is None or topic in {".", ".."}:
-        raise ConfigurationError(
-            f"topic={topic!r}: a topic's name has 1 to 249 of the characters A-Z a-z 0-9 . _ and -"
-        )
+    if not is_topic_name(topic):
+        raise ConfigurationError(f"topic={topic!r}: {TOPIC_NAMES}")
 
 
 def _check(name: str, value: object) -> None:
