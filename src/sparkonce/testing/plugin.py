@@ -3,7 +3,8 @@
     pytest_plugins = ["sparkonce.testing.plugin"]        in the conftest.py of the root folder
 
 Each server starts when the first test asks for it, and ends with the run. It is no plugin that
-pytest finds by itself, so that runs which do not ask for it start as fast as without it.
+pytest finds by itself, so that runs which do not ask for it start as fast as without it. Under
+pytest-xdist each worker has servers and a session of its own.
 
 | fixture | is |
 |---|---|
@@ -24,7 +25,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
 
 _S3_KINDS: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
+_LEFT_OUT = "sparkonce_left_out"
 _left_out: list[str] = []
 
 
@@ -121,6 +123,20 @@ def spark() -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send what a worker of pytest-xdist went without to the process that prints the summary."""
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_LEFT_OUT] = _left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take it there; a worker that was killed has sent nothing."""
+    told: list[str] = getattr(node, "workeroutput", {}).get(_LEFT_OUT, [])
+    _left_out.extend(reason for reason in told if reason not in _left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
