@@ -4,6 +4,7 @@
 PYTHON ?= python3
 WRITER ?= exactly-once
 SEEDS ?= 100000
+WORKERS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
@@ -17,8 +18,8 @@ help: ## list the targets
 demo: $(READY) ## run the main job on real local servers, killed four times (WRITER=naive: without sparkonce)
 	$(RUN) -m sparkonce.demo --writer $(WRITER)
 
-test: $(READY) ## run all tests but the slow ones, on real local servers
-	$(RUN) -m pytest -m "not slow" --durations=40
+test: $(READY) ## run all tests but the slow ones, on real local servers (WORKERS=0: in one process)
+	$(RUN) -m pytest -m "not slow" --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
 slow: $(READY) ## run the slow tests: the full crash matrix
 	$(RUN) -m pytest -m slow

@@ -195,6 +195,15 @@ def send(producer: TransactionalProducer, topic: str, value: bytes) -> None:
     assert producer.send(topic, messages) == 1
 
 
+def sparks_own(world: World, topic: str) -> dict[str, str]:
+    """Options of Spark's own sink, with a producer of its own: it keeps one for ten minutes.
+
+    That would have seen the broker die in another test, and may wait for two minutes then.
+    """
+    servers = world.server.bootstrap_servers
+    return {"kafka.bootstrap.servers": servers, "topic": topic, "kafka.client.id": topic}
+
+
 def write_and_prepare(
     sink: KafkaSink, handle: OpenTransaction, rows: pa.RecordBatch
 ) -> Committable:
@@ -1434,7 +1443,7 @@ def test_keys_of_every_kind_land_where_sparks_own_sink_puts_them(
     keys = [None, b"", b"\0", b"\xff\xfe\0", *(bytes([i, 255 - i]) for i in range(50))]
     native = fresh_topic(5)
     frame = spark.createDataFrame([(key, b"v") for key in keys], "key binary, value binary")
-    options = {"kafka.bootstrap.servers": world.server.bootstrap_servers, "topic": native}
+    options = sparks_own(world, native)
     frame.write.format("kafka").options(**options).save()
 
     def placed(topic: str) -> list[tuple[str, int | None]]:
@@ -1476,7 +1485,7 @@ def test_from_spark_executors(
         "to_json(struct(id)) as value",
         "array(named_struct('key', 'id', 'value', cast(cast(id as string) as binary))) as headers",
     )
-    options = {"kafka.bootstrap.servers": world.server.bootstrap_servers, "topic": native}
+    options = sparks_own(world, native)
     frame.write.format("kafka").options(**options).option("includeHeaders", "true").save()
     sink = make_sink(ours)
     with_time = frame.selectExpr("*", "timestamp'2026-01-02 03:04:05Z' as timestamp")

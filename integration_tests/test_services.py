@@ -98,7 +98,7 @@ def test_spark_reads_and_writes_kafka(
     topic = fresh_topic()
     address = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
     frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
-    frame.write.format("kafka").options(**address, topic=topic).save()
+    frame.write.format("kafka").options(**address, topic=topic, **{"kafka.client.id": topic}).save()
     read = spark.read.format("kafka").options(**address, subscribe=topic).load()
     assert read.count() == 10
 
