@@ -333,21 +333,19 @@ class TransactionalProducer:
             self._refresh_token(_rd.event_config_string(event))
 
     def _take_deliveries(self, event: int) -> None:
-        """One event is of one partition: what a request brought there, or did not."""
+        """One event is of one partition, and of one row at the least."""
         count, code = _rd.event_message_count(event), _rd.event_error(event)
         self._unreported -= count
         messages = _messages_of(event)
         # Where a request is fine and single rows are not, all but one of them, at the least, are
         # marked: looking at two is enough.
         seen = list(islice(messages, 2))
+        topic = _text(_rd.topic_name(seen[0].topic))
         if code == _OK and not any(message.error for message in seen):
-            for message in seen[:1]:
-                topic = _text(_rd.topic_name(message.topic))
-                self._reports.on_delivered(topic, message.partition, count)
+            self._reports.on_delivered(topic, seen[0].partition, count)
             return
         for message in chain(seen, messages):
             error = KafkaError(message.error or code or KafkaError._FAIL)  # noqa: SLF001
-            topic = _text(_rd.topic_name(message.topic))
             self._reports.on_failure(error, topic, message.partition)
 
     def _topic(self, name: str) -> int:
@@ -364,9 +362,9 @@ class TransactionalProducer:
         address = rows.ctypes.data
         sent: int = _rd.produce_batch(self._topic(topic), _UNASSIGNED, COPY, address, len(rows))
         self._unreported += sent
-        codes = set(rows["err"].tolist()) - {_OK, KafkaError._QUEUE_FULL}  # noqa: SLF001
-        for code in codes:
-            raise KafkaException(KafkaError(code))
+        refused = set(rows["err"].tolist()) - {_OK, KafkaError._QUEUE_FULL}  # noqa: SLF001
+        if refused:
+            raise KafkaException(KafkaError(refused.pop()))
         if rows["err"][:sent].any():
             raise KafkaException(
                 KafkaError(KafkaError._FAIL, "librdkafka took messages out of their order")  # noqa: SLF001
