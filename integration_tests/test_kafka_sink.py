@@ -196,9 +196,10 @@ def send(producer: TransactionalProducer, topic: str, value: bytes) -> None:
 
 
 def sparks_own(world: World, topic: str) -> dict[str, str]:
-    """Options of Spark's own sink, with a producer of its own: it keeps one for ten minutes.
+    """Options of Spark's own sink, with a producer of its own.
 
-    That would have seen the broker die in another test, and may wait for two minutes then.
+    Spark keeps one for ten minutes, over tests in which brokers die. (Once, of many runs, a write
+    got no answer for two minutes; the cause is not known.)
     """
     servers = world.server.bootstrap_servers
     return {"kafka.bootstrap.servers": servers, "topic": topic, "kafka.client.id": topic}
