@@ -58,7 +58,7 @@ _TOKEN_S: Final = 10.0
 _TEXT_BYTES: Final = 512
 
 _FIRST: Final = ("debug", "plugin.library.paths")
-"""Settings that tell what others mean."""
+"""Settings that tell what others mean, to be set before them."""
 
 
 class _Partition(Structure):
@@ -181,7 +181,7 @@ class _Library:
 _rd: Final = _Library()
 
 
-class Reports(Protocol):
+class Listener(Protocol):
     """Who hears what librdkafka tells."""
 
     def on_delivered(self, topic: str, partition: int, count: int) -> None: ...
@@ -197,14 +197,14 @@ class TransactionalProducer:
 
     Args:
         settings: of librdkafka.
-        reports: gets what it tells, from within the calls of this object.
+        listener: hears what it tells, from within the calls of this object.
 
     Raises:
         KafkaException: librdkafka refuses a setting, or there is no token.
     """
 
-    def __init__(self, settings: Settings, reports: Reports) -> None:
-        self._reports = reports
+    def __init__(self, settings: Settings, listener: Listener) -> None:
+        self._listener = listener
         self._token_callback: Any = settings.get("oauth_cb")
         self._has_token = False
         self._unreported = 0
@@ -325,10 +325,10 @@ class TransactionalProducer:
         if kind == _DELIVERY:
             self._take_deliveries(event)
         elif kind == _STATISTICS:
-            self._reports.on_statistics(_text(_rd.event_stats(event)))
+            self._listener.on_statistics(_text(_rd.event_stats(event)))
         elif kind == _ERROR:
             error = KafkaError(_rd.event_error(event), _text(_rd.event_error_string(event)))
-            self._reports.on_error(error)
+            self._listener.on_error(error)
         elif kind == _TOKEN_REFRESH:
             self._refresh_token(_rd.event_config_string(event))
 
@@ -342,11 +342,11 @@ class TransactionalProducer:
         seen = list(islice(messages, 2))
         topic = _text(_rd.topic_name(seen[0].topic))
         if code == _OK and not any(message.error for message in seen):
-            self._reports.on_delivered(topic, seen[0].partition, count)
+            self._listener.on_delivered(topic, seen[0].partition, count)
             return
         for message in chain(seen, messages):
             error = KafkaError(message.error or code or KafkaError._FAIL)  # noqa: SLF001
-            self._reports.on_failure(error, topic, message.partition)
+            self._listener.on_failure(error, topic, message.partition)
 
     def _topic(self, name: str) -> int:
         if name not in self._topics:
@@ -358,10 +358,11 @@ class TransactionalProducer:
 
     def _send_together(self, topic: str, messages: Messages, start: int) -> int:
         rows = messages.rows[start:]
-        rows["err"] = _OK
         address = rows.ctypes.data
         sent: int = _rd.produce_batch(self._topic(topic), _UNASSIGNED, COPY, address, len(rows))
         self._unreported += sent
+        if sent == len(rows):
+            return start + sent
         refused = set(rows["err"].tolist()) - {_OK, KafkaError._QUEUE_FULL}  # noqa: SLF001
         if refused:
             raise KafkaException(KafkaError(refused.pop()))
@@ -434,7 +435,8 @@ def _new(settings: Settings, *, with_tokens: bool) -> int:
     software = {"client.software.name": "sparkonce", "client.software.version": version}
     told = _DELIVERY | _ERROR | _STATISTICS | (_TOKEN_REFRESH if with_tokens else 0)
     given = {**software, **{k: v for k, v in settings.items() if k != "oauth_cb"}}
-    texts = [(name, _as_text(name, given[name])) for name in sorted(given, key=_comes_later)]
+    ordered = sorted(given, key=lambda name: name not in _FIRST)
+    texts = [(name, _as_text(name, given[name])) for name in ordered]
     failure = ctypes.create_string_buffer(_TEXT_BYTES)
     handle: int | None = None
     conf = _rd.conf_new()
@@ -451,10 +453,6 @@ def _new(settings: Settings, *, with_tokens: bool) -> int:
     if handle is None:
         raise _invalid(_text(failure.value))
     return handle
-
-
-def _comes_later(name: str) -> bool:
-    return name not in _FIRST
 
 
 def _as_text(name: str, value: object) -> bytes | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -66,7 +67,7 @@ _EMPTY: Final = ctypes.create_string_buffer(1)
 """Where a value without bytes begins; no address at all is a null."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Messages:
     """Rows of one topic.
 
@@ -92,10 +93,14 @@ class Messages:
 
     def values(self, topic: int) -> np.ndarray[Any, Any]:
         """The rows as `produceva` takes them: so many `rd_kafka_vu_t`s for each."""
+        self._values["value"]["address"][:, _TOPIC] = topic
+        return self._values
+
+    @cached_property  # a full queue asks for them again and again
+    def _values(self) -> np.ndarray[Any, Any]:
         values = np.zeros((len(self.rows), len(_KINDS)), _ITEM)
         values["kind"] = _KINDS
         value = values["value"]
-        value["address"][:, _TOPIC] = topic
         value["int32"][:, _PARTITION] = self.rows["partition"]
         value["address"][:, _PAYLOAD] = self.rows["payload"]
         value["size"][:, _PAYLOAD] = self.rows["len"]

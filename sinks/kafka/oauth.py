@@ -64,7 +64,7 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
         extensions = {str(name): str(value) for name, value in given.items()}
         principal = str(more[0]) if more and more[0] else ""
         token = Token(_text(text), float(expires_at), principal, extensions)
-        "".join((principal, *extensions, *extensions.values())).encode()
+        "".join((principal, *extensions, *extensions.values())).encode()  # no surrogates
     except (TypeError, ValueError):
         raise RefusedError(
             f"config['oauth_cb'] returned {type(value).__name__}, not {_EXPECTED}"
