@@ -79,7 +79,8 @@ class Tables:
         return self._pipeline(self._fresh(KEYED), key=["id"])
 
     def upsert_prepared(self) -> ExactlyOnce:
-        return self._pipeline(self._fresh(KEYED), key=["id"], mode="prepared")
+        # A task for each core, as the appends have it.
+        return self._pipeline(self._fresh(KEYED), key=["id"], mode="prepared", writers=2)
 
     def jdbc(self) -> Callable[[DataFrame, int], None]:
         name = self._fresh(COLUMNS)

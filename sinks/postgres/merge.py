@@ -3,9 +3,9 @@
     staging tables ─► the last row of each key ─► DELETE from the target ─► INSERT … ON CONFLICT
 
 Not MERGE: it looks for a key first and then inserts, so a key that another session inserts in
-between fails it; ON CONFLICT waits for that session and then updates. (Where all keys are new there
-is a faster way: see `new_keys`.) The two statements touch different keys, and the deletions go
-first since they may free what another row's unique column takes.
+between fails it; ON CONFLICT waits for that session and then updates. (Where all keys are new, or
+all are there, there is a faster way: see `shortcuts`.) The two statements touch different keys, and
+the deletions go first since they may free what another row's unique column takes.
 
 With a dead letter table the statements run in a block that, where a row-level constraint is
 violated, goes through the rows in ranges: a range that fails is halved, until one row is left.
@@ -24,10 +24,17 @@ from sparkonce.model import BranchId, Committable, JsonValue
 from sparkonce.sinks.base import check_version
 from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target
-from sparkonce.sinks.postgres.new_keys import WORTH_A_LOOK, insert_into_gap
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key
 from sparkonce.sinks.postgres.shape import Shape
-from sparkonce.sinks.postgres.sql import SORT_IN_MEMORY, columns_of, qualified, script, staging_name
+from sparkonce.sinks.postgres.shortcuts import WORTH_A_LOOK, with_shortcuts
+from sparkonce.sinks.postgres.sql import (
+    SORT_IN_MEMORY,
+    columns_of,
+    qualified,
+    same_key,
+    script,
+    staging_name,
+)
 from sparkonce.sinks.postgres.writing import Write, Writing
 
 PAYLOAD_VERSION = 5
@@ -59,7 +66,7 @@ class Merge:
         helpers: columns of the staging tables that serve `order_by` and `delete` only.
         dead_letter: schema and name of the table that takes rows which the target refuses.
         attached: those of the staging tables that become partitions of the target.
-        leading: the key's column to look for a gap by (see `new_keys`); None where it cannot be.
+        leading: the key's column to look for a gap by (see `shortcuts`); None where it cannot be.
         shape: of the target's columns, for which the staged rows were encoded.
     """
 
@@ -212,27 +219,25 @@ def duplicate_told(merge: Merge, row: Sequence[object]) -> str:
 
 def _resolved(merge: Merge) -> sql.Composed:
     names = (*merge.columns, *merge.helpers)
-    staged = _staged(merge, names)
+    staged = sql.SQL(" UNION ALL ").join(_tasks(merge, names))
     return last_of_each_key(staged, names, merge.key, merge.order_by, merge.delete)
 
 
-def _staged(merge: Merge, names: Sequence[str]) -> sql.Composed:
-    return sql.SQL(" UNION ALL ").join(
+def _tasks(merge: Merge, names: Sequence[str]) -> list[sql.Composed]:
+    """For each task, a query that gives its rows."""
+    return [
         sql.SQL("SELECT {} FROM {}").format(columns_of(names), qualified(merge.schema, name))
         for name in sorted(merge.staging)
-    )
+    ]
 
 
 def _moves(merge: Merge, rows: sql.Composable) -> Iterator[sql.Composed]:
     """Each at most one statement, so that Postgres itself finds a key that comes twice."""
     table, key = qualified(merge.schema, merge.table), merge.key or ()
     if merge.delete is not None:
-        same = sql.SQL(" AND ").join(
-            sql.SQL("target.{0} = staged.{0}").format(sql.Identifier(column)) for column in key
-        )
         yield sql.SQL(
             "DELETE FROM {} AS target USING ({}) AS staged WHERE staged.{} AND {}"
-        ).format(table, rows, DELETED, same)
+        ).format(table, rows, DELETED, same_key(key))
     filled = columns_of(merge.columns)
     insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM ({}) AS staged").format(
         table, filled, filled, rows
@@ -253,8 +258,24 @@ def _moves(merge: Merge, rows: sql.Composable) -> Iterator[sql.Composed]:
     if merge.leading is None or merge.dead_letter is not None or merge.rows < WORTH_A_LOOK:
         yield sql.SQL("{} {}").format(insert, on_conflict)
     else:
-        keys = _staged(merge, [merge.leading])
-        yield insert_into_gap(table, merge.leading, keys, insert, on_conflict)
+        yield with_shortcuts(
+            insert,
+            on_conflict,
+            table=table,
+            leading=merge.leading,
+            key=key,
+            tasks=_tasks(merge, merge.columns),
+            updates=merge.update if _updates_whole(merge) else (),
+            count=merge.rows,
+        )
+
+
+def _updates_whole(merge: Merge) -> bool:
+    """Whether each staged row counts, and updates all that it has but the key."""
+    key = merge.key or ()
+    return (
+        merge.mode == "upsert" and not merge.order_by and {*key, *merge.update} == {*merge.columns}
+    )
 
 
 def _with_dead_letter(

@@ -1,7 +1,8 @@
-"""A batch whose keys are all new is inserted without ON CONFLICT, and nobody sees a difference.
+"""A batch whose keys are all new, or all there, does without ON CONFLICT, and nobody sees it.
 
-A trigger tells which of the two it was: ON CONFLICT DO UPDATE fires those of an UPDATE, also where
-no row is updated.
+What tells: ON CONFLICT DO UPDATE fires the triggers of an UPDATE, also where no row is updated; and
+it checks a row twice where the key is there, once as an inserted one. (A table with triggers gets
+no plain UPDATE.)
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def any_batch_is_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkonce.sinks.postgres.merge.WORTH_A_LOOK", 0)
 
 
+@pytest.fixture
+def first_key_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkonce.sinks.postgres.shortcuts.SAMPLE", 1)
+
+
 def watched(world: World, columns: str = KEYED) -> None:
     world.table(columns)
     world.run(
@@ -52,6 +58,30 @@ def conflicts(world: World) -> int:
     """How many times ON CONFLICT ran; a rollback takes none back."""
     (row,) = world.run(
         f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {world.schema}.conflicts"
+    )
+    return int(row[0])
+
+
+def checked(world: World, there: Sequence[object], columns: str = KEYED) -> None:
+    """A table that counts how often its rows are checked, and has the keys `there`."""
+    world.run(
+        f"CREATE SEQUENCE {world.schema}.checks; "
+        f"CREATE FUNCTION {world.schema}.f(text) RETURNS boolean LANGUAGE plpgsql AS "
+        f"$$ BEGIN PERFORM nextval('{world.schema}.checks'); RETURN $1 <> 'bad'; END $$"
+    )
+    world.table(columns)
+    for key in there:
+        insert = sql.SQL("INSERT INTO {} (id, status) VALUES ({}, 'old')").format(
+            sql.Identifier(world.schema, "orders"), sql.Literal(key)
+        )
+        world.run(insert)
+    world.run(f"ALTER TABLE {world.schema}.orders ADD CHECK ({world.schema}.f(status))")
+    world.run(f"ALTER SEQUENCE {world.schema}.checks RESTART")
+
+
+def checks(world: World) -> int:
+    (row,) = world.run(
+        f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {world.schema}.checks"
     )
     return int(row[0])
 
@@ -158,10 +188,185 @@ def test_other_unique_column_still_aborts_the_batch(prepared: World) -> None:
     assert prepared.rows() == [(1, "taken")]
 
 
-DAY = dt.date(2026, 1, 1)
+@pytest.mark.parametrize(
+    ("there", "ids", "ran"),
+    [
+        ([1, 2, 3], [2, 1], 2),
+        ([1, 2, 3], [1, 2, 4], 3),  # what is not there is inserted
+        ([1, 9], [1, 5, 6, 9], 4),
+        ([1, 2, 3], [4, 1], 3),  # the first is not there: ON CONFLICT, which checks key 1 twice
+    ],
+)
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+@pytest.mark.usefixtures("first_key_tells")
+def test_keys_that_are_there_are_updated(
+    prepared: World, mode: str, there: list[int], ids: list[int], ran: int
+) -> None:
+    checked(prepared, there)
+    rows = states(ids)
+    sink = prepared.ready(rows.schema, key=["id"], mode=mode)
+    for committable in sink.prepareBatch(merge_of(), [stage(sink, rows)]):
+        sink.commit(committable)
+    after = dict.fromkeys(there, "old") | dict.fromkeys(ids, "new")
+    assert prepared.rows() == sorted(after.items())
+    assert checks(prepared) == ran
+
+
+@pytest.mark.usefixtures("first_key_tells")
+def test_first_key_of_each_task_tells(world: World) -> None:
+    checked(world, [1, 2])
+    sink = world.ready(states([1]).schema, key=["id"])
+    staged = [stage(sink, states(ids), task(n)) for n, ids in enumerate([[1], [3, 2]])]
+    (merged,) = sink.prepareBatch(merge_of(), staged)
+    sink.commit(merged)
+    assert (world.ids(), checks(world)) == ([1, 2, 3], 5)
 
 
 @pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        ({"order_by": "note"}, 0),  # a row may not be the last of its key
+        ({"update": ["status"]}, 0),
+        ({"write": "merge", "delete": "note = 'gone'"}, 0),
+        ({"write": "ignore"}, -2),
+    ],
+)
+def test_writes_that_no_update_is_the_same_as(
+    world: World, given: dict[str, Any], more: int
+) -> None:
+    checked(world, [1, 2], f"{KEYED}, note text")
+    rows = states([1, 2]).append_column("note", [["a", "b"]])
+    deliver(world.ready(rows.schema, key=["id"], **given), rows)
+    assert checks(world) == 4 + more
+
+
+@pytest.mark.parametrize("there", [[1], [1, 2]])
+@pytest.mark.parametrize("mode", ["staged", "prepared"])
+@pytest.mark.usefixtures("first_key_tells")
+def test_key_that_comes_twice_is_refused(prepared: World, mode: str, there: list[int]) -> None:
+    """An UPDATE would take one of its rows and pass over the other."""
+    checked(prepared, there)
+    rows = states([1, 2, 2])
+    sink = prepared.ready(rows.schema, key=["id"], mode=mode)
+    with pytest.raises(PrepareRejectedError, match="comes more than once in the batch.* id = 2"):
+        sink.prepareBatch(merge_of(), [stage(sink, rows)])
+    assert prepared.rows() == [(key, "old") for key in there]
+
+
+@pytest.mark.parametrize(
+    ("does", "last"),
+    [
+        ("DELETE FROM {orders} WHERE id = 2", []),
+        ("UPDATE {orders} SET id = 9 WHERE id = 2", [(9, "old")]),
+        ("UPDATE {orders} SET status = 'rival' WHERE id = 2", []),
+        ("INSERT INTO {orders} VALUES (3, 'rival')", []),
+    ],
+)
+@pytest.mark.usefixtures("first_key_tells")
+def test_row_that_another_session_is_at(world: World, does: str, last: list[object]) -> None:
+    """It goes as it would go with ON CONFLICT: whoever is there first is waited for."""
+    checked(world, [1, 2])
+    rows = states([1, 2, 3])
+    sink = world.ready(rows.schema, key=["id"])
+    staged = stage(sink, rows)
+    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
+        rival.execute(does.format(orders=f"{world.schema}.orders").encode())
+        before = checks(world)
+        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        eventually(lambda: world.waiting() > 0, "the merge waits for the other session")
+        assert checks(world) > before  # it is at the UPDATE: key 1 has been written
+        rival.commit()
+        (merged,) = voting.result(DEADLINE_S)
+    sink.commit(merged)
+    assert world.rows() == [(1, "new"), (2, "new"), (3, "new"), *last]
+
+
+def test_rows_are_locked_in_the_order_of_their_keys(world: World) -> None:
+    """So that two pipelines wait for each other in one direction only."""
+    checked(world, [])
+    orders, keys = f"{world.schema}.orders", list(range(2000, 0, -1))
+    world.run(f"INSERT INTO {orders} SELECT n, 'old' FROM generate_series(2000, 1, -1) n")
+    world.run(f"ANALYZE {orders}")
+    before = checks(world)
+    sink = world.ready(states([1]).schema, key=["id"])
+    staged = stage(sink, states(keys))
+    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
+        rival.execute(f"SELECT FROM {orders} WHERE id = 1000 FOR UPDATE".encode())
+        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        eventually(lambda: world.waiting() > 0, "the merge waits for key 1000")
+        free = world.run(f"SELECT id FROM {orders} FOR UPDATE SKIP LOCKED")
+        assert sorted(free) == [(key,) for key in range(1001, 2001)]
+        rival.commit()
+        (merged,) = voting.result(DEADLINE_S)
+    sink.commit(merged)
+    assert checks(world) == before + len(keys)
+
+
+def test_trigger_of_an_insert_fires_for_keys_that_are_there(prepared: World) -> None:
+    """ON CONFLICT updates by what it has made of the row."""
+    prepared.table(KEYED)
+    orders = f"{prepared.schema}.orders"
+    prepared.run(f"INSERT INTO {orders} VALUES (1, 'old')")
+    prepared.run(
+        f"CREATE FUNCTION {prepared.schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.status := upper(NEW.status); RETURN NEW; END $$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {orders} FOR EACH ROW "
+        f"EXECUTE FUNCTION {prepared.schema}.f()"
+    )
+    deliver(prepared.ready(states([1]).schema, key=["id"]), states([1]))
+    assert prepared.rows() == [(1, "NEW")]
+
+
+def test_lost_update_is_made_again(world: World) -> None:
+    checked(world, [1, 2])
+    sink = world.ready(states([1]).schema, key=["id"])
+    committable = prepare(sink, states([1, 2]))
+    assert checks(world) == 2
+    if world.prepares:
+        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
+    else:
+        sink.close()
+        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
+    world.run(f"DELETE FROM {world.schema}.orders WHERE id = 2")
+    sink.commit(committable)
+    assert world.rows() == [(1, "new"), (2, "new")]
+
+
+def test_update_that_the_table_refuses_aborts_the_batch(prepared: World) -> None:
+    checked(prepared, [1, 2], f"{KEYED}, UNIQUE (status, id)")
+    sink = prepared.ready(states([2]).schema, key=["id"])
+    with pytest.raises(PrepareRejectedError, match="orders_status_check"):
+        prepare(sink, states([1, 2], "bad"))
+    assert prepared.rows() == [(1, "old"), (2, "old")]
+
+
+def test_other_columns_stay_as_they_are(prepared: World) -> None:
+    checked(
+        prepared,
+        [1],
+        f"{KEYED}, note text NOT NULL DEFAULT 'none', n int GENERATED ALWAYS AS (1) STORED",
+    )
+    prepared.run(f"UPDATE {prepared.schema}.orders SET note = 'kept'")
+    before = checks(prepared)
+    deliver(prepared.ready(states([1]).schema, key=["id"]), states([1]))
+    assert prepared.rows() == [(1, "new", "kept", 1)]
+    assert checks(prepared) == before + 1
+
+
+def test_row_is_checked_as_an_inserted_one_would_be(prepared: World) -> None:
+    """ON CONFLICT checks the row with the defaults that an INSERT would have, whatever is there."""
+    checked(prepared, [1], f"{KEYED}, note text DEFAULT 'none', CHECK (note <> status)")
+    prepared.run(f"UPDATE {prepared.schema}.orders SET note = 'kept'")
+    sink = prepared.ready(states([1]).schema, key=["id"])
+    with pytest.raises(PrepareRejectedError, match="orders_check"):
+        prepare(sink, states([1], "none"))
+    assert prepared.rows() == [(1, "old", "kept")]
+
+
+DAY = dt.date(2026, 1, 1)
+
+
+BUILTIN = pytest.mark.parametrize(
     ("columns", "there", "new"),
     [
         ("id text PRIMARY KEY", "a", ["b", "ü"]),
@@ -174,6 +379,9 @@ DAY = dt.date(2026, 1, 1)
         ("id bigint UNIQUE", 1, [None]),
     ],
 )
+
+
+@BUILTIN
 def test_keys_of_any_builtin_type(prepared: World, columns: str, there: Any, new: Any) -> None:
     watched(prepared, f"{columns}, status text")
     insert = sql.SQL("INSERT INTO {} VALUES ({})").format(
@@ -184,6 +392,21 @@ def test_keys_of_any_builtin_type(prepared: World, columns: str, there: Any, new
     deliver(prepared.ready(rows.schema, key=["id"]), rows)
     assert len(prepared.rows()) == 1 + len(new)
     assert conflicts(prepared) == 0
+
+
+@BUILTIN
+@pytest.mark.usefixtures("first_key_tells")
+def test_keys_of_any_builtin_type_are_updated(
+    prepared: World, columns: str, there: Any, new: Any
+) -> None:
+    del there
+    keys = [key for key in new if key is not None] or [5]
+    checked(prepared, keys, f"{columns}, status text")
+    rows = states(pa.array([*keys, None]) if None in new else keys)  # type: ignore[arg-type]
+    deliver(prepared.ready(rows.schema, key=["id"]), rows)
+    states_after = [row[1] for row in prepared.run(f"SELECT * FROM {prepared.schema}.orders")]
+    assert states_after == ["new"] * len(rows)
+    assert checks(prepared) == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +517,9 @@ def test_rows_meet_the_policies_of_on_conflict(prepared: World) -> None:
     assert prepared.rows() == []
 
 
-@pytest.mark.parametrize("name", ["low", "high", "above", "staged", "target", "sparkonce"])
+@pytest.mark.parametrize(
+    "name", ["low", "updated", "inserted", "above", "staged", "target", "sparkonce"]
+)
 def test_table_and_columns_of_any_name(prepared: World, name: str) -> None:
     other = "note" if name == "low" else "low"
     prepared.table(f"{name} bigint PRIMARY KEY, {other} text", name)
