@@ -48,8 +48,10 @@ _STATISTICS: Final = 0x40
 _TOKEN_REFRESH: Final = 0x100
 
 _FLUSH_MS: Final = 1
-"""That wakes librdkafka's threads, which then wait for no `linger.ms`."""
+"""So long librdkafka's threads wait for no `linger.ms`; what may be sent later waits for the rest of
+it, as rows do whose partition is being added to the transaction."""
 
+_BETWEEN_FLUSHES_S: Final = 0.001
 _POLL_S: Final = 0.01
 
 _TOKEN_S: Final = 10.0
@@ -288,7 +290,7 @@ class TransactionalProducer:
         self.poll(0)
         while self._unreported and (left_s := deadline - time.monotonic()) > 0:
             _rd.flush(self._handle, _FLUSH_MS)
-            self.poll(min(left_s, _POLL_S))
+            self.poll(min(left_s, _BETWEEN_FLUSHES_S))
         return self._unreported
 
     # -- transactions ------------------------------------------------------------------------------
