@@ -48,8 +48,8 @@ _STATISTICS: Final = 0x40
 _TOKEN_REFRESH: Final = 0x100
 
 _FLUSH_MS: Final = 1
-"""So long librdkafka's threads wait for no `linger.ms`; what may be sent later waits for the rest of
-it, as rows do whose partition is being added to the transaction."""
+"""So long librdkafka's threads wait for no `linger.ms`; what may be sent only later waits for the
+rest of it, as rows do whose partition is being added to the transaction."""
 
 _BETWEEN_FLUSHES_S: Final = 0.001
 _POLL_S: Final = 0.01

@@ -27,14 +27,7 @@ from sparkonce.sinks.postgres.catalog import Target
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key
 from sparkonce.sinks.postgres.shape import Shape
 from sparkonce.sinks.postgres.shortcuts import WORTH_A_LOOK, with_shortcuts
-from sparkonce.sinks.postgres.sql import (
-    SORT_IN_MEMORY,
-    columns_of,
-    qualified,
-    same_key,
-    script,
-    staging_name,
-)
+from sparkonce.sinks.postgres.sql import SORT_IN_MEMORY, columns_of, qualified, script, staging_name
 from sparkonce.sinks.postgres.writing import Write, Writing
 
 PAYLOAD_VERSION = 5
@@ -235,9 +228,12 @@ def _moves(merge: Merge, rows: sql.Composable) -> Iterator[sql.Composed]:
     """Each at most one statement, so that Postgres itself finds a key that comes twice."""
     table, key = qualified(merge.schema, merge.table), merge.key or ()
     if merge.delete is not None:
+        same = sql.SQL(" AND ").join(
+            sql.SQL("target.{0} = staged.{0}").format(sql.Identifier(column)) for column in key
+        )
         yield sql.SQL(
             "DELETE FROM {} AS target USING ({}) AS staged WHERE staged.{} AND {}"
-        ).format(table, rows, DELETED, same_key(key))
+        ).format(table, rows, DELETED, same)
     filled = columns_of(merge.columns)
     insert = sql.SQL("INSERT INTO {} ({}) SELECT {} FROM ({}) AS staged").format(
         table, filled, filled, rows

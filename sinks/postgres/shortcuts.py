@@ -22,7 +22,7 @@ from typing import Final
 
 from psycopg import sql
 
-from sparkonce.sinks.postgres.sql import columns_of, same_key
+from sparkonce.sinks.postgres.sql import columns_of
 
 WORTH_A_LOOK: Final = 10_000
 """Rows from which on the look costs next to nothing."""
@@ -56,12 +56,16 @@ def with_shortcuts(
         count: of the rows.
     """
     columns = (*key, *updates)
-    same = same_key(key)
+    same = sql.SQL(" AND ").join(
+        sql.SQL("target.{0} OPERATOR(pg_catalog.=) staged.{0}").format(sql.Identifier(column))
+        for column in key
+    )
     parts = {
         "table": table,
         "oid": sql.Literal(table.as_string()) + sql.SQL("::regclass"),
         "leading": sql.Identifier(leading),
         "key": columns_of(key),
+        "key_names": sql.Literal(list(key)),
         "columns": columns_of(columns),
         "names": sql.Literal(list(columns)),
         "rows": sql.SQL(" UNION ALL ").join(tasks),
@@ -78,7 +82,8 @@ def with_shortcuts(
         "on_conflict": on_conflict,
         "explained": sql.Literal(sql.SQL("EXPLAIN {} {}").format(insert, on_conflict).as_string()),
     }
-    parts |= {"look": _LOOK.format(**parts), "ends": _ENDS.format(**parts)}
+    for name, part in (("look", _LOOK), ("ends", _ENDS), ("fits", _FITS)):
+        parts[name] = part.format(**parts)
     update = _UPDATE.format(**parts) if updates else sql.SQL("")
     return sql.SQL("DO {}").format(sql.Literal(_BLOCK.format(update=update, **parts).as_string()))
 
@@ -130,41 +135,78 @@ END
 """
 )
 
-# ON CONFLICT would make a row to insert first, fire the triggers of an INSERT and check that row:
-# so not where there are triggers, or checks of columns that are at their default in that row.
-# Between the ends of the keys, since a merge join would read the index from its start. Rows are
-# locked in the order of their keys here, too.
+# An UPDATE with an INSERT of the rest does what ON CONFLICT does only where
+#   * keys are equal when the index finds them so: of built-in types, by their own operators;
+#   * the row that ON CONFLICT makes to insert first would pass: its triggers, policies and CHECKs,
+#     where columns that the batch does not have are at their defaults.
+_FITS = sql.SQL(
+    """
+    EXISTS (
+        SELECT FROM pg_catalog.pg_class c
+        WHERE c.oid = {oid} AND NOT c.relrowsecurity
+            AND NOT c.relispartition  -- whose triggers look internal before Postgres 15
+    ) AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = {oid} AND NOT tgisinternal
+    ) AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_constraint
+        WHERE conrelid = {oid} AND contype = 'c' AND NOT coalesce(conkey <@ ARRAY(
+            SELECT attnum FROM pg_catalog.pg_attribute
+            WHERE attrelid = {oid} AND attname = ANY ({names}::name[])
+        ), false)
+    ) AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
+            AND a.attname <> ALL ({names}::name[])
+            AND (a.attgenerated <> '' OR t.typtype = 'd'
+                OR a.attnotnull AND NOT a.atthasdef AND a.attidentity = '')
+    ) AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_index i
+            CROSS JOIN LATERAL generate_series(0, i.indnkeyatts - 1) AS n
+            JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
+            JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+            JOIN pg_catalog.pg_opclass o ON o.oid = i.indclass[n]
+            LEFT JOIN pg_catalog.pg_collation k ON k.oid = a.attcollation
+        WHERE i.indrelid = {oid} AND i.indisunique AND a.attname = ANY ({key_names}::name[])
+            AND NOT (t.typnamespace = 'pg_catalog'::regnamespace AND o.opcdefault
+                AND (o.opcintype = t.oid
+                    OR t.typname = 'varchar' AND o.opcintype = 'text'::regtype)
+                AND i.indcollation[n] = a.attcollation AND coalesce(k.collisdeterministic, true))
+    )
+    """
+)
+
+# Between the ends of the keys, since a merge join would read the index from its start. As with ON
+# CONFLICT, rows are locked in the order of their keys: a hash join may take another.
 _UPDATE = sql.SQL(
     """
-    ELSIF NOT EXISTS (SELECT FROM ({some}) AS staged WHERE NOT {is_there})
-        AND NOT EXISTS (
-            SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = {oid} AND NOT tgisinternal
-        )
-        AND NOT EXISTS (
-            SELECT FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_attribute a
-                ON a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
-            WHERE k.conrelid = {oid} AND k.contype = 'c' AND a.attname <> ALL ({names}::name[])
-        )
-    THEN
+    ELSIF {fits} THEN
         BEGIN
-            {ends};
-            UPDATE {table} AS target SET {assignments}
-                FROM (SELECT * FROM ({rows}) AS staged ORDER BY {key}) AS staged
-                WHERE {same} AND target.{leading} >= sparkonce.low
-                    AND target.{leading} <= sparkonce.high;
-            GET DIAGNOSTICS updated = ROW_COUNT;
-            IF updated < {count} THEN
-                INSERT INTO {table} ({columns})
-                    SELECT {columns} FROM ({rows}) AS staged WHERE NOT {is_there} ORDER BY {key}
-                    {on_conflict};
-                GET DIAGNOSTICS inserted = ROW_COUNT;
+            IF NOT EXISTS (SELECT FROM ({some}) AS staged WHERE NOT {is_there}) THEN
+                {ends};
+                SET LOCAL enable_hashjoin = off;
+                UPDATE {table} AS target SET {assignments}
+                    FROM (SELECT * FROM ({rows}) AS staged ORDER BY {key}) AS staged
+                    WHERE {same} AND target.{leading} OPERATOR(pg_catalog.>=) sparkonce.low
+                        AND target.{leading} OPERATOR(pg_catalog.<=) sparkonce.high;
+                GET DIAGNOSTICS updated = ROW_COUNT;
+                IF updated < {count} THEN
+                    INSERT INTO {table} ({columns})
+                        SELECT {columns} FROM ({rows}) AS staged WHERE NOT {is_there}
+                        ORDER BY {key} {on_conflict};
+                    GET DIAGNOSTICS inserted = ROW_COUNT;
+                END IF;
+                IF updated + inserted = {count} THEN
+                    RETURN;
+                END IF;
+                RAISE cardinality_violation;
             END IF;
-            IF updated + inserted = {count} THEN
-                RETURN;
-            END IF;
-            RAISE cardinality_violation;
-        EXCEPTION WHEN cardinality_violation THEN
-            NULL;
+        EXCEPTION
+            -- The second: a foreign key, after the first of two statements. The third: a table
+            -- without a replica identity.
+            WHEN cardinality_violation OR integrity_constraint_violation
+                OR object_not_in_prerequisite_state
+            THEN
+                NULL;
         END;
 """
 )

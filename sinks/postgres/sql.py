@@ -116,13 +116,6 @@ def columns_of(names: Sequence[str]) -> sql.Composable:
     return sql.SQL(", ").join(map(sql.Identifier, names))
 
 
-def same_key(key: Sequence[str]) -> sql.Composed:
-    """The condition that a row of `target` and one of `staged` have the same key, without NULLs."""
-    return sql.SQL(" AND ").join(
-        sql.SQL("target.{0} = staged.{0}").format(sql.Identifier(column)) for column in key
-    )
-
-
 def script(*statements: sql.Composable) -> sql.Composed:
     """Several statements that go to the server, and come back, in one message."""
     return sql.SQL("; ").join(statements)
