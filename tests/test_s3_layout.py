@@ -361,6 +361,13 @@ def test_staged_file_survives_json() -> None:
         ({"metadata": {"a": "b\r\nx-amz-acl: public-read"}}, "metadata="),
         ({"metadata": {"a": 1}}, "metadata="),
         ({"metadata": {1: "a"}}, "metadata="),
+        ({"tags": {"owner": 7}}, "tags= holds 'owner': 7"),
+        ({"tags": {"": "lake"}}, "tags="),
+        ({"tags": {"aws:owner": "lake"}}, "tags="),
+        ({"tags": {"owner": "lake & co"}}, "tags="),
+        ({"tags": {"owner": "l" * 257}}, "tags="),
+        ({"tags": {"o" * 129: "lake"}}, "tags="),
+        ({"tags": {str(n): "" for n in range(11)}}, "tags= holds 11"),
         ({"partition_by": "day"}, "partition_by='day'"),
         ({"partition_by": ["day", "day"]}, "each once"),
         ({"part_size": 1 << 20}, "part_size=1048576"),
@@ -380,6 +387,13 @@ def test_setting_that_cannot_work(settings: dict[str, Any], message: str) -> Non
         S3Sink("s3://lake/orders", **settings)
     assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+def test_tags_that_s3_takes() -> None:
+    S3Sink(
+        "s3://lake/orders",
+        tags={"Kostenstelle": "Köln 4/7 + @x=y:z", **{str(n): "" for n in range(9)}},
+    )
 
 
 def test_url_with_credentials_is_not_repeated() -> None:

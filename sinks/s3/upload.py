@@ -46,6 +46,9 @@ _ALGORITHM: Final = "CRC32C"
 _CREATE_ATTEMPTS = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _METADATA_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_TAG = re.compile(r"[\w .:/=+@-]*")
+_MOST_TAGS, _TAG_NAME_LENGTH, _TAG_VALUE_LENGTH = 10, 128, 256
+"""What S3 takes: docs.aws.amazon.com/AmazonS3/latest/userguide/object-tagging.html."""
 
 ResultT = TypeVar("ResultT")
 
@@ -136,6 +139,19 @@ class ObjectSettings:
             raise ConfigurationError(
                 f"S3Sink: metadata= holds {BRANCH_METADATA!r}, which proves commits: rename it"
             )
+        if len(self.tags) > _MOST_TAGS:
+            raise ConfigurationError(
+                f"S3Sink: tags= holds {len(self.tags)}; S3 takes {_MOST_TAGS} for each object"
+            )
+        for name, value in self.tags.items():
+            is_text = isinstance(name, str) and isinstance(value, str)
+            fits = is_text and 0 < len(name) <= _TAG_NAME_LENGTH and len(value) <= _TAG_VALUE_LENGTH
+            if not (fits and _TAG.fullmatch(name + value)) or name.lower().startswith("aws:"):
+                raise ConfigurationError(
+                    f"S3Sink: tags= holds {name!r}: {value!r}; S3 takes names of 1 to "
+                    f"{_TAG_NAME_LENGTH} characters, not beginning with 'aws:', and values of up "
+                    f"to {_TAG_VALUE_LENGTH}, of letters, digits, blanks and _ . : / = + - @"
+                )
         if self.encryption not in {None, "AES256", "aws:kms", "aws:kms:dsse"}:
             raise ConfigurationError(
                 f"S3Sink: encryption={self.encryption!r}: give 'AES256', 'aws:kms' or "
