@@ -97,7 +97,7 @@ class LostCheckpoint:
 def _open(location: str, *, start_jvm: bool) -> _Files:
     path = local_path(location)
     if path is not None:
-        return _Disk(path.expanduser())
+        return _Disk(path)
     if not start_jvm:
         raise ConfigurationError(
             f"the checkpoint {location} is on no local disk: pass --checkpoint {location} to have "

@@ -181,6 +181,15 @@ def test_log_that_is_not_there_is_not_made(
     assert not (folder / "typo").exists()
 
 
+@pytest.mark.parametrize("url", ["sqlite:///~nobody-here/log.db", "checkpoint:~nobody-here/orders"])
+def test_home_of_a_user_that_is_not_there(
+    folder: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    del folder
+    assert run(["status", "--log", url]) == ERROR
+    assert "this machine knows no home of ~nobody-here" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["status"], ["log", "list"], ["orphans"], ["recover"]])
 def test_job_that_never_ran(
     folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]

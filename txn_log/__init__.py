@@ -12,7 +12,7 @@ from typing import Any
 from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.document import DocumentLog
-from sparkonce.txn_log.folder import Folder, FolderPlace, LocalFolder, check_create
+from sparkonce.txn_log.folder import Folder, FolderPlace, LocalFolder, check_create, expanded
 from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.sqlite import SqliteLog
 
@@ -131,7 +131,7 @@ def checkpoint_folder(
     """
     path = local_path(location)
     if path is not None:
-        path = path.expanduser().resolve()  # relative, it would be another one elsewhere
+        path = path.resolve()  # relative, it would be another one elsewhere
         # What is in the checkpoint itself is as readable as Spark's own files there.
         mode = 0o600 if name else 0o666
         return LocalFolder(path / name, f"{_CHECKPOINT}{path}", create=create, mode=mode)
@@ -146,11 +146,16 @@ def local_path(location: str) -> Path | None:
     """The path of a location on a local disk; None for one that is elsewhere.
 
     Spark and Hadoop quote nothing in a location: a %, a # or a ? is part of a name.
+
+    Raises:
+        ConfigurationError: it begins with ~ and a user that this machine does not know.
     """
     pattern = r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)"
     if match := re.fullmatch(pattern, location, re.DOTALL):
         return Path(f"/{match[1].lstrip('/')}")
-    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location) else Path(location)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location):
+        return None
+    return expanded(location)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from sparkonce.errors import (
 from sparkonce.failpoints import reach
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog, no_log
+from sparkonce.txn_log.folder import expanded
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.mounts import MOUNTS, network_file_system
 from sparkonce.txn_log.record import Head, TransactionRecord
@@ -69,7 +70,7 @@ class SqliteLog(TransactionLog):
         busy_timeout_s: float = 30.0,
         mounts: Path = MOUNTS,
     ) -> None:
-        self._path = Path(path).expanduser().resolve()
+        self._path = expanded(path).resolve()
         self._may_create = create
         self._busy_timeout_s = busy_timeout_s
         self._lock = threading.RLock()

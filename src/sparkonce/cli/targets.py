@@ -122,7 +122,7 @@ def open_target(
 
 def _check_there(checkpoint: str) -> None:
     path = local_path(checkpoint)
-    if path is not None and not path.expanduser().is_dir():
+    if path is not None and not path.is_dir():
         raise ConfigurationError(
             f"{checkpoint}: there is no folder {path.absolute()}: check --checkpoint; a query's "
             "first start makes it, and the log in it"
