@@ -343,17 +343,70 @@ def test_keys_are_equal_when_the_index_finds_them_so(
 @pytest.mark.usefixtures("first_key_tells")
 def test_row_may_refer_to_one_that_comes_with_it(prepared: World, mode: str) -> None:
     """A foreign key is looked at behind each statement, of which ON CONFLICT is one."""
-    prepared.table(
-        "id bigint PRIMARY KEY, boss bigint REFERENCES {orders}, status text".format(
-            orders=f"{prepared.schema}.orders"
-        )
-    )
-    prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES (1, NULL, 'old')")
+    orders = f"{prepared.schema}.orders"
+    prepared.table(f"id bigint PRIMARY KEY, boss bigint REFERENCES {orders}, status text")
+    prepared.run(f"INSERT INTO {orders} VALUES (1, NULL, 'old')")
     rows = states([1, 2]).append_column("boss", pa.array([2, None], pa.int64()))
     sink = prepared.ready(rows.schema, key=["id"], mode=mode)
     for committable in sink.prepareBatch(merge_of(), [stage(sink, rows)]):
         sink.commit(committable)
     assert prepared.rows() == [(1, 2, "new"), (2, None, "new")]
+
+
+@pytest.mark.usefixtures("first_key_tells")
+def test_new_row_that_follows_what_an_updated_one_was_referred_by_cascades(
+    prepared: World,
+) -> None:
+    """A cascade comes behind both, so that it meets the new row, too."""
+    orders = f"{prepared.schema}.orders"
+    prepared.table(
+        "id bigint PRIMARY KEY, code text UNIQUE, "
+        f"parent text REFERENCES {orders} (code) ON UPDATE CASCADE"
+    )
+    prepared.run(f"INSERT INTO {orders} VALUES (1, 'x', NULL)")
+    rows = pa.table({"id": [1, 2], "code": ["y", "x"], "parent": [None, "x"]})
+    deliver(prepared.ready(rows.schema, key=["id"]), rows)
+    assert prepared.rows() == [(1, "y", None), (2, "x", "y")]
+
+
+@pytest.mark.usefixtures("first_key_tells")
+def test_what_others_refer_to_may_move_to_a_new_row(prepared: World) -> None:
+    orders = f"{prepared.schema}.orders"
+    prepared.table("id bigint PRIMARY KEY, status text UNIQUE")
+    prepared.run(f"INSERT INTO {orders} VALUES (1, 'x')")
+    prepared.run(f"CREATE TABLE {prepared.schema}.lines (status text REFERENCES {orders} (status))")
+    prepared.run(f"INSERT INTO {prepared.schema}.lines VALUES ('x')")
+    rows = pa.table({"id": [1, 2], "status": ["y", "x"]})
+    deliver(prepared.ready(rows.schema, key=["id"]), rows)
+    assert prepared.rows() == [(1, "y"), (2, "x")]
+
+
+def test_lock_timeout_ends_the_wait_for_a_row(world: World) -> None:
+    """It is not tried again with ON CONFLICT, which would wait as long once more."""
+    checked(world, [1, 2])
+    sink = world.ready(states([1]).schema, key=["id"], lock_timeout=1.0)
+    with psycopg.connect(world.dsn) as rival:
+        rival.execute(f"SELECT FROM {world.schema}.orders WHERE id = 2 FOR UPDATE".encode())
+        with pytest.raises(PrepareRejectedError, match="lock timeout"):
+            prepare(sink, states([1, 2]))
+    assert checks(world) == 2  # each key once: the second one is checked before it is waited for
+
+
+def test_operators_of_others_are_not_taken_for_postgres_own(prepared: World) -> None:
+    """As the extension intarray brings them, by which `<@` of two int2[] has two meanings."""
+    schema = prepared.schema
+    checked(prepared, [1])
+    prepared.run(
+        f"CREATE FUNCTION {schema}.no(int[], int[]) RETURNS boolean LANGUAGE sql "
+        "AS $$ SELECT false $$; "
+        f"CREATE OPERATOR {schema}.<@ (LEFTARG = int[], RIGHTARG = int[], FUNCTION = {schema}.no); "
+        f"CREATE FUNCTION {schema}.no(bigint, bigint) RETURNS boolean LANGUAGE sql "
+        "AS $$ SELECT false $$; "
+        f"CREATE OPERATOR {schema}.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {schema}.no)"
+    )
+    dsn = f"{prepared.dsn}?options=-c%20search_path%3D{schema},pg_catalog"
+    deliver(prepared.ready(states([1]).schema, key=["id"], dsn=dsn), states([1]))
+    assert (prepared.rows(), checks(prepared)) == ([(1, "new")], 1)
 
 
 def test_trigger_of_the_partitioned_table_fires_in_its_partition(prepared: World) -> None:

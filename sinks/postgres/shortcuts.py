@@ -138,21 +138,25 @@ END
 # An UPDATE with an INSERT of the rest does what ON CONFLICT does only where
 #   * keys are equal when the index finds them so: of built-in types, by their own operators;
 #   * the row that ON CONFLICT makes to insert first would pass: its triggers, policies and CHECKs,
-#     where columns that the batch does not have are at their defaults.
+#     where columns that the batch does not have are at their defaults;
+#   * no row refers to another one of the table, which one statement looks at in the end only.
 _FITS = sql.SQL(
     """
     EXISTS (
         SELECT FROM pg_catalog.pg_class c
-        WHERE c.oid = {oid} AND NOT c.relrowsecurity
+        WHERE c.oid = {oid} AND c.relkind = 'r' AND NOT c.relhassubclass AND NOT c.relrowsecurity
             AND NOT c.relispartition  -- whose triggers look internal before Postgres 15
     ) AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_trigger WHERE tgrelid = {oid} AND NOT tgisinternal
     ) AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_constraint
-        WHERE conrelid = {oid} AND contype = 'c' AND NOT coalesce(conkey <@ ARRAY(
-            SELECT attnum FROM pg_catalog.pg_attribute
-            WHERE attrelid = {oid} AND attname = ANY ({names}::name[])
-        ), false)
+        WHERE conrelid = {oid} AND (
+            contype = 'f' AND confrelid = conrelid
+            OR contype = 'c' AND NOT coalesce(conkey OPERATOR(pg_catalog.<@) ARRAY(
+                SELECT attnum FROM pg_catalog.pg_attribute
+                WHERE attrelid = {oid} AND attname = ANY ({names}::name[])
+            ), false)
+        )
     ) AND NOT EXISTS (
         SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
         WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
@@ -201,10 +205,11 @@ _UPDATE = sql.SQL(
                 RAISE cardinality_violation;
             END IF;
         EXCEPTION
-            -- The second: a foreign key, after the first of two statements. The third: a table
-            -- without a replica identity.
-            WHEN cardinality_violation OR integrity_constraint_violation
-                OR object_not_in_prerequisite_state
+            WHEN lock_not_available THEN
+                RAISE;  -- its class is that of a missing replica identity
+            WHEN cardinality_violation
+                OR integrity_constraint_violation  -- a foreign key, behind the first of the two
+                OR object_not_in_prerequisite_state OR invalid_column_reference  -- a publication
             THEN
                 NULL;
         END;
