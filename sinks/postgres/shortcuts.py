@@ -210,6 +210,7 @@ _UPDATE = sql.SQL(
             WHEN cardinality_violation
                 OR integrity_constraint_violation  -- a foreign key, behind the first of the two
                 OR object_not_in_prerequisite_state OR invalid_column_reference  -- a publication
+                OR feature_not_supported  -- where Citus distributes the table
             THEN
                 NULL;
         END;
