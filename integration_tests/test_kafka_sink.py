@@ -100,8 +100,7 @@ class World:
 
     def messages(self, topic: str | None = None) -> list[Message]:
         """What a consumer of committed records can read now."""
-        metadata = self._consumer.list_topics(topic or self.topic, timeout=30)
-        partitions = metadata.topics[topic or self.topic].partitions
+        partitions = self.leaders(topic or self.topic)
         self._consumer.assign(
             [TopicPartition(topic or self.topic, p, OFFSET_BEGINNING) for p in partitions]
         )

@@ -23,6 +23,7 @@ from integration_tests.postgres.world import (
     World,
     deliver,
     eventually,
+    lose,
     merge_of,
     prepare,
     stage,
@@ -54,12 +55,17 @@ def watched(world: World, columns: str = KEYED) -> None:
     )
 
 
-def conflicts(world: World) -> int:
-    """How many times ON CONFLICT ran; a rollback takes none back."""
+def counted(world: World, sequence: str) -> int:
+    """A rollback takes none back."""
     (row,) = world.run(
-        f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {world.schema}.conflicts"
+        f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {world.schema}.{sequence}"
     )
     return int(row[0])
+
+
+def conflicts(world: World) -> int:
+    """How many times ON CONFLICT ran."""
+    return counted(world, "conflicts")
 
 
 def checked(world: World, there: Sequence[object], columns: str = KEYED) -> None:
@@ -80,10 +86,17 @@ def checked(world: World, there: Sequence[object], columns: str = KEYED) -> None
 
 
 def checks(world: World) -> int:
-    (row,) = world.run(
-        f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {world.schema}.checks"
+    return counted(world, "checks")
+
+
+def changing(world: World, assignment: str, table: str = "orders") -> None:
+    """A trigger that changes each row before it is inserted."""
+    world.run(
+        f"CREATE FUNCTION {world.schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN {assignment}; RETURN NEW; END $$; "
+        f"CREATE TRIGGER t BEFORE INSERT ON {world.schema}.{table} FOR EACH ROW "
+        f"EXECUTE FUNCTION {world.schema}.f()"
     )
-    return int(row[0])
 
 
 def states(ids: Sequence[Any], status: str = "new") -> pa.Table:
@@ -112,8 +125,7 @@ def test_keys_in_a_gap_are_inserted(
         prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES ({key}, 'old')")
     rows = states(ids)
     sink = prepared.ready(rows.schema, key=["id"], mode=mode)
-    for committable in sink.prepareBatch(merge_of(), [stage(sink, rows)]):
-        sink.commit(committable)
+    deliver(sink, rows)
     after = dict.fromkeys(there, "old") | dict.fromkeys(ids, "new")
     assert prepared.rows() == sorted(after.items())
     assert conflicts(prepared) == ran
@@ -159,11 +171,7 @@ def test_lost_merge_looks_again(world: World) -> None:
     sink = world.ready(states([1]).schema, key=["id"])
     committable = prepare(sink, states([1, 2]))
     assert conflicts(world) == 0
-    if world.prepares:
-        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
-    else:
-        sink.close()
-        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
+    lose(world, sink)
     world.run(f"INSERT INTO {world.schema}.orders VALUES (2, 'rival')")
     sink.commit(committable)
     assert (world.rows(), conflicts(world)) == ([(1, "new"), (2, "new")], 1)
@@ -205,8 +213,7 @@ def test_keys_that_are_there_are_updated(
     checked(prepared, there)
     rows = states(ids)
     sink = prepared.ready(rows.schema, key=["id"], mode=mode)
-    for committable in sink.prepareBatch(merge_of(), [stage(sink, rows)]):
-        sink.commit(committable)
+    deliver(sink, rows)
     after = dict.fromkeys(there, "old") | dict.fromkeys(ids, "new")
     assert prepared.rows() == sorted(after.items())
     assert checks(prepared) == ran
@@ -305,14 +312,8 @@ def test_rows_are_locked_in_the_order_of_their_keys(world: World) -> None:
 def test_trigger_of_an_insert_fires_for_keys_that_are_there(prepared: World) -> None:
     """ON CONFLICT updates by what it has made of the row."""
     prepared.table(KEYED)
-    orders = f"{prepared.schema}.orders"
-    prepared.run(f"INSERT INTO {orders} VALUES (1, 'old')")
-    prepared.run(
-        f"CREATE FUNCTION {prepared.schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN NEW.status := upper(NEW.status); RETURN NEW; END $$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {orders} FOR EACH ROW "
-        f"EXECUTE FUNCTION {prepared.schema}.f()"
-    )
+    prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES (1, 'old')")
+    changing(prepared, "NEW.status := upper(NEW.status)")
     deliver(prepared.ready(states([1]).schema, key=["id"]), states([1]))
     assert prepared.rows() == [(1, "NEW")]
 
@@ -348,8 +349,7 @@ def test_row_may_refer_to_one_that_comes_with_it(prepared: World, mode: str) -> 
     prepared.run(f"INSERT INTO {orders} VALUES (1, NULL, 'old')")
     rows = states([1, 2]).append_column("boss", pa.array([2, None], pa.int64()))
     sink = prepared.ready(rows.schema, key=["id"], mode=mode)
-    for committable in sink.prepareBatch(merge_of(), [stage(sink, rows)]):
-        sink.commit(committable)
+    deliver(sink, rows)
     assert prepared.rows() == [(1, 2, "new"), (2, None, "new")]
 
 
@@ -414,12 +414,9 @@ def test_trigger_of_the_partitioned_table_fires_in_its_partition(prepared: World
     prepared.run(
         f"CREATE TABLE {schema}.every (id bigint PRIMARY KEY, status text) PARTITION BY RANGE (id);"
         f"CREATE TABLE {schema}.orders PARTITION OF {schema}.every DEFAULT; "
-        f"INSERT INTO {schema}.orders VALUES (1, 'old'); "
-        f"CREATE FUNCTION {schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN NEW.status := upper(NEW.status); RETURN NEW; END $$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {schema}.every FOR EACH ROW "
-        f"EXECUTE FUNCTION {schema}.f()"
+        f"INSERT INTO {schema}.orders VALUES (1, 'old')"
     )
+    changing(prepared, "NEW.status := upper(NEW.status)", "every")
     deliver(prepared.ready(states([1]).schema, key=["id"]), states([1]))
     assert prepared.rows() == [(1, "NEW")]
 
@@ -447,11 +444,7 @@ def test_lost_update_is_made_again(world: World) -> None:
     sink = world.ready(states([1]).schema, key=["id"])
     committable = prepare(sink, states([1, 2]))
     assert checks(world) == 2
-    if world.prepares:
-        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
-    else:
-        sink.close()
-        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
+    lose(world, sink)
     world.run(f"DELETE FROM {world.schema}.orders WHERE id = 2")
     sink.commit(committable)
     assert world.rows() == [(1, "new"), (2, "new")]
@@ -649,7 +642,7 @@ def test_rows_meet_the_policies_of_on_conflict(prepared: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["low", "updated", "inserted", "above", "staged", "target", "sparkonce"]
+    "name", ["low", "high", "updated", "inserted", "above", "staged", "target", "sparkonce"]
 )
 def test_table_and_columns_of_any_name(prepared: World, name: str) -> None:
     other = "note" if name == "low" else "low"
@@ -687,14 +680,8 @@ def test_the_look_reads_the_index_and_not_the_table(prepared: World) -> None:
 @pytest.mark.parametrize("mode", ["staged", "prepared"])
 def test_merge_sorts_in_memory(prepared: World, mode: str, given: str, found: str) -> None:
     prepared.table(KEYED)
-    prepared.run(
-        f"CREATE FUNCTION {prepared.schema}.f() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN NEW.status := current_setting('work_mem'); RETURN NEW; END $$; "
-        f"CREATE TRIGGER t BEFORE INSERT ON {prepared.schema}.orders FOR EACH ROW "
-        f"EXECUTE FUNCTION {prepared.schema}.f()"
-    )
+    changing(prepared, "NEW.status := current_setting('work_mem')")
     dsn = f"{prepared.dsn}?options=-c%20work_mem%3D{given}"
     sink = prepared.ready(states([1]).schema, key=["id"], mode=mode, dsn=dsn)
-    for committable in sink.prepareBatch(merge_of(), [stage(sink, states([1]))]):
-        sink.commit(committable)
+    deliver(sink, states([1]))
     assert prepared.rows() == [(1, found)]

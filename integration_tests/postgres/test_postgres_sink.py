@@ -37,6 +37,7 @@ from integration_tests.postgres.world import (
     eventually,
     heard,
     kill,
+    lose,
     merge_of,
     prepare,
     stage,
@@ -380,11 +381,7 @@ def test_staging_dropped_as_well_is_a_loss(world: World) -> None:
     world.table()
     sink = world.ready()
     committable = prepare(sink)
-    if world.prepares:
-        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
-    else:
-        sink.close()
-        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
+    lose(world, sink)
     (table,) = world.staging()
     world.run(f"DROP TABLE {world.schema}.{table}")
     with pytest.raises(PreparedBranchLostError, match="batch 0, sink 'postgres'") as caught:

@@ -28,6 +28,7 @@ from integration_tests.postgres.world import (
     commit_until_known,
     deliver,
     eventually,
+    lose,
     merge_of,
     prepare,
     stage,
@@ -64,15 +65,6 @@ def states(*rows: tuple[int | None, str | None]) -> pa.Table:
 def in_tasks(sink: PostgresSink, *tables: pa.Table) -> list[Any]:
     """Each table by a task of its own."""
     return [stage(sink, rows, task(attempt)) for attempt, rows in enumerate(tables, 7)]
-
-
-def lose(world: World, sink: PostgresSink) -> None:
-    """The merge that waits for its commit is gone, and its staging tables are not."""
-    if world.prepares:
-        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
-    else:
-        sink.close()
-        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
 
 
 # -- what becomes of a row whose key is there ------------------------------------------------------

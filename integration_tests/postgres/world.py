@@ -260,6 +260,15 @@ def deliver(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> None:
     sink.commit(prepare(sink, rows, batch))
 
 
+def lose(world: World, sink: PostgresSink) -> None:
+    """The merge that waits for its commit is gone, and its staging tables are not."""
+    if world.prepares:
+        world.run(f"ROLLBACK PREPARED '{merge_of()}'")
+    else:
+        sink.close()
+        eventually(lambda: world.open_merges() == 0, "the open merge rolled back")
+
+
 def commit_until_known(sink: PostgresSink, committable: Committable) -> None:
     def is_committed() -> bool:
         try:
