@@ -309,6 +309,22 @@ def test_field_of_a_struct_is_no_column_of_an_alias(spark: SparkSession) -> None
     assert content(spark.createDataFrame(made[0].toArrow())) == first
 
 
+@pytest.mark.parametrize("alias", ["id", "items", "m", "sparkonce_0"])
+def test_names_of_a_join_mean_its_columns(spark: SparkSession, alias: str) -> None:
+    """Where the other side has, under an alias, what the names of lambdas and columns could mean.
+
+    There is no column of structs, so nothing but the names keeps them apart.
+    """
+    other = spark.sql("SELECT 1 AS id, 7 AS n, 8 AS key").alias(alias)
+    items = [
+        f"SELECT 1 AS id, array(named_struct('n', {n})) AS items, map(9, {n}) AS m" for n in "12"
+    ]
+    made = [other.join(spark.sql(item), "id").where("id = 1") for item in items]
+    first, second = map(content, made)
+    assert first != second
+    assert content(spark.createDataFrame(made[0].toArrow())) == first
+
+
 def test_what_sql_calls_equal_stays_equal(spark: SparkSession) -> None:
     """Two zeros, and a map whose entries stand in another order."""
     df = spark.sql(

@@ -301,7 +301,9 @@ def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, lis
         rows = _shaped(df, sinks[0])
         if is_plain(schema := rows.schema):
             name = free_name(schema.names)
-            rows = rows.toDF(*schema.names)  # an alias of the user's may have a column's name
+            if any(isinstance(field.dataType, StructType) for field in schema):
+                # `a.b` may be the column b of an alias of the user's, and no field of a.
+                rows = rows.toDF(*schema.names)
             return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
     rows = _in_lanes(df, list(distinct.values()))
     if any(sink.columns for sink in distinct.values()):

@@ -136,7 +136,7 @@ class RunningQuery:
         self._query = query
         # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
-        self._io_utils: Any = jvm.org.apache.commons.io.IOUtils
+        self._to_string: Any = jvm.org.apache.commons.io.IOUtils.toString
         self._root = self._path_class(self.checkpoint)
         self._conf = query.sparkSession().sessionState().newHadoopConf()
         self._fs = self._root.getFileSystem(self._conf)
@@ -395,6 +395,6 @@ class RunningQuery:
             if last_bytes is not None:
                 size = int(self._fs.getFileStatus(path).getLen())
                 stream.seek(max(0, size - last_bytes))
-            return str(self._io_utils.toString(stream, "UTF-8"))
+            return str(self._to_string(stream, "UTF-8"))
         finally:
             stream.close()

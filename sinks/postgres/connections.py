@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import psycopg
@@ -57,7 +58,7 @@ class Address:
     def __repr__(self) -> str:
         return f"<Address {self.shown}/{self.database}>"
 
-    @property
+    @cached_property
     def shown(self) -> str:
         """Host and port."""
         known = self._parameters()
@@ -70,7 +71,7 @@ class Address:
         known = self._parameters()
         return "," in (known.get("host") or known.get("hostaddr") or "")
 
-    @property
+    @cached_property
     def database(self) -> str:
         known = self._parameters()
         return known.get("dbname") or known.get("user") or ""
