@@ -21,8 +21,8 @@ demo: $(READY) ## run the main job on real local servers, killed four times (WRI
 test: $(READY) ## run all tests but the slow ones, on real local servers (WORKERS=0: in one process)
 	$(RUN) -m pytest -m "not slow" --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
-slow: $(READY) ## run the slow tests: the full crash matrix
-	$(RUN) -m pytest -m slow
+slow: $(READY) ## run the slow tests: the full crash matrix (WORKERS=0: in one process)
+	$(RUN) -m pytest -m slow --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
 simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: replay one, with its trace)
 	$(RUN) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
