@@ -34,6 +34,7 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
+from sparkonce.paths import expanded
 from sparkonce.sinks.base import (
     SPARK_METADATA,
     Transform,
@@ -87,7 +88,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         writers: Literal[1] | None = None,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
-        self._folder = Path(folder).expanduser().absolute()
+        self._folder = expanded(folder).absolute()
         self._hidden = self._folder / _HIDDEN
         self._id: str | None = None
 

@@ -39,6 +39,7 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.paths import expanded
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.file import (
     branch_here,
@@ -113,7 +114,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         writers: Literal[1] | None = None,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
-        self._stage = Path(stage).expanduser().absolute()
+        self._stage = expanded(stage).absolute()
         self._id: str | None = None
 
     @abstractmethod

@@ -107,6 +107,11 @@ def test_rows_without_columns_are_refused(tmp_path: Path) -> None:
         FileSink(tmp_path).validate(pa.schema([]))
 
 
+def test_home_of_a_user_that_is_not_there() -> None:
+    with pytest.raises(ConfigurationError, match="knows no home of ~nobody-here"):
+        FileSink("~nobody-here/out")
+
+
 def test_folder_that_sparks_file_sink_has_written(tmp_path: Path) -> None:
     """Spark's readers would see none of the rows; nothing is made there."""
     (tmp_path / "_spark_metadata").mkdir()

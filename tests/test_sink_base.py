@@ -325,6 +325,11 @@ def test_rows_stay_staged_until_the_batch_is_complete(tmp_path: Path) -> None:
     assert len(sink.store) == 1
 
 
+def test_stage_at_the_home_of_a_user_that_is_not_there() -> None:
+    with pytest.raises(ConfigurationError, match="knows no home of ~nobody-here"):
+        StoreSink(Path("~nobody-here/stage"))
+
+
 def test_staged_rows_are_on_the_disk_before_the_decision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

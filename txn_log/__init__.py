@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.paths import expanded
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.document import DocumentLog
-from sparkonce.txn_log.folder import Folder, FolderPlace, LocalFolder, check_create, expanded
+from sparkonce.txn_log.folder import Folder, FolderPlace, LocalFolder, check_create
 from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.sqlite import SqliteLog
 

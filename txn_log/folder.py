@@ -44,20 +44,6 @@ _LASTING = frozenset({EACCES, EPERM, EROFS, ENOTDIR, EEXIST, ENAMETOOLONG})
 """Errors of the place or of our rights there; a full disk may be emptied."""
 
 
-def expanded(path: str | Path) -> Path:
-    """The path with ~ or ~user at its beginning as that one's home.
-
-    Raises:
-        ConfigurationError: this machine does not know the user.
-    """
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"{path}: this machine knows no home of {Path(path).parts[0]}: give the whole path"
-        ) from error
-
-
 class Folder(Protocol):
     """A folder on some file system; names are paths with /.
 

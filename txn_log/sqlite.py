@@ -22,8 +22,8 @@ from sparkonce.errors import (
 )
 from sparkonce.failpoints import reach
 from sparkonce.model import TransactionId
+from sparkonce.paths import expanded
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog, no_log
-from sparkonce.txn_log.folder import expanded
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.mounts import MOUNTS, network_file_system
 from sparkonce.txn_log.record import Head, TransactionRecord
