@@ -1,9 +1,17 @@
-r"""Kafka to Kafka, exactly once: payments are read, checked and written to another topic.
+"""Kafka to Kafka, exactly once: payments are read, checked and written to another topic.
 
-    make services                     # in one terminal: local servers on fixed ports
-    .venv/bin/spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:$SPARK_VERSION \
-        examples/kafka_to_kafka.py    # in another; stop it, kill it, start it again
+    make services    # in one terminal: local servers on fixed ports
+
+    # In another; stop it, kill it, start it again.
+    jars=$(.venv/bin/python -c "
+    from sparkonce.testing.services import spark_kafka_jars as jars
+    print(*jars(), sep=',')")
+    export PYSPARK_SUBMIT_ARGS="--jars $jars pyspark-shell"
+    .venv/bin/python examples/kafka_to_kafka.py --make 1000
     .venv/bin/sparkonce status examples.kafka_to_kafka:pipeline
+
+With spark-submit, `--packages org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION` brings the same
+jars, for your version of Spark. `--make` puts payments into the topic to begin with.
 
 Spark's checkpoint holds how far the source is read, and the transaction log which batches are
 written: consumers of `payments-checked` with isolation.level=read_committed see each payment once.
@@ -18,6 +26,7 @@ import os
 import sys
 from pathlib import Path
 
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
@@ -37,6 +46,13 @@ def make_topics() -> None:
             raise error
 
 
+def make_payments(number: int) -> None:
+    producer = Producer({"bootstrap.servers": KAFKA})
+    for payment in range(number):
+        producer.produce(SOURCE, str(payment), key=f"customer {payment % 10}")
+    producer.flush()
+
+
 def pipeline() -> ExactlyOnce:
     return ExactlyOnce(
         "payments",
@@ -45,9 +61,10 @@ def pipeline() -> ExactlyOnce:
     )
 
 
-def main(*, once: bool, batch: int) -> None:
+def main(*, once: bool, batch: int, make: int) -> None:
     STATE.mkdir(exist_ok=True)
     make_topics()
+    make_payments(make)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = SparkSession.builder.master("local[2]").appName("payments").getOrCreate()
     payments = (
@@ -75,4 +92,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--once", action="store_true", help="write what is there, and end")
     parser.add_argument("--batch", type=int, default=10_000, help="most payments of a batch")
+    parser.add_argument("--make", type=int, default=0, help="payments to begin with")
     main(**vars(parser.parse_args()))

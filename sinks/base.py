@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkonce")
 
-_PARALLEL = 16
+PARALLEL_BRANCHES = 16
 
 _INPUT_FILE = re.compile(r"(?i)(?<!\w)input_file_(?:name|block_start|block_length)(?=`?\s*\()")
 """Calls that Spark answers with '' or -1 where the rows come from a snapshot."""
@@ -103,7 +103,7 @@ def quoted(name: str) -> str:
 
 
 def at_once(
-    action: Callable[[ItemT], OutcomeT], items: Iterable[ItemT], most: int = _PARALLEL
+    action: Callable[[ItemT], OutcomeT], items: Iterable[ItemT], most: int = PARALLEL_BRANCHES
 ) -> list[OutcomeT]:
     """What the action gives for each item, in their order; so many at a time.
 

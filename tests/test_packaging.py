@@ -1,4 +1,7 @@
-"""What is installed: every module, once, in wheel, sdist and the wheel made from the sdist."""
+"""What is installed: every module, once, in wheel, sdist and the wheel made from the sdist.
+
+And that what is not installed, the benchmarks, finds what it needs there.
+"""
 
 from __future__ import annotations
 
@@ -72,3 +75,12 @@ def test_importing_a_sink_imports_neither_spark_nor_another_sinks_client() -> No
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)  # noqa: PLW1510
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("program", BENCHMARKS, ids=lambda path: path.stem)
+def test_benchmark_begins(program: Path) -> None:
+    """Nothing else runs them: a name that is gone would be noticed by the next measurement only."""
+    subprocess.run([sys.executable, program, "--help"], check=True, stdout=subprocess.DEVNULL)
