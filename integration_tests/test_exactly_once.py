@@ -27,7 +27,7 @@ from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks import exactly_once
-from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
+from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot, with_hashes
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.spark_hooks.recovery import claim_again, head_of
@@ -246,6 +246,55 @@ def test_select_that_works_alone_only_is_refused_beside_other_sinks(
     assert "transform=" in said
     assert pipeline.log.head("orders") is None
     job.run(job.pipeline(sinks=[FileSink(job.out, select=select)]))
+
+
+@pytest.mark.parametrize(
+    ("select", "beside"),
+    [
+        (["count(*) AS id"], ["7 AS id"]),
+        (["sum(count(*)) OVER () AS id"], ["7 AS id", "current_date() AS day"]),
+    ],
+)
+def test_aggregate_does_not_gather_the_rows_of_other_sinks(
+    job: Job, select: list[str], beside: list[str]
+) -> None:
+    """Of which none takes a column, so that Spark makes one row for all of them."""
+    job.add(*ids(1, 2))
+    sink = FileSink(job.sink_folder("other"), name="other", select=select)
+    said = refused(job, job.pipeline(sinks=[FileSink(job.out, select=beside), sink]))
+    assert "other: select=" in said
+    assert "transform=" in said
+    job.run(job.pipeline(sinks=[FileSink(job.out, select=beside)]))
+    assert job.visible() == Counter({7: 2})
+
+
+def test_variable_does_not_stand_in_for_an_alias(job: Job) -> None:
+    """Beside other sinks Spark knows no alias of an entry before, and takes what has its name."""
+    sinks = [
+        FileSink(job.out),
+        FileSink(job.out, name="other", select=["id + 1 AS next", "next * 2 AS twice"]),
+        FileSink(job.out, name="variable", select=["next AS n", "sum(id) OVER (ORDER BY id) AS s"]),
+    ]
+    df = job.spark.range(3)
+    job.spark.sql("DECLARE OR REPLACE VARIABLE next = 70L")
+    try:
+        with pytest.raises(ConfigurationError, match="^other: select= .*transform="):
+            with_hashes(df, sinks)
+        rows, _ = with_hashes(df, [sinks[0], sinks[2]])
+        assert {row.lane1.n for row in rows.collect()} == {70}
+    finally:
+        job.spark.sql("DROP TEMPORARY VARIABLE next")
+
+
+def test_aggregates_of_several_sinks_share_a_pass(job: Job) -> None:
+    job.add(*ids(1, 2, 3))
+    other = job.sink_folder("other")
+    sinks = [
+        FileSink(job.out, select=["count(*) AS id"]),
+        FileSink(other, name="other", select=["max(id) + 1 AS id"]),
+    ]
+    job.run(job.pipeline(sinks=sinks))
+    assert (job.visible(), job.visible(other)) == (Counter([3]), Counter([4]))
 
 
 def test_torn_file_of_the_checkpoint_is_named(job: Job) -> None:

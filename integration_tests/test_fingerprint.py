@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    UserDefinedType,
+)
 
 from integration_tests.test_s3_formats import session_zone
 from sparkonce.model import BranchId, Committable, Owner
@@ -323,6 +331,46 @@ def test_names_of_a_join_mean_its_columns(spark: SparkSession, alias: str) -> No
     first, second = map(content, made)
     assert first != second
     assert content(spark.createDataFrame(made[0].toArrow())) == first
+
+
+class ShapesType(UserDefinedType):
+    """Lists of lists of structs: SQL reaches nothing inside of a type of the user's."""
+
+    @classmethod
+    def sqlType(cls) -> ArrayType:
+        shape = StructType().add("n", IntegerType()).add("s", StringType())
+        return ArrayType(ArrayType(shape.add("at", TimestampNTZType())))
+
+    @classmethod
+    def module(cls) -> str:
+        return __name__
+
+    def serialize(self, obj: Any) -> Any:
+        return obj.shapes
+
+
+class Shapes:
+    __UDT__ = ShapesType()
+
+    def __init__(self, shapes: Any) -> None:
+        self.shapes = shapes
+
+
+def test_values_of_a_type_of_the_users(spark: SparkSession) -> None:
+    point, second = (1, "1", None), datetime(2026, 1, 1)  # noqa: DTZ001 - TIMESTAMP_NTZ
+    values = [
+        *([[point], [point]], [[point, point]], [[point], [], [point]], [[point, None], [point]]),
+        *([[(1, None, None)]], [[(None, "1", None)]], [[None]], [None], [[]], [], None),
+        *([[(1, "1", second.replace(microsecond=n))]] for n in range(2)),
+    ]
+    schema = StructType().add("shapes", ShapesType())
+    rows = [(None if value is None else Shapes(value),) for value in values]
+    df = spark.createDataFrame(rows, schema, verifySchema=False)  # it knows no times inside
+    assert len({row[0] for row in df.selectExpr(row_hash(schema)).collect()}) == len(values)
+    inside = df.selectExpr("array(shapes) AS a", "struct(shapes) AS s", "map(1, shapes) AS m")
+    for name in inside.columns:
+        hashes = inside.selectExpr(row_hash(inside.select(name).schema)).collect()
+        assert len({row[0] for row in hashes}) == len(values)
 
 
 def test_what_sql_calls_equal_stays_equal(spark: SparkSession) -> None:

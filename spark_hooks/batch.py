@@ -328,17 +328,13 @@ def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
     try:
         rows = df.selectExpr(*lanes)
     except AnalysisException as error:
-        faulty = [sink for sink in sinks if not _is_analysable(df, sink)] or sinks
-        raise ConfigurationError(
-            f"{' and '.join(sink.name for sink in faulty)}: select= cannot be evaluated in one "
-            "pass over the batch with the columns of all sinks: let each expression stand for "
-            "itself, without the alias of another one, explode or an aggregate, or make the "
-            f"columns in transform=, which gets a pass of its own. Spark says: {error}"
-        ) from error
+        faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
+        raise _not_in_one_pass(faulty or sinks, f"Spark says: {error}") from error
     # The types are those of the session: its zone, its functions. `schema` would read the JSON.
     asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *lanes)  # noqa: SLF001
     misnamed = _misnamed.get(asked)
     if misnamed is None:
+        _check_means_the_same(df, rows, sinks)
         if len(_misnamed) >= _MOST_REMEMBERED:
             _misnamed.clear()
         misnamed = _misnamed[asked] = dict(_find_misnamed(df, rows, sinks))
@@ -346,6 +342,47 @@ def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
         return rows
     names = [f"lane{n}" for n in range(len(sinks))]
     return rows.select(*(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names))
+
+
+def _check_means_the_same(df: DataFrame, rows: DataFrame, sinks: Sequence[AnySink]) -> None:
+    """See that each `select` makes of the batch, beside the others, what it makes of it alone.
+
+    Raises:
+        ConfigurationError: Spark takes an alias for what has its name elsewhere, as a variable of
+            the session, or makes one row of all for sinks that want each.
+    """
+    gathering = []
+    for sink in sinks:
+        if sink.select is None:
+            continue
+        alone = _steps(df.selectExpr(*sink.select), df)
+        if _steps(df.selectExpr(_struct(sink.select, "lane")), df) != alone:
+            raise _not_in_one_pass([sink], "Spark would read an alias as something else there")
+        gathering += [sink] * ("Aggregate" in alone)
+    if len(gathering) < len(sinks) and "Aggregate" in _steps(rows, df):
+        raise _not_in_one_pass(gathering, "Spark would make one row of all for the others, too")
+
+
+def _steps(rows: DataFrame, df: DataFrame) -> list[str]:
+    """What Spark does to `df` to make `rows` of it: the names of its plan's nodes, the last first.
+
+    Of an alias that another entry uses, alone, a node is made.
+    """
+    node, first = (frame._jdf.queryExecution().analyzed() for frame in (rows, df))  # noqa: SLF001
+    steps = []
+    while not node.equals(first):
+        steps.append(str(node.nodeName()))
+        node = node.children().head()
+    return steps
+
+
+def _not_in_one_pass(faulty: Sequence[AnySink], why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{' and '.join(sink.name for sink in faulty)}: select= cannot be evaluated in one pass "
+        "over the batch with the columns of all sinks: let each expression stand for itself, "
+        "without the alias of another one, explode or an aggregate, or make the columns in "
+        f"transform=, which gets a pass of its own. {why}"
+    )
 
 
 def _find_misnamed(
