@@ -385,8 +385,8 @@ def test_row_without_columns_counts(spark: SparkSession) -> None:
     assert content(spark.range(3).selectExpr("NULL AS nothing")).rows == 3
 
 
-ALIKE = [["A", "a"], ["\u00b5", "\u03bc"], ["s", "\u017f"]]
-"""Names that are one where case does not matter: also the sign of micro, and the long s."""
+ALIKE = [["A", "a"], ["\u00b5", "\u03bc"], ["s", "\u017f"], ["i", "\u0130"]]
+"""Names that are one where case does not matter: micro, a long s, a capital i with a dot."""
 
 
 @pytest.mark.parametrize(

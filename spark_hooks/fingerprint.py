@@ -69,7 +69,7 @@ def has_names(schema: StructType) -> bool:
 def _folded(name: str) -> str:
     """As Java compares names without regard to case: letter by letter, in both cases."""
     upper = (u if len(u := letter.upper()) == 1 else letter for letter in name)
-    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in upper)
+    return "".join(letter.lower()[0] for letter in upper)  # \u0130 is i, and its dot is lost
 
 
 def free_name(names: Sequence[str]) -> str:
