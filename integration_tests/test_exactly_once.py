@@ -253,12 +253,20 @@ def test_select_that_works_alone_only_is_refused_beside_other_sinks(
     [
         (["count(*) AS id"], ["7 AS id"]),
         (["sum(count(*)) OVER () AS id"], ["7 AS id", "current_date() AS day"]),
+        (
+            ["window(timestamp_seconds(id), '2 seconds', '1 second').start AS at"],
+            ["7 AS id", "id AS n"],
+        ),
+        (
+            ["window(timestamp_seconds(nullif(id, 2)), '1 second').start AS at"],
+            ["7 AS id", "id AS n"],
+        ),
     ],
 )
-def test_aggregate_does_not_gather_the_rows_of_other_sinks(
+def test_select_that_makes_other_rows_makes_none_for_other_sinks(
     job: Job, select: list[str], beside: list[str]
 ) -> None:
-    """Of which none takes a column, so that Spark makes one row for all of them."""
+    """An aggregate makes one row, a window of time several for each, or none for a null."""
     job.add(*ids(1, 2))
     sink = FileSink(job.sink_folder("other"), name="other", select=select)
     said = refused(job, job.pipeline(sinks=[FileSink(job.out, select=beside), sink]))

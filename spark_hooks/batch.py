@@ -62,6 +62,9 @@ SHUFFLE_CHECKS: Final = (
 """With both, Spark mixes no two computations of a shuffle: on since 4.2, off in 4.1, new there."""
 
 
+_KEEP_ROWS: Final = {"Project", "Window"}
+"""Nodes of Spark's plan that make one row of each."""
+
 _misnamed: dict[tuple[str, ...], dict[str, StructType]] = {}
 """By the schemas of a batch and its lanes, and the lanes: few, and Spark's analysis takes long."""
 _MOST_REMEMBERED: Final = 64
@@ -349,18 +352,19 @@ def _check_means_the_same(df: DataFrame, rows: DataFrame, sinks: Sequence[AnySin
 
     Raises:
         ConfigurationError: Spark takes an alias for what has its name elsewhere, as a variable of
-            the session, or makes one row of all for sinks that want each.
+            the session; or makes other rows for all sinks, where a `select` makes one row of many
+            (an aggregate), or several or none of each (a window of time).
     """
-    gathering = []
+    makes_rows = {}
     for sink in sinks:
-        if sink.select is None:
-            continue
-        alone = _steps(df.selectExpr(*sink.select), df)
-        if _steps(df.selectExpr(_struct(sink.select, "lane")), df) != alone:
+        alone = [] if sink.select is None else _steps(df.selectExpr(*sink.select), df)
+        makes_rows[sink.name] = [step for step in alone if step not in _KEEP_ROWS]
+        if sink.select and _steps(df.selectExpr(_struct(sink.select, "lane")), df) != alone:
             raise _not_in_one_pass([sink], "Spark would read an alias as something else there")
-        gathering += [sink] * ("Aggregate" in alone)
-    if len(gathering) < len(sinks) and "Aggregate" in _steps(rows, df):
-        raise _not_in_one_pass(gathering, "Spark would make one row of all for the others, too")
+    together = [step for step in _steps(rows, df) if step not in _KEEP_ROWS]
+    if any(steps != together for steps in makes_rows.values()):
+        faulty = [sink for sink in sinks if makes_rows[sink.name]]
+        raise _not_in_one_pass(faulty, "Spark would make its rows for the others, too")
 
 
 def _steps(rows: DataFrame, df: DataFrame) -> list[str]:
@@ -380,8 +384,8 @@ def _not_in_one_pass(faulty: Sequence[AnySink], why: str) -> ConfigurationError:
     return ConfigurationError(
         f"{' and '.join(sink.name for sink in faulty)}: select= cannot be evaluated in one pass "
         "over the batch with the columns of all sinks: let each expression stand for itself, "
-        "without the alias of another one, explode or an aggregate, or make the columns in "
-        f"transform=, which gets a pass of its own. {why}"
+        "without the alias of another one, explode, an aggregate or a window of time, or make the "
+        f"columns in transform=, which gets a pass of its own. {why}"
     )
 
 
