@@ -119,8 +119,8 @@ def test_older_driver_lets_spark_pass_a_batch_that_the_newer_one_writes_again(
 ) -> None:
     """A has prepared batch 1 and B abandons it; then A's Spark writes commits/1 under B's feet.
 
-    B's own Spark notices that, and the batch that stands in the log is B's: the next start commits
-    it. Nobody writes it a third time.
+    By that B cannot tell A, whose batch is nowhere, from a driver with a copy of the log that has
+    delivered it. So it shows nothing, and the next start names what an operator has to remove.
     """
     with Scenario(tmp_path, real_targets(services, fresh_name), 3, "checkpoint") as scenario:
         older, newer = scenario.driver, scenario.new_driver()
@@ -130,14 +130,23 @@ def test_older_driver_lets_spark_pass_a_batch_that_the_newer_one_writes_again(
         status, said = older.ends()
         assert status != 0
         first_match(TOKEN_TAKEN, said)
-        assert (scenario.checkpoint / "commits" / "1").exists()
+        commit = scenario.checkpoint / "commits" / "1"
+        assert commit.exists()
         newer.let_go()
         status, said = newer.ends()
-        scenario.note("A prepared.after, B write.batch", status, first_told(said))
-        if status:
-            first_match(SPARKS_OWN, said)
+        assert status != 0
+        first_match("another driver has gone on from", said)
+        assert set(scenario.visible_of(1).values()) == {"none"}
+        third = scenario.new_driver()
+        third.start()
+        status, said = third.ends()
+        assert status != 0
+        first_match("its rows are in no sink.* Delete commits/1 and all later files", said)
+        # It has planned batch 2.
+        for path in (commit, scenario.checkpoint / "offsets" / "2"):
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink()
         scenario.finish()
-        scenario.print_table("stands", "B ends", "B's word")
 
 
 def copy_with_other_offsets(scenario: Scenario) -> Path:
