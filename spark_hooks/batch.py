@@ -337,18 +337,21 @@ def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
     asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *lanes)  # noqa: SLF001
     misnamed = _misnamed.get(asked)
     if misnamed is None:
-        _check_means_the_same(df, rows, sinks)
+        alone = [df if s.select is None else df.selectExpr(*s.select) for s in sinks]
+        _check_means_the_same(df, rows, sinks, alone)
         if len(_misnamed) >= _MOST_REMEMBERED:
             _misnamed.clear()
-        misnamed = _misnamed[asked] = dict(_find_misnamed(df, rows, sinks))
+        misnamed = _misnamed[asked] = dict(_find_misnamed(rows, alone))
     if not misnamed:
         return rows
     names = [f"lane{n}" for n in range(len(sinks))]
     return rows.select(*(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names))
 
 
-def _check_means_the_same(df: DataFrame, rows: DataFrame, sinks: Sequence[AnySink]) -> None:
-    """See that each `select` makes of the batch, beside the others, what it makes of it alone.
+def _check_means_the_same(
+    df: DataFrame, rows: DataFrame, sinks: Sequence[AnySink], alone: Sequence[DataFrame]
+) -> None:
+    """See that each `select` makes of the batch, beside the others, what it makes of it `alone`.
 
     Raises:
         ConfigurationError: Spark takes an alias for what has its name elsewhere, as a variable of
@@ -356,10 +359,10 @@ def _check_means_the_same(df: DataFrame, rows: DataFrame, sinks: Sequence[AnySin
             (an aggregate), or several or none of each (a window of time).
     """
     makes_rows = {}
-    for sink in sinks:
-        alone = [] if sink.select is None else _steps(df.selectExpr(*sink.select), df)
-        makes_rows[sink.name] = [step for step in alone if step not in _KEEP_ROWS]
-        if sink.select and _steps(df.selectExpr(_struct(sink.select, "lane")), df) != alone:
+    for sink, made in zip(sinks, alone, strict=True):
+        steps = _steps(made, df)
+        makes_rows[sink.name] = [step for step in steps if step not in _KEEP_ROWS]
+        if sink.select and _steps(df.selectExpr(_struct(sink.select, "lane")), df) != steps:
             raise _not_in_one_pass([sink], "Spark would read an alias as something else there")
     together = [step for step in _steps(rows, df) if step not in _KEEP_ROWS]
     if any(steps != together for steps in makes_rows.values()):
@@ -389,17 +392,14 @@ def _not_in_one_pass(faulty: Sequence[AnySink], why: str) -> ConfigurationError:
     )
 
 
-def _find_misnamed(
-    df: DataFrame, rows: DataFrame, sinks: Sequence[AnySink]
-) -> Iterator[tuple[str, StructType]]:
+def _find_misnamed(rows: DataFrame, alone: Sequence[DataFrame]) -> Iterator[tuple[str, StructType]]:
     """The lanes whose names are not as meant, each with the columns that are, by position.
 
     In a struct Spark calls CAST(id AS string) col1, and not id.
     """
-    for field, sink in zip(rows.schema, sinks, strict=True):
-        meant = (df if sink.select is None else df.selectExpr(*sink.select)).schema
-        if cast("StructType", field.dataType).names != meant.names:
-            yield field.name, meant
+    for field, made in zip(rows.schema, alone, strict=True):
+        if cast("StructType", field.dataType).names != made.schema.names:
+            yield field.name, made.schema
 
 
 def _struct(select: Sequence[str] | None, name: str) -> str:
