@@ -60,7 +60,7 @@ class HadoopFolder:
         jvm: Any = gateway.jvm
         # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
-        self._io_utils: Any = jvm.org.apache.commons.io.IOUtils
+        self._to_string: Any = jvm.org.apache.commons.io.IOUtils.toString
         self._thread: Any = jvm.java.lang.Thread
         self._address = address or f"checkpoint:{root.rpartition('/')[0]}"
         try:
@@ -111,7 +111,7 @@ class HadoopFolder:
         def read() -> str:
             stream = self._fs.open(self._path(name))
             try:
-                return str(self._io_utils.toString(stream, "UTF-8"))
+                return str(self._to_string(stream, "UTF-8"))
             finally:
                 stream.close()
 
