@@ -8,6 +8,7 @@ WORKERS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+PYTEST := $(RUN) -m pytest --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format slow simulate mutants bench services lock clean
@@ -19,10 +20,10 @@ demo: $(READY) ## run the main job on real local servers, killed four times (WRI
 	$(RUN) -m sparkonce.demo --writer $(WRITER)
 
 test: $(READY) ## run all tests but the slow ones, on real local servers (WORKERS=0: in one process)
-	$(RUN) -m pytest -m "not slow" --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
+	$(PYTEST) -m "not slow"
 
 slow: $(READY) ## run the slow tests: the full crash matrix (WORKERS=0: in one process)
-	$(RUN) -m pytest -m slow --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
+	$(PYTEST) -m slow
 
 simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: replay one, with its trace)
 	$(RUN) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
