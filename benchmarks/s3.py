@@ -140,7 +140,7 @@ def commit_of_many_objects(s3: S3Server) -> list[float]:
             bare.head_object(Bucket=BUCKET, Key=file.key)
 
     def commit(committables: list[Committable]) -> None:
-        assert not any(target.commitBatch(committables))
+        assert not any(target.commit_many(committables))
 
     with ThreadPoolExecutor(PARALLEL_BRANCHES) as pool:
 

@@ -98,11 +98,11 @@ def test_staged_and_idempotent_sink_in_one_pipeline(
 
 @pytest.mark.slow
 def test_pipeline_that_waits_for_sparks_checkpoint(shop: Shop, tmp_path: Path) -> None:
-    """The kills around Spark's commit, under commit="checkpoint"."""
+    """The kills around Spark's commit, under commit="after_checkpoint"."""
     path = shop.path
     assert_exactly_once(
         lambda log: ExactlyOnce(
-            "shop", sinks=[SqliteSink(path, "orders")], log=log, commit="checkpoint"
+            "shop", sinks=[SqliteSink(path, "orders")], log=log, commit="after_checkpoint"
         ),
         batches(2),
         {"sqlite": shop.in_sqlite},

@@ -1,4 +1,4 @@
-"""commit="checkpoint" under real streaming queries: when the last batch becomes visible."""
+"""commit="after_checkpoint" under real streaming queries: when the last batch becomes visible."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wait_for(reached: Callable[[], bool]) -> None:
 
 
 def checkpoint_pipeline(job: Job, **settings: Any) -> ExactlyOnce:
-    return job.pipeline(commit="checkpoint", **settings)
+    return job.pipeline(commit="after_checkpoint", **settings)
 
 
 def slow_pipeline(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ExactlyOnce:
@@ -71,18 +71,18 @@ def test_batch_becomes_visible_when_spark_has_committed_it(
     seen: list[tuple[str, object, Counter[Any]]] = []
 
     def note(point: str, where: Any) -> None:
-        if point in {"prepared.after", "prepare_batch.before"}:
+        if point in {"prepared.after", "vote.before"}:
             seen.append((point, where["batch"], job.visible()))
 
     monkeypatch.setattr(failpoints, "handler", note)
     job.run(pipeline)
     pipeline.close()
     assert seen == [
-        ("prepare_batch.before", 0, Counter()),
+        ("vote.before", 0, Counter()),
         ("prepared.after", 0, Counter()),
-        ("prepare_batch.before", 1, Counter([1])),
+        ("vote.before", 1, Counter([1])),
         ("prepared.after", 1, Counter([1])),
-        ("prepare_batch.before", 2, Counter([1, 2])),
+        ("vote.before", 2, Counter([1, 2])),
         ("prepared.after", 2, Counter([1, 2])),
     ]
     assert job.visible() == Counter([1, 2, 3])
@@ -189,8 +189,8 @@ def leave_undecided(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) 
         "listener",
         "awaitTermination",
         "next batch",
-        "listener of commit='prepared'",
-        "awaitTermination of commit='prepared'",
+        "listener of commit='immediate'",
+        "awaitTermination of commit='immediate'",
     ],
 )
 def test_start_commits_what_the_last_run_left_undecided(
@@ -831,7 +831,7 @@ spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fal
          .config("spark.driver.bindAddress", "127.0.0.1")
          .config("spark.driver.host", "127.0.0.1").getOrCreate())
 folder = sys.argv[1]
-orders = ExactlyOnce("orders", sinks=[FileSink(folder + "/out")], commit="checkpoint",
+orders = ExactlyOnce("orders", sinks=[FileSink(folder + "/out")], commit="after_checkpoint",
                      log="sqlite:///" + folder + "/txn.db")
 query = (spark.readStream.schema("id long, at timestamp").json(folder + "/in")
          .writeStream.foreachBatch(orders).option("checkpointLocation", folder + "/ckpt")
@@ -854,5 +854,5 @@ def test_script_that_ends_right_after_its_query_has_its_last_batch_committed(job
 
 
 def test_unknown_policy_is_named(job: Job) -> None:
-    with pytest.raises(ConfigurationError, match='expected "prepared" or "checkpoint"'):
+    with pytest.raises(ConfigurationError, match='expected "immediate" or "after_checkpoint"'):
         job.pipeline(commit="late")

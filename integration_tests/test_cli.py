@@ -296,7 +296,7 @@ def test_prepared_batch_is_decided_by_sparks_commit_log(
 ) -> None:
     """Reached: it is committed; not reached: abandoned; not readable: left, and said so."""
     targets = real_targets(services, fresh_name)
-    with Scenario(tmp_path, targets, 3, commit="checkpoint", is_tagged=False) as scenario:
+    with Scenario(tmp_path, targets, 3, commit="after_checkpoint", is_tagged=False) as scenario:
         sparkonce = Operator(scenario)
         kill_at(scenario, "prepared.after", 0)
         found = sparkonce("status", JOB, "--json")

@@ -450,7 +450,7 @@ STATEFUL = [
 """Shapes and state stores: of the product each shape and each store once, the rest is slow."""
 
 
-@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 @pytest.mark.parametrize(("shape", "store"), STATEFUL)
 def test_stateful_query_stays_right_over_replays(
     job: Job, monkeypatch: pytest.MonkeyPatch, shape: str, store: tuple[str, int], commit: str
@@ -465,7 +465,7 @@ def test_stateful_query_stays_right_over_replays(
         "join": joined_with_itself(job),
         "transformWithState": numbered_by_state,
     }
-    points = ["prepare_batch.after", "decide.after", "return.before"]
+    points = ["vote.after", "decide.after", "return.before"]
     mode = "append" if shape == "join" else "update"
     with state_store(job.spark, *store):
         for point in points:
@@ -618,11 +618,11 @@ def test_fenced_driver_holds_nothing_open(
 @pytest.mark.parametrize(
     ("commit", "point"),
     [
-        ("prepared", "begin.before"),
-        ("prepared", "begin.after"),
-        ("prepared", "decide.before"),
-        ("checkpoint", "prepared.before"),
-        ("checkpoint", "return.before"),
+        ("immediate", "begin.before"),
+        ("immediate", "begin.after"),
+        ("immediate", "decide.before"),
+        ("after_checkpoint", "prepared.before"),
+        ("after_checkpoint", "return.before"),
     ],
 )
 def test_driver_behind_one_with_a_copy_of_the_log(
@@ -973,7 +973,7 @@ def test_pipeline_that_is_called_twice_for_a_batch_fails_the_query(job: Job) -> 
     assert job.visible() == Counter([1])
 
 
-@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 def test_second_pipeline_of_the_name_in_one_function_fails_the_query(
     job: Job, commit: CommitPolicy
 ) -> None:
@@ -990,7 +990,7 @@ def test_second_pipeline_of_the_name_in_one_function_fails_the_query(
         query.start().awaitTermination()
     whole = job.pipeline(commit=commit)
     whole.awaitTermination(job.start(whole))
-    assert job.visible() == Counter([1] if commit == "prepared" else [1, 2])
+    assert job.visible() == Counter([1] if commit == "immediate" else [1, 2])
 
 
 @pytest.mark.parametrize("way", ["second object", "tried again", "two threads"])

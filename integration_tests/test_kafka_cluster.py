@@ -193,7 +193,7 @@ def test_broker_killed_between_prepare_and_commit(
     sink.commit(prepared[0])
     sink.abort(prepared[1])
     sink.abort(branches[2])
-    assert sink.commitBatch(prepared[3:]) == [None] * 3
+    assert sink.commit_many(prepared[3:]) == [None] * 3
     assert killed not in {world.coordinator(each) for each in branches}
     assert killed not in world.leaders().values()
     world.is_settled(owner, written[0], *written[3:])
@@ -253,7 +253,7 @@ def test_one_broker_stays_down(
     branches = [BranchId(owner, 7, 1, "kafka", 0, i) for i in range(5)]
     prepared = [prepare(sink, b, r) for b, r in zip(branches, written, strict=True)]
     sink.commit(prepared[0])
-    assert sink.commitBatch(prepared[1:3]) == [None] * 2
+    assert sink.commit_many(prepared[1:3]) == [None] * 2
     sink.abort(prepared[3])
     (found,) = sink.find_branches(owner)
     assert found.branch_id.name == branches[4].name
@@ -357,7 +357,7 @@ def test_coordinator_killed_before_it_could_answer(
     real = finisher_module._coordinator
     monkeypatch.setattr(finisher_module, "_coordinator", first_the_old_one)
     monkeypatch.setattr(Finisher, "_version_to_end", newest)
-    sink.prepareBatch(branch, [prepared])  # so that EndTxn is the first that is asked of it
+    sink.vote(branch, [prepared])  # so that EndTxn is the first that is asked of it
     admin, _ = sink._finisher._connection._connected()
     connection = admin._manager._conns[old]
     with frozen(world, old), ThreadPoolExecutor(1) as pool:
@@ -409,7 +409,7 @@ def test_broker_killed_while_a_batch_is_committed(
         return answer
 
     monkeypatch.setattr(together, "_end", kill)
-    assert sink.commitBatch(prepared) == [None] * count
+    assert sink.commit_many(prepared) == [None] * count
     assert ended == [None if when == "before EndTxn" else count]
     world.is_settled(owner, *written)
 
@@ -558,7 +558,7 @@ def test_topic_deleted_after_prepare(
     delete(world)
     sink.commit(prepared[0])
     sink.abort(prepared[1])
-    assert sink.commitBatch(prepared[2:]) == [None, None]
+    assert sink.commit_many(prepared[2:]) == [None, None]
     warned = [branch for branch in branches if f"{branch.name} is committed, but" in caplog.text]
     assert warned == [branches[0], *branches[2:]]
     assert f"the topic {world.topic!r} was deleted" in caplog.text
@@ -599,7 +599,7 @@ def test_half_upgraded_cluster(
         for each in prepared[:3]:
             sink.commit(each)
             sink.commit(each)
-        assert sink.commitBatch(prepared[3:6]) == [None] * 3
+        assert sink.commit_many(prepared[3:6]) == [None] * 3
         for each in prepared[6:8]:
             sink.abort(each)
         (orphan,) = sink.find_branches(owner)

@@ -349,7 +349,7 @@ def whole_life(sink: KafkaSink, owner: Owner, world: World) -> None:
     sink.abort(found[names[4].name])
     sink.commit(held[0])
     world.sees("1", "2", "3")
-    assert sink.commitBatch(held[1:3]) == [None, None]
+    assert sink.commit_many(held[1:3]) == [None, None]
     world.sees(*"111222333")
     sink.commit(held[0])
     assert list(sink.find_branches(owner)) == []
@@ -571,7 +571,7 @@ def test_broker_that_freezes_before_the_commit(
     outcomes: list[Any] = []
 
     def commit_twice() -> None:  # the second time by a new client
-        outcomes.extend(outcome for _ in range(2) for outcome in sink.commitBatch([committable]))
+        outcomes.extend(outcome for _ in range(2) for outcome in sink.commit_many([committable]))
 
     committing = threading.Thread(target=commit_twice, daemon=True)
     assert isinstance(kafka.runtime, LocalRuntime)

@@ -384,7 +384,7 @@ def test_branches_of_a_batch_are_committed_with_few_requests(
     with monkeypatch.context() as patch:
         patch.setattr(Finisher, "end", lambda *_args, **_kwargs: pytest.fail("one by one"))
         for _ in range(2):
-            assert sink.commitBatch(committables) == [None] * 3
+            assert sink.commit_many(committables) == [None] * 3
             partitions = {world.topic: [0, 1]}
             for committable in committables:
                 producer_id = committable.payload["producer_id"]
@@ -446,7 +446,7 @@ def test_lost_branch_keeps_no_other_of_its_batch_back(
     """Each branch has its own outcome, in the order in which they were given."""
     committables = prepare_three(sink, owner)
     sink.abort(committables[1])
-    first, second, third = sink.commitBatch(committables)
+    first, second, third = sink.commit_many(committables)
     assert (first, third) == (None, None)
     assert isinstance(second, PreparedBranchLostError)
     world.sees("1", "3")
@@ -468,7 +468,7 @@ def test_batch_that_cannot_be_committed_together_is_committed_one_by_one(
         raise failure
 
     monkeypatch.setattr(Finisher, "commit_together", fail)
-    assert sink.commitBatch(prepare_three(sink, owner)) == [None] * 3
+    assert sink.commit_many(prepare_three(sink, owner)) == [None] * 3
     world.sees("1", "2", "3")
 
 
@@ -507,7 +507,7 @@ def test_branch_that_is_not_proven_together_is_proven_by_itself(
 ) -> None:
     """EndTxn's yes, and what proves the others of the batch, are no proof of this one."""
     committables = prepare_three(sink, owner)
-    assert sink.commitBatch(committables) == [None] * 3
+    assert sink.commit_many(committables) == [None] * 3
     for committable in committables:
         world.becomes(committable.branch_id, committed_state(sink))
     first, kept_back, third = (committable.branch_id.name for committable in committables)
@@ -522,7 +522,7 @@ def test_branch_that_is_not_proven_together_is_proven_by_itself(
     keep_back(monkeypatch, KafkaBranch.of(committables[1]))
     assert sink._outcome.commit_together(committables) == {first, third}
     assert ended == []
-    assert sink.commitBatch(committables) == [None] * 3
+    assert sink.commit_many(committables) == [None] * 3
     assert ended == [kept_back]
     world.sees("1", "2", "3")
 
@@ -543,7 +543,7 @@ def test_markers_that_stay_away_are_waited_for_one_by_one(
         patch.setattr(together, "_visible", nothing_visible)
         assert sink._outcome.commit_together(committables) == set()
     assert len(seen) > 1
-    assert sink.commitBatch(committables) == [None] * 3
+    assert sink.commit_many(committables) == [None] * 3
     world.sees("1", "2", "3")
 
 
@@ -850,7 +850,7 @@ def made_smaller(sink: KafkaSink, topic: str, committable: Committable) -> None:
     made_anew(sink, topic, committable, 1)
 
 
-@pytest.mark.parametrize("how", [KafkaSink.commitBatch, KafkaSink.commit])
+@pytest.mark.parametrize("how", [KafkaSink.commit_many, KafkaSink.commit])
 @pytest.mark.parametrize("tear", [by_hand, made_anew, made_smaller])
 def test_branch_of_which_a_part_is_gone(
     make_sink: Callable[..., KafkaSink],
@@ -874,8 +874,8 @@ def test_branch_of_which_a_part_is_gone(
     beside = prepare(sink, whole, ROWS.append_column("topic", pa.array([world.topic] * 3)))
     prepared = prepare(sink, torn, rows)
     tear(sink, topic, prepared)
-    if how == KafkaSink.commitBatch:
-        lost, kept = sink.commitBatch([prepared, beside])
+    if how == KafkaSink.commit_many:
+        lost, kept = sink.commit_many([prepared, beside])
         assert kept is None
     else:
         sink.commit(beside)
@@ -931,10 +931,10 @@ def test_fresh_batch_is_committed_with_no_look_before(
 ) -> None:
     """What this process has just prepared costs no request more."""
     committable = prepare(sink, branch)
-    sink.prepareBatch(branch, [committable])
+    sink.vote(branch, [committable])
     monkeypatch.setattr(Finisher, "closed", lambda *_: pytest.fail("looked"))
     monkeypatch.setattr(together, "PATIENCE_S", DEADLINE_S)
-    assert sink.commitBatch([committable]) == [None]
+    assert sink.commit_many([committable]) == [None]
     world.sees("1", "2", "3")
 
 
@@ -1059,7 +1059,7 @@ def test_loser_that_writes_on_after_its_abort(
     assert loser is not None
     loser.flush(30)
     (found,) = sink.find_branches(branch.owner)
-    assert sink.abortBatch([found]) == [None]
+    assert sink.abort_many([found]) == [None]
     world.becomes(branch, "CompleteAbort")
     send(loser, world.topic, b"loser")
     with pytest.raises(KafkaException):  # noqa: PT012 - whichever notices first
@@ -1256,7 +1256,7 @@ def test_task_that_ends_long_before_its_rows_would_be_sent(
     sink = make_sink(world.topic, config={"linger.ms": 50_000}, transaction_timeout_ms=60_000)
     sink.validate(ROWS.schema)
     committable = prepare(sink, branch)
-    sink.prepareBatch(branch, [committable])
+    sink.vote(branch, [committable])
     assert not caplog.messages, "the write did not come near the timeout"
     sink.commit(committable)
     world.sees("1", "2", "3")
@@ -1319,10 +1319,10 @@ def test_write_that_comes_near_the_timeout_is_told(
     sink: KafkaSink, branch: BranchId, caplog: pytest.LogCaptureFixture
 ) -> None:
     committable = prepare(sink, branch)
-    assert sink.prepareBatch(branch, [committable]) == [committable]
+    assert sink.vote(branch, [committable]) == [committable]
     assert not caplog.records
     long_ago = replace(KafkaBranch.of(committable), began_at=time.time() - 600)
-    sink.prepareBatch(branch, [committable, long_ago.committable(branch)])
+    sink.vote(branch, [committable, long_ago.committable(branch)])
     (told,) = caplog.messages
     assert "took 600 s of the 900 s" in told
     sink.abort(committable)

@@ -102,7 +102,7 @@ def test_upgrade_is_taken_back_under_a_connected_driver(
         )
     finally:
         set_feature(kafka, "SAFE_DOWNGRADE", 0)
-    assert sink.commitBatch([together]) == [None]
+    assert sink.commit_many([together]) == [None]
     sink.commit(alone)
     sink.abort(aborted)
     world.sees(*"112233")

@@ -311,7 +311,7 @@ class Query:
         hidden.write_text(row)
         hidden.rename(self.folder / "in" / f"{row}.txt")
 
-    def pipeline(self, commit: str = "prepared") -> ExactlyOnce:
+    def pipeline(self, commit: str = "immediate") -> ExactlyOnce:
         return ExactlyOnce("orders", sinks=[FileSink(self.folder / "out")], commit=commit)  # type: ignore[arg-type]
 
     def run(self, pipeline: ExactlyOnce) -> StreamingQuery:
@@ -335,7 +335,7 @@ def query(spark: SparkSession, tmp_path: Path) -> Query:
     return Query(spark, tmp_path)
 
 
-@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 def test_query_without_a_log_of_its_own(
     query: Query, commit: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,7 +88,7 @@ def deliver(sink: S3Sink, batch_id: int, *ids: int) -> CommittedBatch:
     prepared = prepare(sink, branch(batch_id), rows(*ids))
     sink.commit(prepared)
     batch = committed(prepared, batch_id=batch_id)
-    sink.publishBatch(batch)
+    sink.publish(batch)
     return batch
 
 
@@ -144,7 +144,7 @@ def test_batch_becomes_visible_at_once(
     assert read() == [1]
     sink.commit(parts[1])
     assert read() == [1]
-    sink.publishBatch(committed(*parts))
+    sink.publish(committed(*parts))
     assert read() == [1, 10, 20]
     assert read(batch=0) == [1]
     assert read(after=0) == [10, 20]
@@ -178,7 +178,7 @@ def test_published_twice(sink: S3Sink, world: World) -> None:
     batch = deliver(sink, 1, 5)
     before = world.objects()
     with ThreadPoolExecutor(4) as pool:
-        for outcome in [pool.submit(sink.publishBatch, batch) for _ in range(8)]:
+        for outcome in [pool.submit(sink.publish, batch) for _ in range(8)]:
             outcome.result()
     assert world.objects() == before
 
@@ -194,7 +194,7 @@ def test_drivers_that_publish_at_the_same_time(
 
     def publish(sink: S3Sink) -> None:
         gate.wait()
-        sink.publishBatch(committed(prepared))
+        sink.publish(committed(prepared))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(publish, sinks))
@@ -215,7 +215,7 @@ def test_branch_that_was_lost_and_written_again(
     sink.commit(again)
     amended = committed(kept, again, revision=1)
     for batch in (committed(kept, lost), amended, committed(kept, lost), amended):
-        sink.publishBatch(batch)
+        sink.publish(batch)
         named = [json.loads(body)["revision"] for body in manifests(world).values()]
         assert named in ([0], [1])
     assert read() == [1, 2]
@@ -232,7 +232,7 @@ def test_answer_to_the_manifest_is_lost(
     prepared = prepare(sink, branch(), rows(5))
     sink.commit(prepared)
     proxy.lose = http_request(b"PUT ")
-    sink.publishBatch(committed(prepared))
+    sink.publish(committed(prepared))
     assert proxy.lost == 1
     assert read() == [5]
     sink.close()
@@ -247,12 +247,12 @@ def test_server_is_away_when_the_manifest_is_due(
     s3.kill()
     try:
         with pytest.raises(CommitUnresolvedError, match=r"manifest s3://.*000000000001\.json"):
-            sink.publishBatch(committed(prepared))
+            sink.publish(committed(prepared))
     finally:
         s3.start()
     with pytest.raises(ConfigurationError, match="no manifest"):
         read()
-    sink.publishBatch(committed(prepared))
+    sink.publish(committed(prepared))
     assert read() == [5]
 
 
@@ -264,12 +264,12 @@ def test_two_pipelines_in_one_prefix(
     other = make_sink(name="copy")
     prepared = prepare(other, branch(1, sink="copy"), rows(2))
     other.commit(prepared)
-    other.publishBatch(committed(prepared))
+    other.publish(committed(prepared))
     theirs = make_sink()
     owner = Owner("f" * 16, OWNER.query_id)
     foreign = prepare(theirs, replace(branch(1), owner=owner), rows(3))
     theirs.commit(foreign)
-    theirs.publishBatch(CommittedBatch("returns", owner, 1, 0, (), ()))
+    theirs.publish(CommittedBatch("returns", owner, 1, 0, (), ()))
     assert read() == [1, 2]
     assert read(source=f"orders/{OWNER.digest}.copy", batch=1) == [2]
     with pytest.raises(ConfigurationError, match="source="):
@@ -315,7 +315,7 @@ def test_hundredth_batch_merges(sink: S3Sink, world: World, read: Callable[..., 
     assert names(world) == [merged, "000000000100.json"]
     assert read(after=97) == [98, 99, 100]
     assert read(after=98, batch=99) == [99]
-    sink.publishBatch(batches[1])  # a paused driver
+    sink.publish(batches[1])  # a paused driver
     assert read(after=97) == [98, 99, 100]
     assert names(world) == [merged, "000000000100.json"]
 
@@ -361,7 +361,7 @@ def test_batches_that_are_made_anew(
     for batch_id in (98, 99):
         prepared = prepare(sink, branch(batch_id, token=9), rows(10 * batch_id))
         sink.commit(prepared)
-        sink.publishBatch(committed(prepared, batch_id=batch_id))
+        sink.publish(committed(prepared, batch_id=batch_id))
         assert read(after=batch_id - 1, batch=batch_id) == [10 * batch_id]
     assert names(world) == ["000000000000-000000000099.json.gz"]
     assert read(after=96) == [97, 980, 990]
@@ -463,7 +463,7 @@ def test_what_folders_give_back(
     rows = pa.RecordBatch.from_pydict({"id": range(len(written)), "k": column(written)})
     prepared = prepare(sink, branch(), rows)
     sink.commit(prepared)
-    sink.publishBatch(committed(prepared))
+    sink.publish(committed(prepared))
     url = f"s3://{world.bucket}/lake/orders"
     wanted = pa.table({"id": rows["id"], "k": column(is_read)})
     arrow = sparkonce.committed_dataset(url, filesystem=arrow_s3).to_table().sort_by("id")

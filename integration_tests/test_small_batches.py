@@ -273,7 +273,7 @@ def test_failing_batch_is_aborted_and_replayed(job: Job, monkeypatch: pytest.Mon
     for n in range(5):
         job.add(*ids(n))
     with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", fail_in("prepare_batch.after", batch=3))
+        patch.setattr(failpoints, "handler", fail_in("vote.after", batch=3))
         with pytest.raises(Exception, match=r"prepare_batch\.after"):
             job.run(job.pipeline())
     assert job.visible() == Counter(range(3))

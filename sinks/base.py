@@ -1,7 +1,7 @@
 """The contract between the coordinator and a store that takes part in a transaction.
 
     executor   beginTransaction ─► write* ─► preCommit ─► Committable ─┐   (else: discard)
-    driver     validate                prepareBatch ◄──────────────────┘ ─► commit | abort
+    driver     validate                vote ◄──────────────────┘ ─► commit | abort
 
 | verb | called by, in which process | may fail | called twice |
 |---|---|---|---|
@@ -11,7 +11,7 @@
 | `preCommit` | the same task, at its last row | yes: the same. Last chance | no |
 | `idle` | the same task, while no rows come | yes: the batch is aborted | yes |
 | `discard` | the same task, after a failure | must not raise | no |
-| `prepareBatch` | driver, when every task has prepared | yes: the same | no |
+| `vote` | driver, when every task has prepared | yes: the same | no |
 | `commit` | any driver, also days later | unresolved: repeated; lost: proven | yes: idempotent |
 | `abort` | any driver, also days later | yes: it is repeated by a sweep | yes: idempotent |
 | `find_branches` | driver, after each start and batch | yes: it is repeated | yes |
@@ -21,7 +21,7 @@ The verbs of one task share a handle, which never leaves that process and never 
 `commit` and `abort` take lasting values only, so that normal running and recovery share one path:
 they may run in another process, days later, twice, or at the same time: for different branches (so
 they must be safe to call from several threads), and in another process for the same one, of which
-a driver that stood still may go on from the middle. They, `find_branches` and `publishBatch` may be
+a driver that stood still may go on from the middle. They, `find_branches` and `publish` may be
 called in a sink that was never validated.
 
 What a sink promises:
@@ -293,7 +293,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             PreparedBranchLostError: proven: the branch is gone and was never committed.
         """
 
-    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         """Commit all of this sink's branches of one transaction; for sinks that can do so cheaper.
 
         As many `commit`s, each with its own outcome: an error is returned in the branch's place
@@ -322,7 +322,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             return unresolved
         return None
 
-    def publishBatch(self, batch: CommittedBatch) -> None:
+    def publish(self, batch: CommittedBatch) -> None:
         """Tell readers that a batch is whole; for sinks whose branches appear one by one.
 
         Called on the driver once every branch of every sink is committed, and before the log knows
@@ -342,7 +342,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         A `Committable` is aborted by the identity it holds, never by "whatever has that name now".
         """
 
-    def abortDecided(self, committable: Committable) -> None:
+    def abort_decided(self, committable: Committable) -> None:
         """End a decided branch that an operator wants written again (`settle --as redo`).
 
         For sinks whose branches may be visible in part, or committed while `commit` cannot prove
@@ -353,7 +353,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         """
         self.abort(committable)
 
-    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+    def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         """Abort what `find_branches` has shown, in its order; for sinks that can do so cheaper.
 
         As many `abort`s, each with its own outcome: one that fails keeps no other alive.
@@ -399,7 +399,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         """
         return ()
 
-    def prepareBatch(
+    def vote(
         self,
         branch_id: BranchId,  # noqa: ARG002 - for sinks that override this
         committables: Sequence[Committable],
@@ -459,7 +459,7 @@ class OnePhaseSink(TwoPhaseCommitSink[HandleT]):
     """A sink in a database that may hold the transaction log too.
 
     Where it does, and the sink is the pipeline's only one, rows and record are committed in one
-    transaction: by these verbs, in place of `prepareBatch`, `commit` and `publishBatch`. What older
+    transaction: by these verbs, in place of `vote`, `commit` and `publish`. What older
     starts have decided is still finished by those.
     """
 
@@ -472,20 +472,20 @@ class OnePhaseSink(TwoPhaseCommitSink[HandleT]):
         """
 
     @abstractmethod
-    def prepareOnePhase(
+    def prepare_one_phase(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        """As `prepareBatch`, and leave the transaction open in this process.
+        """As `vote`, and leave the transaction open in this process.
 
-        It ends by `commitOnePhase`, by `abort`, or with its connection; the server must end it too,
-        after a while, where this process stands still.
+        It ends by `commit_one_phase`, by `abort`, or with its connection; the server must end it
+        too, after a while, where this process stands still.
 
         Returns:
             The driver's one branch; nothing for a batch without rows.
         """
 
     @abstractmethod
-    def commitOnePhase(self, committable: Committable, log_write: str) -> None:
+    def commit_one_phase(self, committable: Committable, log_write: str) -> None:
         """Run `log_write` in the open transaction and commit it, in one message to the server.
 
         So no lock that it takes in the log waits for this process. What the tasks have left over is
@@ -551,14 +551,14 @@ def written_by_spark(target: str, other: str) -> ConfigurationError:
 
 
 def check_committable(sink: AnySink, committable: object, branch_id: BranchId) -> Committable:
-    """What `preCommit` or `prepareBatch` returned, as it comes out of a decision again.
+    """What `preCommit` or `vote` returned, as it comes out of a decision again.
 
     JSON turns numbers among a dictionary's keys into text, and tuples into lists.
 
     Args:
         sink: whose it is.
         committable: as it came back.
-        branch_id: of the task, or of the driver where `prepareBatch` returned it.
+        branch_id: of the task, or of the driver where `vote` returned it.
 
     Raises:
         ProtocolError: it is none, or of another branch, or its payload is no JSON.

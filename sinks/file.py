@@ -169,7 +169,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         branch_id = branch_here(self._folder, branch)
         self._hidden_path(branch_id).unlink(missing_ok=True)
 
-    def abortDecided(self, committable: Committable) -> None:
+    def abort_decided(self, committable: Committable) -> None:
         # By an operator's word also where the folder is gone for good. What is written again has
         # another name, so this one is an orphan should it come back.
         branch_id = committable.branch_id

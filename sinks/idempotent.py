@@ -240,7 +240,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         branch_id = branch_here(self._stage, branch)
         self._path(branch_id).unlink(missing_ok=True)
 
-    def abortDecided(self, committable: Committable) -> None:
+    def abort_decided(self, committable: Committable) -> None:
         """Free its rows to be written again, which a replay does under another key.
 
         Raises:

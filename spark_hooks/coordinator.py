@@ -7,9 +7,9 @@
 A batch moves left to right. The one point of no return is `TransactionLog.decide`: before it is
 sent every failure aborts, after it nothing does.
 
-    commit="prepared"     decide as soon as all has voted; Spark still holds the batch's replay, so
+    commit="immediate"     decide as soon as all has voted; Spark still holds the batch's replay, so
                           a branch that is lost after the decision is written again from it
-    commit="checkpoint"   write ─► vote ─► PREPARED ─► Spark writes commits/N ─► decide …
+    commit="after_checkpoint"   write ─► vote ─► PREPARED ─► Spark writes commits/N ─► decide …
                                                └─ or it does not: ABANDONED, abort, replay
     one sink, in the      write ─► vote ─► one COMMIT of rows and record: COMPLETE ─► sweep
     log's database                            └─ or none of both: abort, replay
@@ -81,7 +81,7 @@ logger = logging.getLogger("sparkonce")
 
 ResultT = TypeVar("ResultT")
 
-CommitPolicy: TypeAlias = Literal["prepared", "checkpoint"]
+CommitPolicy: TypeAlias = Literal["immediate", "after_checkpoint"]
 """When a batch is decided: once it is prepared, or once Spark's checkpoint has it too."""
 
 _FORGET_EVERY_BATCHES = 64
@@ -157,7 +157,7 @@ class Coordinator:
         claim: what this driver says of itself.
         checkpoint: of the query.
         removed: sinks that get no rows; what stands in them is finished or swept.
-        commit: when a batch is decided: "prepared" or "checkpoint".
+        commit: when a batch is decided: "immediate" or "after_checkpoint".
         commit_timeout_s: how long the commits of one batch are repeated, in seconds.
         retain: how many batches of history the log keeps.
         may_repeat: raises where the claim is nobody's any more; asked before each further try to
@@ -179,7 +179,7 @@ class Coordinator:
         checkpoint: Checkpoint,
         *,
         removed: Sequence[AnySink] = (),
-        commit: CommitPolicy = "prepared",
+        commit: CommitPolicy = "immediate",
         commit_timeout_s: float,
         retain: int,
         may_repeat: Callable[[], None] = lambda: None,
@@ -213,14 +213,14 @@ class Coordinator:
         self.two_phases = self._choose_phases()
 
     def _choose_phases(self) -> str | None:
-        if self._policy != "prepared":
+        if self._policy != "immediate":
             return f"commit={self._policy!r} decides only when Spark's checkpoint has the batch"
         if len(self._sinks) != 1:
             return "the pipeline has several sinks"
         (sink,) = self._sinks.values()
         if not isinstance(sink, OnePhaseSink):
             return f"{sink!r} shares no transaction with a log"
-        if type(sink).publishBatch is not TwoPhaseCommitSink.publishBatch:
+        if type(sink).publish is not TwoPhaseCommitSink.publish:
             return f"{sink!r} publishes each batch before the log knows that it is complete"
         reason = sink.why_two_phases(self._log.why_two_phases)
         self._one_phase = sink if reason is None else None
@@ -269,7 +269,7 @@ class Coordinator:
     def run(self, batch: Batch) -> None:
         """Take one batch through the protocol.
 
-        When it returns, the batch is complete, or, with commit="checkpoint", `pending`.
+        When it returns, the batch is complete, or, with commit="after_checkpoint", `pending`.
 
         Raises:
             SinkError: see `sparkonce.errors`; Spark's replay of the batch goes on from there.
@@ -327,7 +327,7 @@ class Coordinator:
         if record.state is State.COMPLETE:
             self._clean_up(record)
             return
-        if self._policy == "prepared":
+        if self._policy == "immediate":
             self._finish(self._decide(record), batch)
             return
         reach("prepared.before", batch=batch.batch_id)
@@ -408,7 +408,7 @@ class Coordinator:
         self._check_is_next(record)
         try:
             with waiting_for(f"commit {record.id} and its record in {sink!r}"):
-                sink.commitOnePhase(committable, log_write)
+                sink.commit_one_phase(committable, log_write)
         except CommitUnresolvedError as error:
             try:  # not only found: what is seen there may not have reached the log's standbys
                 self._patiently(lambda: self._log.complete(done, record.token), f"find {record.id}")
@@ -441,17 +441,17 @@ class Coordinator:
                 write_pass=write_pass,
                 attempt=DRIVER_ATTEMPT,
             )
-            reach("prepare_batch.before", batch=batch.batch_id, sink=name)
+            reach("vote.before", batch=batch.batch_id, sink=name)
             sink = self._sinks[name]
             # What is written again is decided already, so it takes two phases.
             one_phase = self._one_phase if write_pass == 0 else None
-            vote = sink.prepareBatch if one_phase is None else one_phase.prepareOnePhase
+            vote = sink.vote if one_phase is None else one_phase.prepare_one_phase
             with waiting_for(f"prepare {self._name_of(batch.batch_id)} in {sink!r}"):
                 prepared = [
                     check_committable(sink, committable, branch_id)
                     for committable in vote(branch_id, share.committables)
                 ]
-            reach("prepare_batch.after", batch=batch.batch_id, sink=name)
+            reach("vote.after", batch=batch.batch_id, sink=name)
             voted[name] = replace(share, committables=tuple(prepared))
         names = [c.branch_id.name for share in voted.values() for c in share.committables]
         if len(set(names)) != len(names):
@@ -810,8 +810,8 @@ class Coordinator:
             )
 
             def once() -> None:
-                with _unresolved(sink, "publishBatch"):
-                    sink.publishBatch(batch)
+                with _unresolved(sink, "publish"):
+                    sink.publish(batch)
 
             self._until_known(
                 once,
@@ -870,7 +870,7 @@ class Coordinator:
         )
         if sink.lists_uncommitted_only:
             orphans = [found for found in orphans if not self._commit_again(sink, found)]
-        errors = sink.abortBatch(orphans) if orphans else ()
+        errors = sink.abort_many(orphans) if orphans else ()
         for found, error in zip(orphans, errors, strict=True):
             if error is not None:
                 logger.warning("%s could not be aborted now: %s", found.branch_id, error)
@@ -968,18 +968,18 @@ def _unresolved(sink: AnySink, verb: str, branch_id: BranchId | None = None) -> 
 def _commit_once(
     sink: AnySink, committables: Sequence[Committable]
 ) -> Sequence[SparkOnceError | None]:
-    with _unresolved(sink, "commitBatch", committables[0].branch_id):
-        return sink.commitBatch(committables)
+    with _unresolved(sink, "commit_many", committables[0].branch_id):
+        return sink.commit_many(committables)
 
 
 def _redone(sink: AnySink, committable: Committable) -> SparkOnceError | None:
     """The outcome of a branch that is to be written again, by an operator's word.
 
-    It is asked to commit first only where the sink's own `abortDecided` sees what that has come
+    It is asked to commit first only where the sink's own `abort_decided` sees what that has come
     to: the word is older, and says nothing of a commit whose answer was lost.
     """
     error: SparkOnceError | None = CommitUnresolvedError("it was ended before it was asked")
-    if type(sink).abortDecided is not TwoPhaseCommitSink.abortDecided:
+    if type(sink).abort_decided is not TwoPhaseCommitSink.abort_decided:
         (error,) = _commit_once(sink, [committable])
     return _given_up(sink, committable, error)
 
@@ -995,7 +995,7 @@ def _given_up(
     if error is None or isinstance(error, PreparedBranchLostError):
         return error
     try:
-        sink.abortDecided(committable)
+        sink.abort_decided(committable)
     except Exception as failure:  # noqa: BLE001 - repeated, as any unknown outcome
         unresolved = CommitUnresolvedError(
             f"{sink!r}: an operator ruled that {committable.branch_id} is written again, and it "

@@ -2,9 +2,9 @@
 
     foreachBatch(df, N) ─► RunningQuery ─► [new run: validate, begin, bind, recover] ─► run N
                                                                 │
-    the query starts, without new data ─────────────────────────┘      (left by commit="checkpoint")
+    the query starts, without new data ─────────────────────────┘ (left by after_checkpoint)
     Spark writes commits/N ─► a thread, batch N+1, awaitTermination, close or the interpreter's
-                              exit, whichever comes first ─► settle N     (commit="checkpoint")
+                              exit, whichever comes first ─► settle N (after_checkpoint)
 
 Where a decided batch is unfinished, it is recovered first and the sinks are validated after.
 
@@ -97,8 +97,8 @@ _turns: dict[str, threading.RLock] = {}
 class ExactlyOnce:
     """Writes every micro-batch into all sinks once, or into none.
 
-    Pass it to ``foreachBatch``; one object serves one query at a time. With commit="checkpoint"
-    the last batch becomes visible a moment after the query has ended: wait for it with
+    Pass it to ``foreachBatch``; one object serves one query at a time. With
+    commit="after_checkpoint" the last batch becomes visible a moment after the query has ended: wait for it with
     `awaitTermination`, or leave it to `close`, a ``with`` block or the interpreter's exit.
 
     Args:
@@ -108,10 +108,10 @@ class ExactlyOnce:
         log: address of the transaction log (see `sparkonce.txn_log.open_log`), or an open log;
             default: "checkpoint", inside the query's own checkpoint. Such a log is deleted with
             the checkpoint, and so cannot notice that rows are delivered again from a fresh one.
-        commit: when a batch becomes visible. "prepared": as soon as every sink has prepared it;
+        commit: when a batch becomes visible. "immediate": as soon as every sink has prepared it;
             Spark can still replay it, so even a branch that a server has lost is written again.
-            "checkpoint": once Spark's checkpoint has it too, so that output and state agree also
-            for queries that compute other rows in a replay; a batch is visible about a second after
+            "after_checkpoint": once Spark's checkpoint has it too, so that output and state agree
+            also for queries that compute other rows in a replay; a batch is visible about a second after
             that, and a prepared batch has to outlive a driver that is down. Make the pipeline
             after the SparkSession and in that of its query (Spark's listeners hear their own
             session only), so that it hears of a start that finds no new data.
@@ -142,7 +142,7 @@ class ExactlyOnce:
         *,
         sinks: Sequence[AnySink],
         log: str | TransactionLog = IN_CHECKPOINT,
-        commit: CommitPolicy = "prepared",
+        commit: CommitPolicy = "immediate",
         removed: Sequence[AnySink] = (),
         replaces: str | None = None,
         adopt: bool | str = False,
@@ -156,7 +156,9 @@ class ExactlyOnce:
             )
         _check_sinks(sinks, removed)
         if commit not in get_args(CommitPolicy):
-            raise ConfigurationError(f'commit={commit!r}: expected "prepared" or "checkpoint"')
+            raise ConfigurationError(
+                f'commit={commit!r}: expected "immediate" or "after_checkpoint"'
+            )
         if retain < 1 or commit_timeout_s <= 0:
             raise ConfigurationError(
                 f"retain={retain} and commit_timeout_s={commit_timeout_s} must be positive"
@@ -189,13 +191,13 @@ class ExactlyOnce:
         self._listener: StartListener | None = None
         _listening.append(weakref.ref(self, _listening.remove))
         self._listen()
-        if commit == "checkpoint":
+        if commit == "after_checkpoint":
             call_at_exit(self._settle_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Deliver one micro-batch. A function of your own calls it once for each, empty ones too.
 
-        When it returns, the batch is committed in every sink; with commit="checkpoint" it is
+        When it returns, the batch is committed in every sink; with commit="after_checkpoint" it is
         prepared in every sink.
 
         Raises:
@@ -419,7 +421,7 @@ class ExactlyOnce:
             fate = (
                 "complete, and no replay brings the rows of this call, which are in no sink: put "
                 "them in by hand"
-                if self._commit == "prepared"
+                if self._commit == "immediate"
                 else "prepared, and made anew at the next start"
             )
             raise ProtocolError(
@@ -541,7 +543,7 @@ class ExactlyOnce:
 
     def _warn_of_unheard_starts(self, query: RunningQuery) -> None:
         was_heard = self._listen()
-        if self._commit == "prepared":  # for which it hardly ever matters
+        if self._commit == "immediate":  # for which it hardly ever matters
             return
         if was_heard and self._listener is not None and self._listener.hears(query):
             return
@@ -572,10 +574,10 @@ class ExactlyOnce:
     def _has_to_hear(self, query: RunningQuery) -> bool:
         """Whether the first batch may be too late to recover the start.
 
-        With commit="prepared" Spark replays what is not complete, but for what commit="checkpoint"
-        had left.
+        With commit="immediate" Spark replays what is not complete, but for what
+        commit="after_checkpoint" had left.
         """
-        if self._commit == "checkpoint":
+        if self._commit == "after_checkpoint":
             return True
         # Its first batch may be making the log at this moment, or the user deleting it.
         log = query.open_log(create=False) if self._is_log_in_checkpoint else self.log

@@ -436,8 +436,8 @@ def test_looking_at_a_log_imports_no_spark(folder: Path) -> None:
 
 @pytest.fixture
 def decided(folder: Path) -> str:
-    """A pipeline with commit="checkpoint" whose batch 0 is decided; the name of its branch."""
-    (folder / "jobs.py").write_text(JOB.replace('log="', 'commit="checkpoint", log="'))
+    """A pipeline with commit="after_checkpoint" whose batch 0 is decided; its branch's name."""
+    (folder / "jobs.py").write_text(JOB.replace('log="', 'commit="after_checkpoint", log="'))
     log = SqliteLog(folder / "log.db")
     target = FileSink(folder / "out").target
     incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": target}, 0))

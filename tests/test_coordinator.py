@@ -52,12 +52,12 @@ IN_RECOVERY = {*FINISHES, *ABANDONS}
 AFTER_A_LOSS = {"redo.before", "amend.before", "amend.after"}
 WAITING = {"prepared.before", "prepared.after"}
 
-POLICIES: tuple[CommitPolicy, ...] = ("prepared", "checkpoint")
+POLICIES: tuple[CommitPolicy, ...] = ("immediate", "after_checkpoint")
 
 
 def steps(policy: CommitPolicy) -> list[str]:
     """The points that an undisturbed run reaches."""
-    never = IN_RECOVERY | AFTER_A_LOSS | (WAITING if policy == "prepared" else set())
+    never = IN_RECOVERY | AFTER_A_LOSS | (WAITING if policy == "immediate" else set())
     return [point for point in POINTS if point not in never]
 
 
@@ -106,13 +106,13 @@ def test_driver_crashes_at(world: World, policy: CommitPolicy, point: str, nth: 
 @pytest.mark.parametrize(
     ("policy", "first", "recovery"),
     [
-        ("prepared", "decide.before", ()),
-        ("prepared", "decide.after", FINISHES),
-        ("prepared", "commit.after", FINISHES),
-        ("checkpoint", "prepared.after", ABANDONS),
-        ("checkpoint", "return.before", ABANDONS),
-        ("checkpoint", "decide.before", FINISHES),
-        ("checkpoint", "commit.after", FINISHES),
+        ("immediate", "decide.before", ()),
+        ("immediate", "decide.after", FINISHES),
+        ("immediate", "commit.after", FINISHES),
+        ("after_checkpoint", "prepared.after", ABANDONS),
+        ("after_checkpoint", "return.before", ABANDONS),
+        ("after_checkpoint", "decide.before", FINISHES),
+        ("after_checkpoint", "commit.after", FINISHES),
     ],
 )
 def test_driver_crashes_and_its_successor_crashes_in_recovery(
@@ -145,7 +145,7 @@ def test_error_at(world: World, policy: CommitPolicy, point: str) -> None:
 
 def test_error_before_the_decision_aborts_at_once(world: World) -> None:
     """What was prepared is gone when the query fails, so no reader waits for a restart."""
-    with at_point("prepare_batch.after", raise_injected), pytest.raises(InjectedError):
+    with at_point("vote.after", raise_injected), pytest.raises(InjectedError):
         world.start(Process())
     assert not any(store.prepared or store.visible for store in world.stores.values())
 
@@ -247,15 +247,15 @@ def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
 
 
 def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> None:
-    """commitBatch says for each branch how it ended; the others are not asked for twice."""
+    """commit_many says for each branch how it ended; the others are not asked for twice."""
     asked: list[list[str]] = []
 
     class Batching(MemorySink):
-        def commitBatch(self, committables: Any) -> Any:
+        def commit_many(self, committables: Any) -> Any:
             asked.append([str(c.branch_id) for c in committables])
             if len(asked) == 1:
-                return [*super().commitBatch(committables[:1]), CommitUnresolvedError("away")]
-            return super().commitBatch(committables)
+                return [*super().commit_many(committables[:1]), CommitUnresolvedError("away")]
+            return super().commit_many(committables)
 
     process = Process()
     coordinator = world.coordinator(process)
@@ -280,9 +280,9 @@ def test_sink_whose_commit_of_a_batch_raises_is_asked_again(world: World) -> Non
     asked: list[int] = []
 
     class Raising(MemorySink):
-        def commitBatch(self, committables: Any) -> Any:
+        def commit_many(self, committables: Any) -> Any:
             asked.append(len(committables))
-            outcomes = super().commitBatch(committables)
+            outcomes = super().commit_many(committables)
             if len(asked) == 1:
                 raise ConnectionError("the answer is lost")
             return outcomes
@@ -307,11 +307,11 @@ def test_batch_is_published_when_all_sinks_have_committed(world: World) -> None:
     answers = iter([CommitUnresolvedError("the answer is lost"), None])
 
     def look(verb: str) -> None:
-        if verb == "publishBatch":
+        if verb == "publish":
             rows = [store.rows() for store in world.stores.values()]
             assert rows[0] == rows[1]
             assert SqliteLog(world.path).history("orders")[0].state is State.DECIDED
-        if verb == "after publishBatch" and (error := next(answers, None)) is not None:
+        if verb == "after publish" and (error := next(answers, None)) is not None:
             raise error
 
     def watch(sinks: Sequence[MemorySink]) -> None:
@@ -322,7 +322,7 @@ def test_batch_is_published_when_all_sinks_have_committed(world: World) -> None:
     world.start(Process())
     world.check()
     # They publish beside each other: either may be the one that is tried again.
-    assert sorted(sink.calls.count("publishBatch") for sink in world.sinks) == [4, 5]
+    assert sorted(sink.calls.count("publish") for sink in world.sinks) == [4, 5]
 
 
 def lose(world: World, store: str, *numbers: int) -> None:
@@ -373,7 +373,7 @@ def test_branch_written_again_that_is_too_old_is_not_named(world: World) -> None
 
 
 @pytest.mark.parametrize("store", ["left", "right"])
-@pytest.mark.parametrize("point", [*sorted(AFTER_A_LOSS), *steps("prepared")])
+@pytest.mark.parametrize("point", [*sorted(AFTER_A_LOSS), *steps("immediate")])
 def test_driver_crashes_while_it_writes_lost_branches_again(
     world: World, point: str, store: str
 ) -> None:
@@ -444,8 +444,8 @@ def test_replay_with_other_rows_is_never_taken_for_the_lost_ones(
 
 
 def test_loss_that_spark_does_not_replay_stops_the_pipeline(world: World) -> None:
-    """With commit="checkpoint" Spark has moved on: an operator settles it, no batch follows."""
-    world.commit = "checkpoint"
+    """With commit="after_checkpoint" Spark has moved on: an operator settles, no batch follows."""
+    world.commit = "after_checkpoint"
     process = Process()
     with at_point("decide.before", process.crash) as fault, pytest.raises(Crash):
         world.start(process)
@@ -461,7 +461,7 @@ def test_loss_of_what_was_prepared_is_told_where_the_checkpoint_cannot_be_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As to an operator: it was decided behind Spark's commit, so no start replays it."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     process = Process()
     with at_point("decide.after", process.crash), pytest.raises(Crash):
         world.start(process)
@@ -474,7 +474,7 @@ def test_loss_of_what_was_prepared_is_told_where_the_checkpoint_cannot_be_read(
 
 def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     """Prepared and logged when run returns, and visible once commits/N is there."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     coordinator = world.coordinator(process := Process())
     coordinator.recover()
     coordinator.run(world.batch(process))
@@ -520,7 +520,7 @@ def test_run_that_ends_while_it_waits_for_a_token_takes_none(
 )
 def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
     """By Ctrl-C in `close`, say: Spark replays the batch no more, so who settles next ends it."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     coordinator = world.coordinator(process := Process())
     coordinator.run(world.batch(process))
     world.spark.committed = 0
@@ -540,7 +540,7 @@ def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
 
 def test_next_batch_is_refused_while_one_is_undecided(world: World) -> None:
     """Batch N+1 begins only when N's commit log entry is there (I5)."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     coordinator = world.coordinator(process := Process())
     coordinator.run(world.batch(process))
     world.spark.committed = 0
@@ -554,7 +554,7 @@ def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_abor
     world: World,
 ) -> None:
     """The log says so first: else an older driver could still decide what is aborted already."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     process = Process()
     with at_point("prepared.after", process.crash), pytest.raises(Crash):
         world.start(process)
@@ -569,7 +569,7 @@ def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_abor
 
 def test_checkpoint_that_has_not_begun_the_batch_abandons_nothing(world: World) -> None:
     """An older copy of it: Spark may have committed the batch in the other one."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     process = Process()
     with at_point("prepared.after", process.crash), pytest.raises(Crash):
         world.start(process)
@@ -616,7 +616,7 @@ def test_error_of_a_publication_is_repeated(world: World) -> None:
     failed: list[str] = []
 
     def fail(verb: str) -> None:
-        if verb == "publishBatch" and not failed:
+        if verb == "publish" and not failed:
             failed.append(verb)
             raise ConnectionError("reset")
 
@@ -631,7 +631,7 @@ def test_error_of_a_publication_is_repeated(world: World) -> None:
 
 def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> None:
     """It prepared, slept, and a newer driver abandoned and replayed the batch: it commits none."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     old = world.coordinator(process := Process())
     old.run(world.batch(process))
     world.start(Process())
@@ -644,7 +644,7 @@ def test_checkpoint_that_is_gone_before_it_settles_a_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was there a moment ago: what is prepared is left as it is."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     process = Process()
     with at_point("prepared.after", process.crash), pytest.raises(Crash):
         world.start(process)
@@ -659,7 +659,7 @@ def test_checkpoint_that_is_gone_before_it_settles_a_batch(
     world.check()
 
 
-@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 def test_checkpoint_that_cannot_be_read_before_the_decision(
     world: World, commit: CommitPolicy
 ) -> None:
@@ -675,7 +675,7 @@ def test_checkpoint_that_cannot_be_read_before_the_decision(
 
 
 @pytest.mark.parametrize("has_committed", [True, False])
-@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 @pytest.mark.parametrize("log", ["copy", "older copy", "another"])
 def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
     world: World, tmp_path: Path, commit: CommitPolicy, log: str, has_committed: bool
@@ -718,7 +718,7 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
         if has_committed:
             other.spark.committed += 1
 
-    with at_point("prepare_batch.before", go_on_elsewhere) as fault:
+    with at_point("vote.before", go_on_elsewhere) as fault:
         with pytest.raises(FencedError, match="another driver has gone on"):
             old.run(world.batch(process))
     assert fault.fired
@@ -752,7 +752,7 @@ def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the
 
     That is no question of its log, so nobody asks again where that one does not answer.
     """
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     old = world.coordinator(process := Process())
     other = with_a_copy_of_the_log(world, tmp_path)
     old.run(world.batch(process))
@@ -766,7 +766,7 @@ def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the
         assert store.rows() == world.source()
 
 
-@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
     world: World, tmp_path: Path, commit: CommitPolicy
 ) -> None:
@@ -798,7 +798,7 @@ def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: Wo
         raise InjectedError
 
     with (
-        at_point("prepare_batch.before", sweep_and_complain) as fault,
+        at_point("vote.before", sweep_and_complain) as fault,
         pytest.raises(FencedError, match="took token 2") as raised,
     ):
         old.run(world.batch(process))
@@ -809,7 +809,7 @@ def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: Wo
 
 def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) -> None:
     """A zombie's Spark wrote commits/N of an aborted batch: no start goes on over the gap."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     process = Process()
     with at_point("prepared.after", process.crash), pytest.raises(Crash):
         world.start(process)
@@ -826,11 +826,11 @@ def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
     world: World, adopt: bool | str
 ) -> None:
     """Nobody delivers it unless it is replayed, so no setting lets a start go on behind it (I5)."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     frozen = world.coordinator(old := Process())
     frozen.run(world.batch(old))
     process = Process()
-    with at_point("prepare_batch.before", process.crash) as fault, pytest.raises(Crash):
+    with at_point("vote.before", process.crash) as fault, pytest.raises(Crash):
         world.start(process)  # it has abandoned and aborted batch 0, and writes it again
     assert fault.fired
     world.spark.committed = 0  # the frozen driver wakes up, and its Spark goes on
@@ -845,24 +845,24 @@ def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
 
 def test_policy_may_change_between_starts(world: World) -> None:
     """What a start finds is settled by its record, whatever the policy is now."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     process = Process()
     with at_point("decide.before", process.crash), pytest.raises(Crash):
         world.start(process)
-    world.commit = "prepared"
+    world.commit = "immediate"
     process = Process()
     with at_point("decide.after", process.crash, nth=2), pytest.raises(Crash):
         world.start(process)
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     world.start(Process())
     world.check()
 
 
 def test_failing_vote_aborts_the_batch_in_every_sink(world: World) -> None:
-    """prepareBatch of one sink says no: no sink shows a row, and nothing stays prepared (I1)."""
+    """vote of one sink says no: no sink shows a row, and nothing stays prepared (I1)."""
 
     class Refusing(MemorySink):
-        def prepareBatch(self, branch_id, committables) -> Never:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        def vote(self, branch_id, committables) -> Never:  # type: ignore[no-untyped-def]  # noqa: ANN001
             raise PrepareRejectedError("unique key violated", branch_id)
 
     def coordinator(process: Process) -> Coordinator:
@@ -881,10 +881,10 @@ def test_two_branches_of_one_name_abort_the_batch(world: World) -> None:
     """A record knows branches by their names: one of the two would be no more (I1)."""
 
     class Twice(MemorySink):
-        def prepareBatch(
+        def vote(
             self, branch_id: BranchId, committables: Sequence[Committable]
         ) -> Sequence[Committable]:
-            return [*super().prepareBatch(branch_id, committables), committables[0]]
+            return [*super().vote(branch_id, committables), committables[0]]
 
     process = Process()
     coordinator = world.coordinator(process)
@@ -990,7 +990,7 @@ def test_driver_paused_before_it_looks_does_not_drain_what_another_decided(world
 
 def test_driver_paused_before_it_looks_leaves_what_another_has_prepared(world: World) -> None:
     """It is neither decided nor complete: who holds the token settles it, and nobody drains it."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     coordinator = world.coordinator(old := Process())
     batch = world.batch(old)
     with at_point("prepared.after", (newer := Process()).crash) as fault, pytest.raises(Crash):
@@ -1134,7 +1134,7 @@ def test_batch_that_is_known_with_other_offsets_is_refused(world: World) -> None
 
 def test_abandoned_batch_may_come_with_other_offsets(world: World) -> None:
     """Its files were deleted from the checkpoint, and Spark has made it anew: all of it arrives."""
-    world.commit = "checkpoint"
+    world.commit = "after_checkpoint"
     with at_point("return.before", raise_injected), pytest.raises(InjectedError):
         world.start(Process())
     process = Process()

@@ -92,7 +92,7 @@ def test_outcome_of_a_batch_is_that_of_all(tmp_path: Path) -> None:
     """One statement for the batch, and one count of its rows: a lost branch is called committed."""
 
     class Joint(SqliteSink):
-        def commitBatch(
+        def commit_many(
             self, committables: Sequence[Committable]
         ) -> Sequence[SparkOnceError | None]:
             branches = [str(c.branch_id) for c in committables]
@@ -116,7 +116,7 @@ def test_outcome_of_a_batch_is_that_of_all(tmp_path: Path) -> None:
 
 def test_vote_counts_on_a_task(tmp_path: Path) -> None:
     class FirstOf(FileSink):
-        def prepareBatch(
+        def vote(
             self, branch_id: BranchId, committables: Sequence[Committable]
         ) -> Sequence[Committable]:
             assert committables[0].version == 1
@@ -159,15 +159,15 @@ class AbortsByPrefix(FileSink):
 class AbortsAll(FileSink):
     """One order for all of an owner's branches, whichever were asked for."""
 
-    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
-        return super().abortBatch([c for b in found for c in self.find_branches(b.branch_id.owner)])
+    def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        return super().abort_many([c for b in found for c in self.find_branches(b.branch_id.owner)])
 
 
 class AbortsSilently(FileSink):
     """Gives no outcomes."""
 
-    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
-        return super().abortBatch(found)[:0]
+    def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        return super().abort_many(found)[:0]
 
 
 class DiscardsAll(FileSink):
@@ -183,8 +183,8 @@ class DiscardsAll(FileSink):
     ("sink", "end"),
     [
         (AbortsByPrefix, "abort"),
-        (AbortsAll, "abortBatch"),
-        (AbortsSilently, "abortBatch"),
+        (AbortsAll, "abort_many"),
+        (AbortsSilently, "abort_many"),
         (DiscardsAll, "discard"),
     ],
 )
@@ -344,12 +344,12 @@ def test_zone_of_an_instant_is_dropped(tmp_path: Path) -> None:
 
 
 class PublishesOnce(FileSink):
-    def publishBatch(self, batch: CommittedBatch) -> None:
+    def publish(self, batch: CommittedBatch) -> None:
         (self._folder / f"_batch-{batch.batch_id}-of-{batch.owner.digest}").touch(exist_ok=False)
 
 
 class PublishesRows(FileSink):
-    def publishBatch(self, batch: CommittedBatch) -> None:
+    def publish(self, batch: CommittedBatch) -> None:
         first = batch.committables[0].branch_id
         (self._folder / f"_batch-{first.batch_id}").touch()
 
@@ -432,13 +432,13 @@ class KeepsLastProof(SqliteSink):
 class ProvesByTheFirst(SqliteSink):
     """Takes the proof of a batch's first branch for that of all."""
 
-    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         first = [str(c.branch_id) for c in committables[:1]]
         with self._transaction() as db:
             proof = "SELECT 1 FROM sparkonce_commits WHERE branch = ?"
             if first and db.execute(proof, first).fetchone():
                 return [None] * len(committables)
-        return super().commitBatch(committables)
+        return super().commit_many(committables)
 
 
 class ReadsOthersText(SqliteSink):

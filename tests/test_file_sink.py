@@ -196,7 +196,7 @@ def test_abort_below_a_mount_is_none(tmp_path: Path) -> None:
     ended = end_ruled(MountedNow(folder), committable, sink.target)
     assert ended.how is End.UNKNOWN
     assert "mount that one again" in ended.why
-    FileSink(folder).abortDecided(committable)  # where it is gone for good
+    FileSink(folder).abort_decided(committable)  # where it is gone for good
     folder.rmdir()
     away.rename(folder)
     assert (hidden(folder), visible(folder)) == (1, 0)
@@ -210,7 +210,7 @@ def test_file_that_is_visible_is_not_written_again(tmp_path: Path) -> None:
     committable = prepare(sink)
     sink.commit(committable)
     with pytest.raises(CommitRejectedError, match="is there, and its rows would come twice"):
-        sink.abortDecided(committable)
+        sink.abort_decided(committable)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOTDIR])

@@ -623,10 +623,10 @@ def test_who_is_looked_at(
     finisher = PaperFinisher(marks=[OURS])
     sink, branch = sink_of(finisher), committable(age_s)
     if driver_s is not None:
-        sink.prepareBatch(BRANCH, [branch])
+        sink.vote(BRANCH, [branch])
         later = time.monotonic() + driver_s
         monkeypatch.setattr("sparkonce.sinks.kafka.sink.time.monotonic", lambda: later)
-    assert sink.commitBatch([branch]) == [None]
+    assert sink.commit_many([branch]) == [None]
     assert finisher.looks == looks  # together, and alone since paper commits nothing together
 
 
@@ -809,7 +809,7 @@ def test_abort_of_an_orphan_whose_markers_the_broker_left_out() -> None:
     sink = sink_of(finisher, patience_s=5.0)
     (found,) = sink.find_branches(BRANCH.owner)
     finisher.state = state("CompleteAbort")
-    assert sink.abortBatch([found]) == [None]
+    assert sink.abort_many([found]) == [None]
     assert "write abort markers 5/1 {'orders': [2]}" in finisher.asked
 
 
@@ -852,7 +852,7 @@ def test_missing_markers_of_an_abort_that_are_not_ours_to_write(
 # -- many at once ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", [KafkaSink.abortBatch, KafkaSink.commitBatch])
+@pytest.mark.parametrize("verb", [KafkaSink.abort_many, KafkaSink.commit_many])
 def test_outage_costs_all_branches_together_what_it_costs_one(
     verb: Callable[[KafkaSink, list[Committable]], Sequence[Exception | None]],
 ) -> None:
@@ -883,16 +883,16 @@ def test_task_whose_clock_is_ahead(ahead_s: float) -> None:
     """When the brokers abort its transaction nobody knows: not decided, so that nothing is lost."""
     sink, branches = sink_of(PaperFinisher()), [committable(10.0), committable(-ahead_s)]
     if ahead_s < 60:
-        assert sink.prepareBatch(BRANCH, branches) == branches
+        assert sink.vote(BRANCH, branches) == branches
         return
     with pytest.raises(PrepareRejectedError, match="clocks of executors and driver"):
-        sink.prepareBatch(BRANCH, branches)
+        sink.vote(BRANCH, branches)
 
 
 def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
     """What `settle --as redo` makes of the branch: lost means that it is written again."""
     sink, branch = sink_of(finisher), committable(age_s)
-    (first,) = sink.commitBatch([branch])
+    (first,) = sink.commit_many([branch])
     return coordinator._given_up(sink, branch, first)
 
 
@@ -1015,7 +1015,7 @@ def test_timeout_that_holds_is_judged(own_ms: int | None, told: str) -> None:
 def test_advice_on_the_timeout_names_the_sinks_own(caplog: pytest.LogCaptureFixture) -> None:
     """Behind a slow batch, and behind a loss: the brokers' maximum does not help where it holds."""
     finisher = PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"))
-    sink_of(finisher).prepareBatch(BRANCH, [committable(age_s=800)])
+    sink_of(finisher).vote(BRANCH, [committable(age_s=800)])
     (slow,) = caplog.messages
     with pytest.raises(PreparedBranchLostError) as lost:
         outcome(finisher).commit(committable(age_s=901))

@@ -13,7 +13,7 @@ from sparkonce.sinks import FileSink
 
 folder = sys.argv[1]
 log = f"sqlite:///{folder}/log.db"
-pipeline = ExactlyOnce("orders", sinks=[FileSink(folder)], log=log, commit="checkpoint")
+pipeline = ExactlyOnce("orders", sinks=[FileSink(folder)], log=log, commit="after_checkpoint")
 held = threading.Event()
 
 def run_a_batch():

@@ -202,7 +202,7 @@ def test_log_that_another_driver_makes_at_the_same_time(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, expected: type[Exception]
 ) -> None:
-    """With commit="checkpoint" a start tries again what time may mend, and nothing else."""
+    """With commit="after_checkpoint" a start tries again what time may mend, and nothing else."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))

@@ -38,7 +38,7 @@ Fate: TypeAlias = Literal["lost", "torn", "late", "crash", "crash after"]
 """Of the message with the COMMIT: its answer is lost; it never arrives; it arrives much later; the
 driver dies before or after it."""
 
-_ON_THE_WAY = {"prepare_batch.before", "prepare_batch.after", "decide.before"}
+_ON_THE_WAY = {"vote.before", "vote.after", "decide.before"}
 STEPS = [
     "begin.before",
     "begin.after",
@@ -153,7 +153,7 @@ class DatabaseLog(OptimisticLog):
 class DatabaseSink(OnePhaseSink[Handle], MemorySink):
     """Stages in tasks, merges in an open transaction that dies with its process."""
 
-    publishBatch = TwoPhaseCommitSink.publishBatch  # noqa: N815 - `MemorySink` has its own
+    publish = TwoPhaseCommitSink.publish
 
     def __init__(self, world: OneWorld, process: Process) -> None:
         super().__init__(world.stores["only"], process, "only")
@@ -163,18 +163,18 @@ class DatabaseSink(OnePhaseSink[Handle], MemorySink):
     def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
         return why_not(lambda query: [(id(self.world.database),)])
 
-    def prepareOnePhase(
+    def prepare_one_phase(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        self._called("prepareOnePhase")
+        self._called("prepare_one_phase")
         staged = [str(committable.branch_id) for committable in committables]
         if not staged:
             return ()
         self._open[str(branch_id)] = [row for name in staged for row in self.store.prepared[name]]
         return (Committable(branch_id),)
 
-    def commitOnePhase(self, committable: Committable, log_write: str) -> None:
-        self._called("commitOnePhase")
+    def commit_one_phase(self, committable: Committable, log_write: str) -> None:
+        self._called("commit_one_phase")
         name, database = str(committable.branch_id), self.world.database
         rows = self._open.pop(name)
         fate, self.world.fate = self.world.fate, None
@@ -253,7 +253,7 @@ def test_undisturbed_run(world: OneWorld) -> None:
     world.start(Process())
     world.check()
     calls = world.sinks[0].calls
-    assert calls.count("commitOnePhase") == 2
+    assert calls.count("commit_one_phase") == 2
     assert "commit" not in calls
     assert world.database.version == 1 + 2 + 2  # begin; two batches; decide and complete
 
@@ -265,15 +265,15 @@ def test_log_elsewhere_takes_two_phases(world: OneWorld) -> None:
 
 def test_policy_that_waits_for_spark_takes_two_phases(world: OneWorld) -> None:
     """What is PREPARED must stand in the log before Spark commits it."""
-    world.commit = "checkpoint"
-    assert "checkpoint" in str(world.coordinator(Process()).two_phases)
+    world.commit = "after_checkpoint"
+    assert "after_checkpoint" in str(world.coordinator(Process()).two_phases)
 
 
 def test_sink_that_publishes_takes_two_phases(world: OneWorld) -> None:
     """Readers are told that a batch is whole before the log knows it, also after a crash."""
 
     class Publishing(DatabaseSink):
-        def publishBatch(self, batch: CommittedBatch) -> None:
+        def publish(self, batch: CommittedBatch) -> None:
             raise NotImplementedError
 
     world.coordinator(Process())
@@ -389,7 +389,7 @@ def test_newer_driver_takes_over_behind_the_read(world: OneWorld) -> None:
     """The write is made from what was read, and does not count once a token was taken."""
 
     def take_over(verb: str) -> None:
-        if verb == "commitOnePhase":
+        if verb == "commit_one_phase":
             world.prepare_sinks = lambda sinks: None
             world.start(Process())
 
@@ -426,7 +426,7 @@ def test_log_that_cannot_be_read_sends_nothing(
         patched.setattr(DatabaseLog, "one_phase", fail)
         with pytest.raises(LogUnavailableError):
             world.start(Process())
-    assert "commitOnePhase" not in world.sinks[0].calls
+    assert "commit_one_phase" not in world.sinks[0].calls
     assert not world.stores["only"].prepared
     world.start(Process())
     world.check()
@@ -434,10 +434,10 @@ def test_log_that_cannot_be_read_sends_nothing(
 
 def test_replay_of_an_abandoned_batch_that_does_not_commit(world: OneWorld) -> None:
     """What stands in the log is of the attempt before, under another policy: it proves nothing."""
-    world.commit, process = "checkpoint", Process()
+    world.commit, process = "after_checkpoint", Process()
     with at_point("prepared.after", process.crash), pytest.raises(Crash):
         world.start(process)
-    world.commit, world.fate = "prepared", "torn"
+    world.commit, world.fate = "immediate", "torn"
     with pytest.raises(PrepareRejectedError):
         world.start(Process())
     assert {r.state for r in world.database.records.values()} == {State.ABANDONED}

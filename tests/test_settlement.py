@@ -253,8 +253,8 @@ def test_branch_of_which_something_stands_is_not_redone(world: World) -> None:
     """Its sink says so after it has ended the rest: nothing is written again (I4)."""
 
     class HalfVisible(MemorySink):
-        def abortDecided(self, committable: Committable) -> None:
-            super().abortDecided(committable)
+        def abort_decided(self, committable: Committable) -> None:
+            super().abort_decided(committable)
             raise CommitRejectedError("one of its files stands", committable.branch_id)
 
     chosen = branches(world)
@@ -285,7 +285,7 @@ def test_last_word_counts(world: World) -> None:
     assert [s.ruling for s in newest(world).settled] == [Ruling.ABORTED, Ruling.REDO]
 
 
-@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("policy", ["immediate", "after_checkpoint"])
 @pytest.mark.parametrize("point", ["decide.after", "commit.before"])
 @pytest.mark.parametrize("ruling", GIVEN_UP)
 def test_driver_that_ran_on_is_fenced_by_the_word(
@@ -307,7 +307,7 @@ def test_driver_that_ran_on_is_fenced_by_the_word(
     is_as_ruled(world)
 
 
-@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("policy", ["immediate", "after_checkpoint"])
 @pytest.mark.parametrize("ruling", GIVEN_UP)
 def test_driver_that_repeats_a_commit_is_stopped_by_the_word(
     tmp_path: Path, policy: CommitPolicy, ruling: Ruling
@@ -439,7 +439,7 @@ def test_sink_that_is_gone_for_good_keeps_no_start_back(world: World) -> None:
 
 def test_recovery_without_the_checkpoint_decides_nothing(tmp_path: Path) -> None:
     """What is decided is finished; what is prepared stays, for only Spark knows; no orphan is."""
-    world = World(tmp_path, BATCHES, commit="checkpoint")
+    world = World(tmp_path, BATCHES, commit="after_checkpoint")
     crash_at(world, "prepared.after")
     recover_blind(world)
     assert newest(world).state is State.PREPARED

@@ -314,7 +314,7 @@ def test_rows_stay_staged_until_the_batch_is_complete(tmp_path: Path) -> None:
     sink = StoreSink(tmp_path)
     committable = staged(sink)
     sink.failure = TimeoutError("no answer")
-    (outcome,) = sink.commitBatch([committable])
+    (outcome,) = sink.commit_many([committable])
     assert isinstance(outcome, CommitUnresolvedError)
     sink.failure = None
     sink.commit(committable)
@@ -373,7 +373,7 @@ def test_stage_below_a_mount_proves_nothing(tmp_path: Path) -> None:
     for call in (sink.commit, sink.abort):
         with pytest.raises(CommitUnresolvedError, match=r"mount (it|that one) again"):
             call(committable)
-    sink.abortDecided(committable)  # where it is gone for good
+    sink.abort_decided(committable)  # where it is gone for good
     sink.knows = True
     sink.commit(committable)
     stage.rmdir()
@@ -391,11 +391,11 @@ def test_rows_that_the_store_may_have_are_not_freed_for_another_key(
     committable = staged(sink)
     sink.knows = knows
     if knows is False:
-        sink.abortDecided(committable)
+        sink.abort_decided(committable)
         assert list(tmp_path.iterdir()) == []
         return
     with pytest.raises(CommitRejectedError, match="has them" if knows else "cannot tell"):
-        sink.abortDecided(committable)
+        sink.abort_decided(committable)
     sink.commit(committable)
     assert list(sink.store.values()) == [[{"id": 1}, {"id": 2}]]
 
@@ -442,7 +442,7 @@ def test_staged_file_that_was_cut(tmp_path: Path) -> None:
     told = set()
     for length in range(0, end, 8):
         path.write_bytes(whole[:length])
-        (outcome,) = sink.commitBatch([committable])
+        (outcome,) = sink.commit_many([committable])
         assert isinstance(outcome, CommitUnresolvedError), length
         assert sink.store == {}
         told.add(str(outcome))
@@ -495,7 +495,7 @@ def test_sample_of_kills_is_the_seeds() -> None:
     assert every[place : place + 7] == chain[decided : decided + 7]
 
 
-@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("policy", ["immediate", "after_checkpoint"])
 def test_sample_of_kills_repeats_every_commit(policy: CommitPolicy) -> None:
     """Whatever the seed: a sink whose commit is not idempotent does not pass by chance."""
     chain = crash_points(["left", "right"], policy)
@@ -505,14 +505,14 @@ def test_sample_of_kills_repeats_every_commit(policy: CommitPolicy) -> None:
         assert "complete.before" in {kill.point for kill in chosen}
 
 
-@pytest.mark.parametrize("policy", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("policy", ["immediate", "after_checkpoint"])
 def test_chain_of_kills_reaches_every_point(policy: CommitPolicy) -> None:
     """All points but those after a loss; the checkpoint policy has four more."""
     points = {kill.point for kill in crash_points(["left", "right"], policy)}
     after_a_loss = {"redo.before", "amend.before", "amend.after"}
     of_checkpoint = {"prepared.before", "prepared.after", "abandon.before", "abandon.after"}
     wanted = set(POINTS) - after_a_loss
-    assert points == (wanted if policy == "checkpoint" else wanted - of_checkpoint)
+    assert points == (wanted if policy == "after_checkpoint" else wanted - of_checkpoint)
 
 
 def test_kill_at_which_too_much_is_visible() -> None:

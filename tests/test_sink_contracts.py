@@ -355,7 +355,7 @@ def show(folder, hidden, done):
     hidden.unlink()
 """
 IN_A_POOL = """
-    def commitBatch(self, committables):
+    def commit_many(self, committables):
         from concurrent.futures import ThreadPoolExecutor
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(self._outcome_of, committables))
@@ -368,7 +368,7 @@ IN_AN_OLDER_THREAD = """
         self._pool = self.ThreadPoolExecutor(1)
         self._pool.submit(len, ()).result()
 
-    def commitBatch(self, committables):
+    def commit_many(self, committables):
         pool = vars(self).get("_pool") or self.ThreadPoolExecutor(1)
         return list(pool.map(self._outcome_of, committables))
 """

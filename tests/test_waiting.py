@@ -59,8 +59,8 @@ def said(caplog: pytest.LogCaptureFixture, *, after_s: float) -> list[str]:
     ("verb", "told"),
     [
         ("commit", "commit batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
-        ("prepareBatch", "prepare batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
-        ("publishBatch", "publish batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
+        ("vote", "prepare batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
+        ("publish", "publish batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
         (
             "find_branches",
             "abort left-over branches of pipeline 'orders' in <MemorySink 'left' -> memory>",

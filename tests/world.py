@@ -101,11 +101,11 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
     def discard(self, handle: Handle) -> None:
         self._called("discard")
 
-    def prepareBatch(
+    def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        self._called("prepareBatch")
-        return super().prepareBatch(branch_id, committables)
+        self._called("vote")
+        return super().vote(branch_id, committables)
 
     def commit(self, committable: Committable) -> None:
         self._called("commit")
@@ -116,12 +116,12 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
             raise PreparedBranchLostError(f"{name} is gone", committable.branch_id)
         self.fail("after commit")
 
-    def publishBatch(self, batch: CommittedBatch) -> None:
-        self._called("publishBatch")
+    def publish(self, batch: CommittedBatch) -> None:
+        self._called("publish")
         names = [str(committable.branch_id) for committable in batch.committables]
         assert set(names) <= self.store.visible.keys(), "published before it was committed"
         self.store.published[batch.batch_id] = names
-        self.fail("after publishBatch")
+        self.fail("after publish")
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._called("abort")
@@ -210,7 +210,7 @@ class World:
         self,
         folder: Path,
         batches: Sequence[Sequence[Sequence[int]]],
-        commit: CommitPolicy = "prepared",
+        commit: CommitPolicy = "immediate",
     ) -> None:
         self.path = folder / "log.db"
         self.commit = commit

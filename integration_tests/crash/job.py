@@ -53,7 +53,7 @@ def main(config: dict[str, Any]) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    if config["pipeline"]["commit"] == "checkpoint":
+    if config["pipeline"]["commit"] == "after_checkpoint":
         pipeline.awaitTermination(query)
     else:
         query.awaitTermination()

@@ -39,7 +39,7 @@ ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 PLANNING_S = 120.0
 DAYS = ("2026-01-01", "2026-01-02")
-POLICIES: tuple[CommitPolicy, ...] = ("prepared", "checkpoint")
+POLICIES: tuple[CommitPolicy, ...] = ("immediate", "after_checkpoint")
 
 
 class Row(NamedTuple):
@@ -179,7 +179,7 @@ class Scenario:
     folder: Path
     targets: Sequence[Target]
     batches: int
-    commit: CommitPolicy = "prepared"
+    commit: CommitPolicy = "immediate"
     is_tagged: bool = True
     master: str = "local[2]"
     settings: Mapping[str, Any] = field(default_factory=dict)

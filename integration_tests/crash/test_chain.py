@@ -21,10 +21,10 @@ from sparkonce.testing.services import Services
 
 AFTER_A_LOSS = {"redo.before", "amend.before", "amend.after"}
 OF_EACH_POLICY = {
-    "prepared": POINTS.keys()
+    "immediate": POINTS.keys()
     - AFTER_A_LOSS
     - {"prepared.before", "prepared.after", "abandon.before", "abandon.after"},
-    "checkpoint": POINTS.keys() - AFTER_A_LOSS,
+    "after_checkpoint": POINTS.keys() - AFTER_A_LOSS,
 }
 
 
@@ -71,14 +71,16 @@ def batches_of(steps: Sequence[Kill], lead: int = 0) -> int:
     return sum(not step.again for step in steps) * (lead + 1) + 1
 
 
-@pytest.mark.parametrize("policy", ["prepared", pytest.param("checkpoint", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "policy", ["immediate", pytest.param("after_checkpoint", marks=pytest.mark.slow)]
+)
 def test_driver_killed_at_every_point_with_all_real_sinks(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:
     """Kafka, Postgres and each S3 server in one pipeline: every row is visible once in each."""
     targets = real_targets(services, fresh_name)
     names = [target.name for target in targets]
-    steps = crash_points(names, policy, is_each=False, is_deep=policy == "checkpoint")
+    steps = crash_points(names, policy, is_each=False, is_deep=policy == "after_checkpoint")
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
         run_chain(scenario, steps)
 
@@ -86,7 +88,7 @@ def test_driver_killed_at_every_point_with_all_real_sinks(
 def test_driver_killed_around_sparks_commit_with_all_real_sinks(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """The points that only commit="checkpoint" has: what it prepares is abandoned or decided."""
+    """The points of commit="after_checkpoint" only: what is prepared is abandoned or decided."""
     targets = real_targets(services, fresh_name)
     steps = [
         Kill("prepared.after", "none", aborts=True),
@@ -96,20 +98,20 @@ def test_driver_killed_around_sparks_commit_with_all_real_sinks(
         Kill("decide.after", "none", again=True),
         Kill("commit.after", "ahead", "kafka", again=True),
     ]
-    with Scenario(tmp_path, targets, batches_of(steps), "checkpoint") as scenario:
+    with Scenario(tmp_path, targets, batches_of(steps), "after_checkpoint") as scenario:
         run_chain(scenario, steps, whole=False)
 
 
 BY_DRIVER = {
-    "prepared": [
+    "immediate": [
         Kill("write.first", "none", "postgres", aborts=True),
         Kill("precommit.after", "none", "kafka", aborts=True),
-        Kill("prepare_batch.after", "none", "versitygw", aborts=True),
+        Kill("vote.after", "none", "versitygw", aborts=True),
         Kill("decide.after", "none"),
         Kill("commit.after", "ahead", "kafka"),
         Kill("return.before", "all"),
     ],
-    "checkpoint": [
+    "after_checkpoint": [
         Kill("precommit.before", "none", "s3mock", aborts=True),
         Kill("prepared.after", "none", aborts=True),
         beside_planning(Kill("decide.after", "none")),

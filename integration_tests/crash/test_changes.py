@@ -47,7 +47,7 @@ rows.writeStream.foreachBatch(pipeline).option("checkpointLocation", folder + "/
 ).start().awaitTermination()
 """
 
-POINTS = ("prepare_batch.after", "decide.after", "return.before")
+POINTS = ("vote.after", "decide.after", "return.before")
 """Where the driver of batch 0, 1 and 2 is killed."""
 
 KEYS, CHANGES = 12, 60

@@ -90,7 +90,7 @@ def in_turn(scenario_policy: CommitPolicy) -> list[Stand]:
         Stand("prepared.after"),
         Stand("prepared.after", None, True),
     ]
-    return both if scenario_policy == "prepared" else [*both[:2], *waiting, *both[2:]]
+    return both if scenario_policy == "immediate" else [*both[:2], *waiting, *both[2:]]
 
 
 def test_newer_driver_takes_over(
@@ -122,7 +122,7 @@ def test_older_driver_lets_spark_pass_a_batch_that_the_newer_one_writes_again(
     By that B cannot tell A, whose batch is nowhere, from a driver with a copy of the log that has
     delivered it. So it shows nothing, and the next start names what an operator has to remove.
     """
-    with Scenario(tmp_path, real_targets(services, fresh_name), 3, "checkpoint") as scenario:
+    with Scenario(tmp_path, real_targets(services, fresh_name), 3, "after_checkpoint") as scenario:
         older, newer = scenario.driver, scenario.new_driver()
         older.start(older.arm("prepared.after", batch=1))
         newer.start(newer.arm("write.batch", batch=1))
@@ -191,7 +191,7 @@ def test_older_copy_of_the_checkpoint_settles_nothing(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
     """It has not begun what the healthy driver has prepared, and whose Spark commits it."""
-    with Scenario(tmp_path, real_targets(services, fresh_name), 3, "checkpoint") as scenario:
+    with Scenario(tmp_path, real_targets(services, fresh_name), 3, "after_checkpoint") as scenario:
         healthy = scenario.driver
         healthy.start(healthy.arm("prepared.after", batch=2))
         copy = scenario.folder / "copied"

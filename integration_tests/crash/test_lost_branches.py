@@ -210,9 +210,9 @@ def check_complaint(said: str, sink: str, lost: Committable, why: str) -> None:
 def test_loss_that_spark_does_not_replay_any_more(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """commit="checkpoint": Spark has moved on; every start says so, and no batch follows."""
+    """commit="after_checkpoint": Spark has moved on; every start says so, and no batch follows."""
     targets = real_targets(services, fresh_name)
-    with Scenario(tmp_path, targets, 3, "checkpoint") as scenario:
+    with Scenario(tmp_path, targets, 3, "after_checkpoint") as scenario:
         driver = scenario.driver
         driver.start(driver.arm("decide.before", batch=1))
         driver.kill()

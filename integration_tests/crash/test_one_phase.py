@@ -28,8 +28,8 @@ KILLS = [
     Kill("write.batch", "none", "postgres", aborts=True),
     Kill("precommit.before", "none", "postgres", aborts=True),
     Kill("precommit.after", "none", "postgres", aborts=True),
-    Kill("prepare_batch.before", "none", "postgres", aborts=True),
-    Kill("prepare_batch.after", "none", "postgres", aborts=True),
+    Kill("vote.before", "none", "postgres", aborts=True),
+    Kill("vote.after", "none", "postgres", aborts=True),
     Kill("decide.before", "none", aborts=True),
     Kill("recover.before_sweep", "none", again=True),
     Kill("complete.after", "all"),
@@ -92,7 +92,7 @@ def test_newer_driver_takes_over_at_every_stand(
     """Also from one that is frozen with its merge open: a newer one ends that and goes on."""
     stands = [
         Stand("precommit.after", "postgres"),
-        Stand("prepare_batch.after"),
+        Stand("vote.after"),
         Stand("decide.before"),
         Stand("decide.before", is_frozen=True),
         Stand("complete.after", is_frozen=True),

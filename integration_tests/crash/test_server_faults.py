@@ -36,7 +36,7 @@ DEADLINE_S = 240.0
 POINTS_OF_FAULTS = (
     "write.batch",
     "precommit.after",
-    "prepare_batch.after",
+    "vote.after",
     "decide.before",
     "decide.after",
     "commit.before",
@@ -242,7 +242,9 @@ def cuts(services: Services, fresh_name: Callable[[], str]) -> Iterator[list[Cut
         yield made
 
 
-@pytest.mark.parametrize("policy", ["prepared", pytest.param("checkpoint", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "policy", ["immediate", pytest.param("after_checkpoint", marks=pytest.mark.slow)]
+)
 def test_answer_of_the_commit_is_lost(
     tmp_path: Path, cuts: list[Cut], policy: CommitPolicy
 ) -> None:

@@ -93,7 +93,7 @@ def test_each_verb_and_what_stands_after_it(world: Loads, is_large: bool) -> Non
     sink = world.attaching(attach_rows=2 if is_large else 3)
     staged = [stage(sink), stage(sink, ROWS.slice(1), task(8))]
     assert world.state() == (0, 0, 2, 0)
-    (merged,) = sink.prepareBatch(merge_of(), staged)
+    (merged,) = sink.vote(merge_of(), staged)
     assert world.state() == (0, 0, 2, 1)
     assert world.partitions() == []
     sink.commit(merged)
@@ -117,13 +117,13 @@ def test_nothing_drops_what_is_committed(world: Loads) -> None:
     staged = [stage(sink), stage(sink, branch_id=task(8))]
     seen = list(sink.find_branches(OWNER))
     assert len(seen) == 2
-    (merged,) = sink.prepareBatch(merge_of(), staged)
+    (merged,) = sink.vote(merge_of(), staged)
     sink.commit(merged)
     for _ in range(2):
         sink.commit(merged)
         sink.abort(merged)
         sink.abort(merge_of())
-        assert sink.abortBatch(seen) == [None, None]
+        assert sink.abort_many(seen) == [None, None]
         for branch in (*staged, task(), task(8)):
             sink.abort(branch)
     assert sink.find_branches(OWNER) == []
@@ -136,7 +136,7 @@ def test_aborted_batch_leaves_nothing(world: Loads) -> None:
     prepare(sink)
     branches = list(sink.find_branches(OWNER))
     assert [branch.branch_id for branch in branches] == [merge_of(), task()]
-    assert sink.abortBatch(branches) == [None, None]
+    assert sink.abort_many(branches) == [None, None]
     assert world.state() == (0, 0, 0, 0)
     assert world.partitions() == []
 
@@ -187,7 +187,7 @@ def test_answer_of_the_commit_is_lost(world: Loads) -> None:
     proxy = Proxy(port)
     try:
         sink = world.attaching(dsn=world.dsn.replace(f":{port}/", f":{proxy.port}/"))
-        (merged,) = sink.prepareBatch(merge_of(), [stage(world.attaching())])
+        (merged,) = sink.vote(merge_of(), [stage(world.attaching())])
         proxy.lose = holds(b"COMMIT PREPARED" if world.prepares else b"COMMIT\0")
         commit_until_known(sink, merged)
         assert proxy.lost == 1
@@ -225,7 +225,7 @@ def test_snapshot_between_two_loads_never_shows_a_part_of_the_batch(
         query = f"SELECT count(*) FROM {world.schema}.orders".encode()
         assert reader.execute(query).fetchone() == (0,)
         second = stage(sink, ROWS.slice(1), task(8))
-        (merged,) = sink.prepareBatch(merge_of(), [first, second])
+        (merged,) = sink.vote(merge_of(), [first, second])
         assert reader.execute(query).fetchone() == (0,)
         sink.commit(merged)
         assert reader.execute(query).fetchone() in {(0,), (5,)}
@@ -288,9 +288,9 @@ def test_two_pipelines_attach_one_after_the_other(world: Loads) -> None:
     first = prepare(one)
     staged = stage(other, branch_id=task(sink="other"))
     with pytest.raises(PrepareRejectedError, match=r"lock_timeout=0.2 s"):
-        other.prepareBatch(merge_of(sink="other"), [staged])
+        other.vote(merge_of(sink="other"), [staged])
     one.commit(first)
-    (second,) = other.prepareBatch(merge_of(sink="other"), [staged])
+    (second,) = other.vote(merge_of(sink="other"), [staged])
     other.commit(second)
     assert world.state() == (6, 2, 0, 0)
 
@@ -365,7 +365,7 @@ def test_target_that_gets_what_must_see_its_rows_while_the_query_runs(
     world.run(change.format(s=world.schema))
     try:
         with pytest.raises(PrepareRejectedError, match=message.format(s=world.schema)):
-            sink.prepareBatch(merge_of(1), staged)
+            sink.vote(merge_of(1), staged)
         assert len(world.partitions()) == 1
         assert len(world.rows()) == 3
     finally:

@@ -65,7 +65,7 @@ def worlds(pair: PostgresPair, fresh_name: Callable[[], str]) -> Iterator[tuple[
 
 def prepare(sink: PostgresSink, batch: int = 0) -> Committable:
     of_task = stage(sink, ROWS, task(batch=batch))
-    (committable,) = sink.prepareBatch(merge_of(batch), [of_task])
+    (committable,) = sink.vote(merge_of(batch), [of_task])
     return committable
 
 

@@ -46,7 +46,7 @@ def prepare(
 ) -> Committable:
     """One task, and the driver's vote."""
     of_task = stage(sink, rows, task(attempt, batch))
-    (committable,) = sink.prepareBatch(merge_of(batch), [of_task])
+    (committable,) = sink.vote(merge_of(batch), [of_task])
     return committable
 
 
@@ -362,7 +362,7 @@ def test_disk_is_full_while_the_batch_is_merged(prepared: World) -> None:
     sink.close()
     with no_file_above(prepared.server, 20 * 1024 * 1024):
         with pytest.raises(PrepareRejectedError, match="could not (extend|write).*too large"):
-            sink.prepareBatch(merge_of(), [of_task])
+            sink.vote(merge_of(), [of_task])
         sweep(prepared, sink)
         sink.close()
     assert prepared.state() == (0, 0, 0, 0)

@@ -309,7 +309,7 @@ def test_marker_that_is_hidden_proves_nothing(prepared: World, mode: str) -> Non
         branch = vote(sink, mode, ROWS)
         sink.commit(branch)
         prepared.run(HIDDEN.format(s=at))
-        for end in (sink.commit, sink.abortDecided):
+        for end in (sink.commit, sink.abort_decided):
             with pytest.raises(CommitUnresolvedError, match="row security may hide rows"):
                 end(branch)
         prepared.run(f"ALTER TABLE {at}.sparkonce_commits DISABLE ROW LEVEL SECURITY")

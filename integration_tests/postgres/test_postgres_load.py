@@ -206,14 +206,14 @@ def test_orphans_of_many_tasks_go_in_few_round_trips(world: World) -> None:
     orphans = list(sink.find_branches(OWNER))
     with psycopg.connect(world.dsn) as reader:
         reader.execute(f"SELECT FROM {world.schema}.{staging_name(task(3))}".encode())
-        outcomes = sink.abortBatch(orphans)
+        outcomes = sink.abort_many(orphans)
         assert [type(error) for error in outcomes if error] == [CommitUnresolvedError]
         assert world.staging() == [staging_name(task(3))]
     for attempt in range(60):
         stage(sink, ROWS.slice(0, 1), task(attempt, batch=1))
     orphans = list(sink.find_branches(OWNER))
     assert len(orphans) == 61
-    sent = statements(world, sink, lambda: sink.abortBatch(orphans))
+    sent = statements(world, sink, lambda: sink.abort_many(orphans))
     assert world.staging() == []
     assert len([line for line in sent if "DROP TABLE" in line]) == len(sent) == 2
 
@@ -230,7 +230,7 @@ def test_table_that_is_read_for_long_keeps_nothing_waiting(world: World, way: st
 
     def end_all() -> None:
         found = list(sink.find_branches(OWNER))
-        outcomes[:] = (sink if way == "sweep" else super(PostgresSink, sink)).abortBatch(found)
+        outcomes[:] = (sink if way == "sweep" else super(PostgresSink, sink)).abort_many(found)
 
     with psycopg.connect(world.dsn) as backup:
         backup.execute(f"LOCK TABLE {world.schema}.{held} IN ACCESS SHARE MODE".encode())

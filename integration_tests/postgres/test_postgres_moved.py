@@ -143,7 +143,7 @@ def test_database_that_is_held_still_before_the_merge(world: World) -> None:
             held_still(world, role, sink),
             pytest.raises(PrepareRejectedError, match="default_transaction_read_only"),
         ):
-            sink.prepareBatch(merge_of(), [of_task])
+            sink.vote(merge_of(), [of_task])
         assert world.state() == (0, 0, 1, 0)
         sink.close()
 

@@ -341,7 +341,7 @@ def test_answer_to_the_commit_is_lost(
     assert prepares.world.state() == (6, 2, 0, 0)
 
 
-@pytest.mark.parametrize("point", ["prepare_batch.after", "decide.before"])
+@pytest.mark.parametrize("point", ["vote.after", "decide.before"])
 def test_connection_that_dies_before_the_commit(pipeline: Pipeline, point: str) -> None:
     """The batch is aborted as a whole, and the next start delivers it."""
     world = pipeline.world
@@ -385,7 +385,7 @@ def test_server_killed_behind_the_commit(
     """Committed and not answered: what was flushed is there after the crash, and is told."""
     sink, proxy = behind_proxy
     driver, world = prepares.driver(sink), prepares.world
-    commit = sink.commitOnePhase
+    commit = sink.commit_one_phase
 
     def crash_behind(committable: Committable, log_write: str) -> None:
         proxy.lose = holds(b"WITH head AS")
@@ -396,7 +396,7 @@ def test_server_killed_behind_the_commit(
             world.server.kill()
             world.server.start()
 
-    sink.commitOnePhase = crash_behind  # type: ignore[method-assign]
+    sink.commit_one_phase = crash_behind  # type: ignore[method-assign]
     driver.run(OneBatch(sink, 0))
     assert world.state() == (3, 1, 0, 0)
     assert prepares.xids() == [(0, True)]
@@ -430,13 +430,13 @@ def test_newer_driver_claims_behind_the_read(prepares: Pipeline) -> None:
     """The last moment: the write is on its way. It names what was read, and does not count."""
     world, log = prepares.world, prepares.log()
     sink = world.ready()
-    commit = sink.commitOnePhase
+    commit = sink.commit_one_phase
 
     def take_over(committable: Committable, log_write: str) -> None:
         log.begin(claim(run_id="2", sinks={sink.name: sink.target}))
         commit(committable, log_write)
 
-    sink.commitOnePhase = take_over  # type: ignore[method-assign]
+    sink.commit_one_phase = take_over  # type: ignore[method-assign]
     with pytest.raises(FencedError, match="token 2") as caught:
         prepares.driver(sink).run(OneBatch(sink, 0))
     assert "another driver has written the log" in str(caught.value.__cause__)

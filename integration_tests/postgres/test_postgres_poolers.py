@@ -102,7 +102,7 @@ def prepare(sink: PostgresSink, batch: int = 0) -> list[Committable]:
         parts = [ROWS.slice(n, 1) for n in range(3)] + [pa.table({"id": [9], "name": ["z"]})]
         tasks = [task(n, batch) for n in range(4)]
         staged = list(pool.map(lambda rows, branch: stage(sink, rows, branch), parts, tasks))
-    return list(sink.prepareBatch(merge_of(batch), staged))
+    return list(sink.vote(merge_of(batch), staged))
 
 
 @pytest.mark.parametrize("mode", MODES)

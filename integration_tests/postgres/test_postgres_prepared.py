@@ -74,7 +74,7 @@ def test_each_verb_and_what_stands_after_it(prepared: World, key: list[str] | No
     assert prepared.state() == (1, 0, 0, 1)
     second = prepare(sink, ROWS.slice(2), task(8))
     assert prepared.state() == (1, 0, 0, 2)
-    assert sink.prepareBatch(merge_of(), [first, second]) == [first, second]
+    assert sink.vote(merge_of(), [first, second]) == [first, second]
     assert prepared.gids() == [str(task(7)), str(task(8))]
     sink.commit(second)
     assert prepared.state() == (2, 1, 0, 1)
@@ -195,7 +195,7 @@ def test_many_branches_are_committed_by_few_connections(prepared: World) -> None
     prepared.table()
     sink = ready(prepared)
     committables = [prepare(sink, ROWS.slice(0, 1), task(n)) for n in range(40)]
-    assert sink.commitBatch(committables) == [None] * 40
+    assert sink.commit_many(committables) == [None] * 40
     query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sparkonce'"
     assert prepared.run(query)[0][0] <= 4
     assert prepared.state() == (40, 40, 0, 0)
@@ -376,7 +376,7 @@ def test_merge_that_failed_or_ended_does_not_pass_as_prepared(
 
     monkeypatch.setattr(merging, "leave_prepared", fail_unseen)
     with pytest.raises(PrepareRejectedError, match="the server answered ROLLBACK") as caught:
-        sink.prepareBatch(merge_of(), [staged])
+        sink.vote(merge_of(), [staged])
     assert called == [str(merge_of())]
     assert "standby" not in str(caught.value)
     assert (prepared.ids(), prepared.markers(), prepared.gids()) == ([], [], [])
@@ -575,7 +575,7 @@ def run_query(
     pipeline.close()
 
 
-@pytest.mark.parametrize("commit", ["prepared", "checkpoint"])
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 def test_batches_with_the_same_keys_follow_each_other(
     spark: SparkSession, prepared: World, tmp_path: Path, commit: str
 ) -> None:

@@ -136,7 +136,7 @@ def test_keys_of_several_tasks_make_one_range(world: World) -> None:
     world.run(f"INSERT INTO {world.schema}.orders VALUES (5, 'old')")
     sink = world.ready(states([1]).schema, key=["id"])
     staged = [stage(sink, states([n]), task(n)) for n in (1, 9)]
-    (merged,) = sink.prepareBatch(merge_of(), staged)
+    (merged,) = sink.vote(merge_of(), staged)
     sink.commit(merged)
     assert world.rows() == [(1, "new"), (5, "old"), (9, "new")]
     assert conflicts(world) == 1
@@ -153,7 +153,7 @@ def test_key_is_taken_after_the_look(world: World, write: str) -> None:
     staged = stage(sink, rows)
     with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(f"INSERT INTO {world.schema}.orders VALUES (2, 'rival')".encode())
-        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        voting = pool.submit(sink.vote, merge_of(), [staged])
         eventually(lambda: world.waiting() > 0, "the merge waits for key 2")
         assert conflicts(world) == 0
         rival.commit()
@@ -183,7 +183,7 @@ def test_new_key_that_comes_twice_is_refused(prepared: World, mode: str) -> None
     rows = states([7, 8, 8])
     sink = prepared.ready(rows.schema, key=["id"], mode=mode)
     with pytest.raises(PrepareRejectedError, match="comes more than once in the batch.* id = 8"):
-        sink.prepareBatch(merge_of(), [stage(sink, rows)])
+        sink.vote(merge_of(), [stage(sink, rows)])
     assert prepared.rows() == []
 
 
@@ -224,7 +224,7 @@ def test_first_key_of_each_task_tells(world: World) -> None:
     checked(world, [1, 2])
     sink = world.ready(states([1]).schema, key=["id"])
     staged = [stage(sink, states(ids), task(n)) for n, ids in enumerate([[1], [3, 2]])]
-    (merged,) = sink.prepareBatch(merge_of(), staged)
+    (merged,) = sink.vote(merge_of(), staged)
     sink.commit(merged)
     assert (world.ids(), checks(world)) == ([1, 2, 3], 5)
 
@@ -256,7 +256,7 @@ def test_key_that_comes_twice_is_refused(prepared: World, mode: str, there: list
     rows = states([1, 2, 2])
     sink = prepared.ready(rows.schema, key=["id"], mode=mode)
     with pytest.raises(PrepareRejectedError, match="comes more than once in the batch.* id = 2"):
-        sink.prepareBatch(merge_of(), [stage(sink, rows)])
+        sink.vote(merge_of(), [stage(sink, rows)])
     assert prepared.rows() == [(key, "old") for key in there]
 
 
@@ -279,7 +279,7 @@ def test_row_that_another_session_is_at(world: World, does: str, last: list[obje
     with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(does.format(orders=f"{world.schema}.orders").encode())
         before = checks(world)
-        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        voting = pool.submit(sink.vote, merge_of(), [staged])
         eventually(lambda: world.waiting() > 0, "the merge waits for the other session")
         assert checks(world) > before  # it is at the UPDATE: key 1 has been written
         rival.commit()
@@ -299,7 +299,7 @@ def test_rows_are_locked_in_the_order_of_their_keys(world: World) -> None:
     staged = stage(sink, states(keys))
     with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(f"SELECT FROM {orders} WHERE id = 1000 FOR UPDATE".encode())
-        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        voting = pool.submit(sink.vote, merge_of(), [staged])
         eventually(lambda: world.waiting() > 0, "the merge waits for key 1000")
         free = world.run(f"SELECT id FROM {orders} FOR UPDATE SKIP LOCKED")
         assert sorted(free) == [(key,) for key in range(1001, 2001)]
@@ -601,7 +601,7 @@ def test_index_that_is_gone_lets_no_key_come_twice(prepared: World, mode: str) -
     sink = prepared.ready(rows.schema, key=["id"], mode=mode)
     prepared.run(f"ALTER TABLE {prepared.schema}.orders DROP CONSTRAINT orders_pkey")
     with pytest.raises(PrepareRejectedError, match="no unique or exclusion constraint matching"):
-        sink.prepareBatch(merge_of(), [stage(sink, rows)])
+        sink.vote(merge_of(), [stage(sink, rows)])
     assert prepared.rows() == []
 
 
@@ -611,7 +611,7 @@ def test_index_cannot_go_between_the_look_and_the_insert(prepared: World) -> Non
     staged = stage(sink, states([1, 2]))
     with psycopg.connect(prepared.dsn) as rival, ThreadPoolExecutor(2) as pool:
         rival.execute(f"INSERT INTO {prepared.schema}.orders VALUES (2, 'rival')".encode())
-        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        voting = pool.submit(sink.vote, merge_of(), [staged])
         eventually(lambda: prepared.waiting() == 1, "the merge waits for key 2")
         drop = f"ALTER TABLE {prepared.schema}.orders DROP CONSTRAINT orders_pkey"
         dropping = pool.submit(prepared.run, drop)

@@ -75,7 +75,7 @@ def test_each_verb_and_what_stands_after_it(world: World) -> None:
     assert world.state() == (0, 0, 1, 0)
     second = stage(sink, ROWS.slice(0, 2), task(8))
     assert world.state() == (0, 0, 2, 0)
-    (merged,) = sink.prepareBatch(merge_of(), [first, second])
+    (merged,) = sink.vote(merge_of(), [first, second])
     assert world.state() == (0, 0, 2, 1)
     assert merged.branch_id == merge_of()
     assert merged.safe_until is None
@@ -92,7 +92,7 @@ def test_each_verb_and_what_stands_after_it(world: World) -> None:
 
 def test_batch_without_rows_needs_no_transaction(prepared: World) -> None:
     prepared.table()
-    assert prepared.ready().prepareBatch(merge_of(), []) == ()
+    assert prepared.ready().vote(merge_of(), []) == ()
     assert prepared.state() == (0, 0, 0, 0)
 
 
@@ -205,7 +205,7 @@ def test_held_merge_that_was_ended_unseen_is_merged_again(held_open: World, ends
     held_open.table()
     sink = held_open.ready()
     of_task = stage(sink, ROWS)
-    (committable,) = sink.prepareBatch(merge_of(), [of_task])
+    (committable,) = sink.vote(merge_of(), [of_task])
     (connection,) = sink._held.values()
     with contextlib.suppress(psycopg.Error):
         connection.execute(ends)
@@ -305,7 +305,7 @@ def test_answer_of_the_commit_is_lost(world: World) -> None:
         sink = world.sink(dsn=dsn)
         sink.validate(ROWS.schema)
         direct = world.ready()
-        (merged,) = sink.prepareBatch(merge_of(), [stage(direct)])
+        (merged,) = sink.vote(merge_of(), [stage(direct)])
         proxy.lose = holds(b"COMMIT PREPARED" if world.prepares else b"COMMIT\0")
         commit_until_known(sink, merged)
         assert proxy.lost == 1
@@ -398,7 +398,7 @@ def test_staging_that_is_gone_before_the_merge(world: World) -> None:
     of_tasks = [stage(sink), stage(sink, branch_id=task(8))]
     world.run(f"DROP TABLE {world.schema}.{of_tasks[0].payload['staging']}")
     with pytest.raises(PrepareRejectedError, match=r"1 of 2 staging tables are gone, as when the"):
-        sink.prepareBatch(merge_of(), of_tasks)
+        sink.vote(merge_of(), of_tasks)
     assert world.state() == (0, 0, 1, 0)
 
 
@@ -569,7 +569,7 @@ def test_nothing_of_others_is_found_or_dropped(prepared: World) -> None:
     ]
     for owner in others:
         stage(sink, branch_id=task(owner=owner))
-        sink.prepareBatch(merge_of(owner=owner), [stage(sink, branch_id=task(8, owner=owner))])
+        sink.vote(merge_of(owner=owner), [stage(sink, branch_id=task(8, owner=owner))])
     ours = stage(sink)
     longer = stage(sink, branch_id=task(sink="postgres_eu"))
     name = str(ours.payload["staging"])
@@ -590,7 +590,7 @@ def test_hundreds_of_staging_tables_go_at_once(prepared: World) -> None:
     prepared.table()
     sink = prepared.ready()
     staged = [stage(sink, ROWS.slice(0, 1), task(attempt)) for attempt in range(120)]
-    (merged,) = sink.prepareBatch(merge_of(), staged)
+    (merged,) = sink.vote(merge_of(), staged)
     sink.commit(merged)
     assert prepared.state() == (120, 1, 0, 0)
 
@@ -637,7 +637,7 @@ def test_lock_that_is_not_given_ends_the_vote(world: World) -> None:
     with psycopg.connect(world.dsn) as blocker:
         blocker.execute(f"LOCK TABLE {world.schema}.orders".encode())
         with pytest.raises(PrepareRejectedError, match=r"lock_timeout=0.2 s"):
-            sink.prepareBatch(merge_of(), [staged])
+            sink.vote(merge_of(), [staged])
     assert world.state() == (0, 0, 1, 0)
 
 
@@ -702,7 +702,7 @@ def test_deadlock_with_another_writer_is_tried_again(world: World) -> None:
             rival.execute("SET deadlock_timeout = '1h'")
             update(rival, 3)
             update(gate, 2)
-            voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+            voting = pool.submit(sink.vote, merge_of(), [staged])
             eventually(lambda: world.waiting() >= 1, "the merge has row 1 and waits for row 2")
             blocked = pool.submit(update, rival, 1)
             eventually(lambda: world.waiting() >= 2, "the rival waits for row 1")
@@ -749,7 +749,7 @@ def test_key_that_comes_twice_in_a_batch_is_refused(world: World, where: str) ->
     else:
         staged = [stage(sink, twice.slice(0, 2)), stage(sink, twice.slice(2), task(8))]
     with pytest.raises(PrepareRejectedError, match=r"key=\['id'\].*id = 7"):
-        sink.prepareBatch(merge_of(), staged)
+        sink.vote(merge_of(), staged)
     assert world.state() == (0, 0, len(staged), 0)
 
 
@@ -1149,7 +1149,7 @@ def test_what_a_decision_names_is_on_the_disk(world: World) -> None:
     sink = world.ready()
     staged = stage(sink)
     ((written,),) = world.run("SELECT pg_current_wal_insert_lsn()")
-    (committable,) = sink.prepareBatch(merge_of(), [staged])
+    (committable,) = sink.vote(merge_of(), [staged])
     assert world.run(f"SELECT pg_current_wal_flush_lsn() >= '{written}'::pg_lsn") == [(True,)]
     sink.commit(committable)
     assert world.state() == (3, 1, 0, 0)

@@ -102,7 +102,7 @@ def test_last_row_of_a_key_counts(world: World, mode: str) -> None:
     columns = CHANGES.names if mode == "merge" else ["ts", "id", "status"]
     first, second = first.select(columns), second.select(columns)
     sink = world.ready(first.schema, write=mode, key=["id"], order_by="ts", **delete)
-    (merged,) = sink.prepareBatch(merge_of(), in_tasks(sink, first, second))
+    (merged,) = sink.vote(merge_of(), in_tasks(sink, first, second))
     sink.commit(merged)
     assert world.rows() == [(n, "last", None) for n in (1, 2, 3)]
 
@@ -134,7 +134,7 @@ def test_tie_for_the_last_row_is_refused(world: World, mode: str, place: int | N
     )
     sink = world.ready(first.schema, write=mode, key=["id"], order_by="ts", **delete)
     with pytest.raises(PrepareRejectedError, match=r"order_by=\['ts'\], .* id = (7|8)"):
-        sink.prepareBatch(merge_of(), in_tasks(sink, first, second))
+        sink.vote(merge_of(), in_tasks(sink, first, second))
     assert world.state() == (0, 0, 2, 0)
     for branch in sink.find_branches(OWNER):
         sink.abort(branch)
@@ -193,9 +193,7 @@ def test_deletions_and_updates_of_one_batch(world: World) -> None:
         ("D", 1, 6, None),  # was never there
         ("I", 1, 7, "new"),
     ]
-    (merged,) = sink.prepareBatch(
-        merge_of(), in_tasks(sink, changes(*rows[::2]), changes(*rows[1::2]))
-    )
+    (merged,) = sink.vote(merge_of(), in_tasks(sink, changes(*rows[::2]), changes(*rows[1::2])))
     sink.commit(merged)
     sink.commit(merged)
     assert world.rows() == [(2, "again", "n"), (4, "new", "n"), (7, "new", None)]
@@ -331,7 +329,7 @@ def test_tasks_prepare_each_mode_by_themselves(prepared: World, mode: str) -> No
     before = prepared.rows()
     # As Spark deals rows out: those of a key are in one task.
     parts = [rows.filter(pc.equal(pc.equal(rows["id"], 1), is_one)) for is_one in (True, False)]
-    branches = sink.prepareBatch(merge_of(), in_tasks(sink, *parts))
+    branches = sink.vote(merge_of(), in_tasks(sink, *parts))
     assert (prepared.rows(), len(prepared.gids())) == (before, 2)
     prepared.server.kill()
     prepared.server.start()
@@ -364,7 +362,7 @@ def test_other_writer_takes_a_key_before_the_vote_ends(world: World, mode: str) 
     staged = stage(sink, rows)
     with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(f"INSERT INTO {world.schema}.orders VALUES (3, 'rival', 'r')".encode())
-        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        voting = pool.submit(sink.vote, merge_of(), [staged])
         eventually(lambda: world.waiting() > 0, "the merge waits for key 3")
         rival.commit()
         (merged,) = voting.result(DEADLINE_S)
@@ -427,7 +425,7 @@ def test_other_writer_updates_a_row_that_is_deleted(world: World) -> None:
     staged = stage(sink, rows)
     with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(f"UPDATE {world.schema}.orders SET note = 'r' WHERE id = 2".encode())
-        voting = pool.submit(sink.prepareBatch, merge_of(), [staged])
+        voting = pool.submit(sink.vote, merge_of(), [staged])
         eventually(lambda: world.waiting() > 0, "the merge waits for row 2")
         rival.commit()
         (merged,) = voting.result(DEADLINE_S)
@@ -447,7 +445,7 @@ def test_many_pipelines_merge_the_same_keys(prepared: World) -> None:
             rows = changes(*(("UD"[(n + number) % 2], 1, n, str(number)) for n in order))
             branch = merge_of(batch, sink=f"s{number}")
             staged = stage(sink, rows, task(batch=batch, sink=f"s{number}"))
-            (merged,) = sink.prepareBatch(branch, [staged])
+            (merged,) = sink.vote(branch, [staged])
             sink.commit(merged)
 
     with ThreadPoolExecutor(4) as pool:
@@ -495,7 +493,7 @@ def test_random_batches_of_changes_equal_a_model(
             staged = [
                 stage(sink, half, task(attempt, number)) for attempt, half in enumerate(halves)
             ]
-            (merged,) = sink.prepareBatch(merge_of(number), staged)
+            (merged,) = sink.vote(merge_of(number), staged)
             if is_lost:
                 outside.execute(f"ROLLBACK PREPARED '{merge_of(number)}'".encode())
             sink.commit(merged)
@@ -752,7 +750,7 @@ def test_row_that_violates_a_constraint_is_put_aside(
     sink = world.ready(SCHEMA_OF_STATES, dead_letter="rejects")
     good = [(n, "ok") for n in range(1, 5)]
     staged = in_tasks(sink, states(*good[:2]), states(bad, *good[2:]))
-    (merged,) = sink.prepareBatch(merge_of(), staged)
+    (merged,) = sink.vote(merge_of(), staged)
     assert (world.ids(), rejected(world)) == ([0], [])
     sink.commit(merged)
     sink.commit(merged)
@@ -989,7 +987,7 @@ def test_role_with_the_least_rights_merges_and_rejects(world: World) -> None:
 # -- under Spark -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", ["prepare_batch.after", "decide.after", "commit.after"])
+@pytest.mark.parametrize("point", ["vote.after", "decide.after", "commit.after"])
 def test_stream_of_changes_fails_and_is_replayed(
     spark: SparkSession,
     prepared: World,

@@ -52,7 +52,7 @@ else:
         sink.write(handle, batch)
     if do == "prepare":
         staged = sink.preCommit(handle)
-        merged, = sink.prepareBatch(merge_id := BranchId(
+        merged, = sink.vote(merge_id := BranchId(
             branch_id.owner, branch_id.batch_id, branch_id.token, branch_id.sink, 0, DRIVER_ATTEMPT
         ), [staged])
         say(merged.to_json())
@@ -252,7 +252,7 @@ def stage(
 
 def prepare(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> Committable:
     """One task and the driver's vote; what a decision would name, as the log gives it back."""
-    (merged,) = sink.prepareBatch(merge_of(batch), [stage(sink, rows, task(batch=batch))])
+    (merged,) = sink.vote(merge_of(batch), [stage(sink, rows, task(batch=batch))])
     return Committable.from_json(json.loads(json.dumps(merged.to_json())))
 
 

@@ -86,7 +86,8 @@ def _timeout(own_ms: int | None, allowed_ms: int) -> Finding:
         Level.WARNING,
         f"{name}={timeout_ms}: the brokers abort what is prepared {timeout_ms / 60_000:.0f}"
         " min after it began; a driver that is down for longer has to write it again",
-        f'set {name}={_LONG_TIMEOUT_MS} or more on {where}; commit="checkpoint" cannot do without',
+        f"set {name}={_LONG_TIMEOUT_MS} or more on {where}; "
+        'commit="after_checkpoint" cannot do without',
     )
 
 

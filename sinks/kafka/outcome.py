@@ -399,7 +399,7 @@ class Outcome:
                 ) from refusal
 
     def abort_decided(self, committable: Committable) -> None:
-        """See `TwoPhaseCommitSink.abortDecided`.
+        """See `TwoPhaseCommitSink.abort_decided`.
 
         The brokers refuse the abort of what is committed, and of what is long gone, too: so they
         are asked which it is. Where they answer and no proof is left the branch counts as aborted.

@@ -86,7 +86,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     A prepared transaction lives as long as its timeout allows: the broker's
     ``transaction.max.timeout.ms``, 15 minutes by default. A driver that is down for longer finds
     the branch gone, and it is written again from Spark's replay, if its rows are equal. With
-    commit="checkpoint" Spark no longer replays it, and an operator settles it.
+    commit="after_checkpoint" Spark no longer replays it, and an operator settles it.
 
     Needs Kafka 3.0; from Kafka 4.0 on the broker itself keeps a zombie executor out. With ACLs:
     Read and Write on the topics, Write on transactional ids and Read on groups that start with
@@ -206,7 +206,7 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def commit(self, committable: Committable) -> None:
         self._outcome.commit(committable)
 
-    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         proven = self._outcome.commit_together(committables)
         left = [c for c in committables if c.branch_id.name not in proven]
         errors_left = iter(at_once(partial(self._outcome_of, commit=self._outcome.commit), left))
@@ -215,13 +215,13 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def abort(self, branch: BranchId | Committable) -> None:
         self._outcome.abort(branch)
 
-    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+    def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         return at_once(partial(self._abort_outcome, abort=self._outcome.abort), found)
 
-    def abortDecided(self, committable: Committable) -> None:
+    def abort_decided(self, committable: Committable) -> None:
         self._outcome.abort_decided(committable)
 
-    def prepareBatch(
+    def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
         """Say so when the batch's transactions have come near to their timeout.

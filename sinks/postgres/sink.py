@@ -2,9 +2,9 @@
 
 mode="staged"
 executors   COPY ─► staging table per task                            (staging)
-driver      prepareBatch: staging ─► target + marker row              (merging)
+driver      vote: staging ─► target + marker row              (merging)
             commit: COMMIT PREPARED, or COMMIT; staging dropped
-            commitOnePhase: the log's write and COMMIT, where the log is in the same database
+            commit_one_phase: the log's write and COMMIT, where the log is in the same database
 mode="prepared"
 executors   COPY ─► target + marker row, PREPARE TRANSACTION per task (prepared)
 driver      commit: COMMIT PREPARED of each
@@ -333,14 +333,14 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
             attaches=self._attach is not None,
         )
 
-    def prepareBatch(
+    def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
         if self._mode == "prepared":
             return committables
         return self._merge(branch_id, committables)
 
-    def prepareOnePhase(
+    def prepare_one_phase(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
         return self._merge(branch_id, committables, one_phase=True)
@@ -385,7 +385,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         except psycopg.Error as error:
             return f"{self.where}: {self._address.said(error)}"
 
-    def commitOnePhase(self, committable: Committable, log_write: str) -> None:
+    def commit_one_phase(self, committable: Committable, log_write: str) -> None:
         branch_id = committable.branch_id
         held = self._take_held(branch_id)
         if held is None:
@@ -410,7 +410,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
                 merge = Merge.read(committable)
                 self._drop(merge.schema, merge.staging)
 
-    def abortDecided(self, committable: Committable) -> None:
+    def abort_decided(self, committable: Committable) -> None:
         self.abort(committable)
         branch_id = committable.branch_id
         query = find_marker(str(committable.payload["schema"]), branch_id)
@@ -424,11 +424,11 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
                 branch_id,
             )
 
-    def abortBatch(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+    def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
         merges = [c for c in found if "staging" not in c.payload]
         staged = [c for c in found if "staging" in c.payload]
         # Merges first: they lock their staging tables.
-        errors = dict(zip((c.branch_id for c in merges), super().abortBatch(merges), strict=True))
+        errors = dict(zip((c.branch_id for c in merges), super().abort_many(merges), strict=True))
         try:
             for schema in {str(c.payload["schema"]) for c in staged}:
                 names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]

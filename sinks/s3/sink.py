@@ -3,7 +3,7 @@
 write         rows ─► file ─► parts           nothing to see at the keys
 preCommit     every part is stored            uploads are open, as long as it takes
 commit        complete each, prove by HEAD    each object appears, whole, at once
-publishBatch  put the batch's manifest        all of the batch appears to `read_committed`
+publish  put the batch's manifest        all of the batch appears to `read_committed`
 abort         abort each                      nothing was ever to be seen
 """
 
@@ -276,7 +276,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         if lost:
             raise lost[0]
 
-    def publishBatch(self, batch: CommittedBatch) -> None:
+    def publish(self, batch: CommittedBatch) -> None:
         folder = source_folder(batch.pipeline, batch.owner.digest, self.name)
         publisher = Publisher(self._connection, self._place, folder, self._settings)
         publisher.publish(Manifest.of(batch, self.name, self._place.prefix))
@@ -300,7 +300,7 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
                 ) from error
             raise error
 
-    def abortDecided(self, committable: Committable) -> None:
+    def abort_decided(self, committable: Committable) -> None:
         self.abort(committable)
         outcome, files = self._files_of(committable)
         standing: list[StagedFile] = []

@@ -28,7 +28,7 @@ ATTEMPT_BOUND = 1 << 16
 """Task attempt ids are taken modulo this, so that the names of one incarnation are bounded."""
 
 DRIVER_ATTEMPT = ATTEMPT_BOUND
-"""The attempt number of a branch that the driver makes itself (`prepareBatch`)."""
+"""The attempt number of a branch that the driver makes itself (`vote`)."""
 
 _SMALL_BATCHES = 1 << 14
 """Attempt numbers of small batches repeat after so many."""

@@ -252,7 +252,7 @@ class Ledger:
         state = None if record is None else record.state
         if batch_id in self.decided:
             # A zombie that prepared it, and was replaced, is kept back by nobody.
-            may_go_on = world.driver.policy == "checkpoint"
+            may_go_on = world.driver.policy == "after_checkpoint"
             world.require(
                 may_go_on or state in {None, State.COMPLETE, State.SETTLED},
                 f"I5: batch {batch_id} is decided and unfinished, and Spark will not replay it",

@@ -61,8 +61,8 @@ _BEFORE_THE_DECISION: Final = (
     _coordinator(
         "commit before decide",
         "I2",
-        '        if self._policy == "prepared":\n',
-        '        if self._policy == "prepared":\n'
+        '        if self._policy == "immediate":\n',
+        '        if self._policy == "immediate":\n'
         "            self._commit(record, is_replayed=True)\n",
     ),
     _coordinator(
@@ -94,7 +94,7 @@ _BEFORE_THE_DECISION: Final = (
     _coordinator(
         "no orphan is ever aborted",
         "I8",
-        "errors = sink.abortBatch(orphans) if orphans else ()",
+        "errors = sink.abort_many(orphans) if orphans else ()",
         "errors = [None for _ in orphans]",
     ),
     _tested(
@@ -582,7 +582,7 @@ _ONE_PHASE: Final = (
     _tested(
         "one phase, though Spark has to commit first",
         "I5",
-        Edit(COORDINATOR, '        if self._policy != "prepared":\n', "        if False:\n"),
+        Edit(COORDINATOR, '        if self._policy != "immediate":\n', "        if False:\n"),
         "tests/test_one_phase.py::test_policy_that_waits_for_spark_takes_two_phases",
     ),
 )

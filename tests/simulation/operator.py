@@ -50,7 +50,7 @@ def _settle(
     No fault meets it: the command is a few writes of the log, and those meet theirs in drivers.
     """
     process = Process(world, 0)  # the operator's own
-    world.driver = Driver(world, process, "prepared")
+    world.driver = Driver(world, process, "immediate")
     log = SimLog(world.disk)
     head = world.disk.heads[PIPELINE]
     token = log.begin(claim_again(log, head, head.sinks)).token

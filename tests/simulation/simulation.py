@@ -81,9 +81,9 @@ class Simulation:
         world.disk = Disk(world)
         world.spark = Spark(world)
         world.ledger = Ledger(world)
-        self._policy: CommitPolicy = "prepared"
-        if world.plan.policy == "checkpoint" or world.rng.random() < 0.4:
-            self._policy = "checkpoint"
+        self._policy: CommitPolicy = "immediate"
+        if world.plan.policy == "after_checkpoint" or world.rng.random() < 0.4:
+            self._policy = "after_checkpoint"
         self._processes = 0
 
     def run(self) -> None:
@@ -137,7 +137,7 @@ class Simulation:
         world, rng = self.world, self.world.rng
         world.clock += rng.choice((1.0, 1.0, 60.0, 1000.0)) if world.plan.is_on else 1.0
         if rng.random() < 0.15:
-            self._policy = "checkpoint" if self._policy == "prepared" else "prepared"
+            self._policy = "after_checkpoint" if self._policy == "immediate" else "immediate"
             if world.ledger.standing:
                 world.states.add("the policy changes over an unfinished batch")
         last = world.drivers[-1] if world.drivers else None

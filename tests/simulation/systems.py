@@ -3,7 +3,7 @@
     plain       a prepared branch stays until it is committed or aborted
     kafka       one transaction per name, and names leave the batch out; a transaction that outlives
                 its timeout is aborted by the server; abort and commit go by the producer's epoch
-    postgres    tasks stage, `prepareBatch` merges all of it in one driver's branch; the merge is a
+    postgres    tasks stage, `vote` merges all of it in one driver's branch; the merge is a
                 prepared transaction, or an open one that dies with its process and is made again;
                 where rows have keys, a merge that stands holds their locks
 
@@ -205,7 +205,7 @@ class SimSink(TwoPhaseCommitSink[None]):
     def preCommit(self, handle: None) -> Never:
         raise NotImplementedError
 
-    def commitBatch(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         """All at once means in any order."""
         self.world.rng.shuffle(order := list(range(len(committables))))
         outcomes = {number: self._outcome_of(committables[number]) for number in order}
@@ -268,7 +268,7 @@ class PostgresSink(SimSink):
     kind = "postgres"
     system: Postgres
 
-    def prepareBatch(
+    def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
         if not committables:

@@ -344,7 +344,7 @@ def _check_ruling(head: Head, record: TransactionRecord, ruling: Ruling) -> None
         return
     why = None
     if State.PREPARED in record.times:
-        why = 'it was delivered with commit="checkpoint", so Spark\'s checkpoint has it'
+        why = 'it was delivered with commit="after_checkpoint", so Spark\'s checkpoint has it'
     elif record.id.query_id != head.query_id:
         why = f"it is of the query {record.id.query_id}, which another one has replaced"
     if why is not None:

@@ -20,7 +20,7 @@ from sparkonce.testing.crash import Arm, Failpoints
 
 Seen: TypeAlias = Literal["none", "all", "held", "ahead"]
 
-CommitPolicy: TypeAlias = Literal["prepared", "checkpoint"]
+CommitPolicy: TypeAlias = Literal["immediate", "after_checkpoint"]
 
 _WITHOUT_BATCH = {"begin.before", "begin.after", "recover.before_sweep"}
 
@@ -80,7 +80,7 @@ class Kill:
 
 def crash_points(
     sinks: Sequence[str],
-    commit: CommitPolicy = "prepared",
+    commit: CommitPolicy = "immediate",
     *,
     is_each: bool = True,
     is_deep: bool = True,
@@ -98,7 +98,7 @@ def crash_points(
     def names() -> Sequence[str]:
         return sinks if is_each else [sinks[next(turn) % len(sinks)]]
 
-    return _prepared(names, is_deep) if commit == "prepared" else _checkpoint(names, is_deep)
+    return _prepared(names, is_deep) if commit == "immediate" else _checkpoint(names, is_deep)
 
 
 def sample(kills: Sequence[Kill], count: int, seed: int) -> list[Kill]:
@@ -134,8 +134,8 @@ def _before_the_decision(names: _Names) -> Iterator[Kill]:
     for point in (
         "precommit.before",
         "precommit.after",
-        "prepare_batch.before",
-        "prepare_batch.after",
+        "vote.before",
+        "vote.after",
     ):
         for sink in names():
             yield Kill(point, "none", sink, aborts=True)

@@ -188,7 +188,7 @@ class SinkContract(SinkRows):
             stage.commit_all(stage.sink(), again)
             stage.sees(C, *[A] * len(attempts))
         # It may succeed or fail: only what readers see counts, since the log refuses this driver.
-        stage.sink().commitBatch(older)
+        stage.sink().commit_many(older)
         stage.sees(C, *[A] * len(attempts))
 
     def test_amended_batch(self, stage: Stage, sink: AnySink) -> None:
@@ -198,7 +198,7 @@ class SinkContract(SinkRows):
         tasks = [stage.task(sink, branch(attempt), rows) for attempt, rows in parts.items()]
         *left, gone = stage.vote(sink, *tasks)
         sink.abort(gone)
-        sink.commitBatch([*left, gone])
+        sink.commit_many([*left, gone])
         stage.commit_all(sink, left)
         lost = parts.keys() - {committable.branch_id.attempt for committable in left}
         again = stage.prepare(sink, branch(3, write_pass=1), *(parts[n] for n in sorted(lost)))
@@ -357,15 +357,15 @@ class SinkContract(SinkRows):
         committables = stage.vote(sink, *tasks)
         gone, *left = committables
         sink.abort(gone)
-        error, *others = sink.commitBatch(committables)
+        error, *others = sink.commit_many(committables)
         assert isinstance(error, SparkOnceError), (
-            f"commitBatch returned {error!r} for a branch that was aborted, and not its error"
+            f"commit_many returned {error!r} for a branch that was aborted, and not its error"
         )
         assert len(others) == len(left)
         assert all(e is None or isinstance(e, CommitUnresolvedError) for e in others), others
         stage.commit(sink, left)
         stage.sees(*(parts[committable.branch_id.attempt] for committable in left))
-        assert list(sink.commitBatch([])) == []
+        assert list(sink.commit_many([])) == []
 
     def test_batch_without_rows(self, stage: Stage, sink: AnySink) -> None:
         """No task had rows for the sink: it is asked for its vote all the same, over nothing."""

@@ -233,7 +233,7 @@ def main(folder: Path) -> None:
     elif verb == "commit":
         trace.begin(sink)
         if fate == signal.SIGSTOP:  # once: its repetition would be a commit from the beginning
-            sink.commitBatch(args)
+            sink.commit_many(args)
         else:
             Stage(SinkWorld(lambda: sink, list, list)).commit_all(sink, args)
         trace.end()

@@ -158,7 +158,7 @@ class SinkVerbs:
         stage.sweep(sink)
         late = stage.sink()
         # It may succeed or fail: only what readers see counts, since the log refuses this driver.
-        late.commitBatch(committables)
+        late.commit_many(committables)
         stage.sees(A)
 
     def test_validate_twice(self, stage: Stage, sink: AnySink) -> None:
@@ -218,7 +218,7 @@ class SinkVerbs:
         stage.sees()
         stage.nothing_stands()
 
-    @pytest.mark.parametrize("end", ["abort", "abortBatch", "discard"])
+    @pytest.mark.parametrize("end", ["abort", "abort_many", "discard"])
     @pytest.mark.parametrize(("kept", "gone"), [(1, 12), (12, 1)])
     def test_end_of_a_branch_leaves_others_alone(
         self, stage: Stage, sink: AnySink, end: str, kept: int, gone: int
@@ -232,7 +232,7 @@ class SinkVerbs:
             stage.abort(other, stage.prepare(other, ended, B))
         else:
             orphans = stage.prepare(other, ended, B)
-            assert list(other.abortBatch(orphans)) == [None] * len(orphans)
+            assert list(other.abort_many(orphans)) == [None] * len(orphans)
         stage.commit(sink, committables)
         stage.sees(A)
 
@@ -270,7 +270,7 @@ class SinkVerbs:
         """It raises, and shows nothing: success would be a lie."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.abort(sink, committables)
-        for error in sink.commitBatch(committables):
+        for error in sink.commit_many(committables):
             assert isinstance(error, SparkOnceError), (
                 "commit of an aborted branch returned as if it had succeeded: where nothing is "
                 "prepared and nothing proves an earlier commit, raise PreparedBranchLostError"
@@ -317,7 +317,7 @@ class SinkVerbs:
             pytest.skip("the world gives no lost_answer=")
         committables = stage.prepare(sink, BRANCH, A)
         with lost_answer() as lost:
-            outcomes = sink.commitBatch(committables)
+            outcomes = sink.commit_many(committables)
         assert lost or any(outcomes), (
             "no answer was lost: world.lost_answer() must lose those to the client of commit"
         )
@@ -337,7 +337,7 @@ class SinkVerbs:
         with away():
             with suppress(Exception):
                 late = stage.prepare(sink, branch(3, batch_id=3), B)
-            for error in sink.commitBatch(decided):
+            for error in sink.commit_many(decided):
                 assert isinstance(error, CommitUnresolvedError), (
                     f"commit said {error!r} while the target was away: whether it has the rows is "
                     "not known, so raise CommitUnresolvedError, or let the client's error pass"
@@ -354,7 +354,7 @@ class SinkVerbs:
     @staticmethod
     def _is_not_lost(sink: AnySink, committables: Sequence[Committable]) -> None:
         """That what was committed is still committed, or not known."""
-        for error in sink.commitBatch(committables):
+        for error in sink.commit_many(committables):
             assert error is None or isinstance(error, CommitUnresolvedError), (
                 "a branch that was committed, and then aborted, is not lost, and its rows must not "
                 f"be written again: abort has to leave the proof alone ({error!r})"

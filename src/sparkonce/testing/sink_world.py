@@ -129,7 +129,7 @@ class Stage:
         """The driver's vote over what the tasks prepared; the committables of the decision."""
         first = tasks[0].branch_id if tasks else self.named(sink, branch())
         by_driver = replace(first, attempt=DRIVER_ATTEMPT)
-        voted = sink.prepareBatch(by_driver, tasks)
+        voted = sink.vote(by_driver, tasks)
         return [stored(check_committable(sink, committable, by_driver)) for committable in voted]
 
     def prepare(
@@ -146,14 +146,14 @@ class Stage:
             "contract", first.owner, first.batch_id or 0, 0, (), tuple(committables)
         )
         for _ in range(2):
-            sink.publishBatch(whole)
+            sink.publish(whole)
 
     def commit_all(self, sink: AnySink, committables: Sequence[Committable]) -> None:
         """Commit all; repeated, as by the coordinator, while the outcome is unknown."""
         deadline = time.monotonic() + self.patience_s
         left = list(committables)
         while left:
-            outcomes = list(zip(left, sink.commitBatch(left), strict=True))
+            outcomes = list(zip(left, sink.commit_many(left), strict=True))
             unsure = [e for _, e in outcomes if isinstance(e, CommitUnresolvedError)]
             for _, error in outcomes:
                 if error is not None and not isinstance(error, CommitUnresolvedError):
@@ -173,7 +173,7 @@ class Stage:
     def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
         """Abort what `find_branches` shows, as after each batch; which ones."""
         found = list(sink.find_branches(owner))
-        errors = sink.abortBatch(found) if found else ()
+        errors = sink.abort_many(found) if found else ()
         for _, error in zip(found, errors, strict=True):
             if error is not None:
                 raise error
