@@ -98,8 +98,9 @@ class ExactlyOnce:
     """Writes every micro-batch into all sinks once, or into none.
 
     Pass it to ``foreachBatch``; one object serves one query at a time. With
-    commit="after_checkpoint" the last batch becomes visible a moment after the query has ended: wait for it with
-    `awaitTermination`, or leave it to `close`, a ``with`` block or the interpreter's exit.
+    commit="after_checkpoint" the last batch becomes visible a moment after the query has ended:
+    wait for it with `awaitTermination`, or leave it to `close`, a ``with`` block or the
+    interpreter's exit.
 
     Args:
         name: the pipeline's lasting name: 1 to 32 of A-Z a-z 0-9 _ and -. It is bound to the
@@ -111,8 +112,8 @@ class ExactlyOnce:
         commit: when a batch becomes visible. "immediate": as soon as every sink has prepared it;
             Spark can still replay it, so even a branch that a server has lost is written again.
             "after_checkpoint": once Spark's checkpoint has it too, so that output and state agree
-            also for queries that compute other rows in a replay; a batch is visible about a second after
-            that, and a prepared batch has to outlive a driver that is down. Make the pipeline
+            also for queries that compute other rows in a replay; a batch is visible about a
+            second after that, and a prepared batch has to outlive a driver that is down. Make the pipeline
             after the SparkSession and in that of its query (Spark's listeners hear their own
             session only), so that it hears of a start that finds no new data.
         removed: sinks that the pipeline had: they get no rows any more, what is decided for them

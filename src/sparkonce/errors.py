@@ -5,6 +5,7 @@
     ├── ProtocolError                 fix the calling code: a verb out of order
     ├── FencedError                   stop and touch nothing: a newer driver owns the pipeline
     ├── SinkError(branch_id)
+    │   ├── SinkUnavailableError      try again: the target cannot be reached now
     │   ├── PrepareRejectedError      abort the batch
     │   ├── CommitUnresolvedError     commit again: it may or may not have landed
     │   ├── CommitRejectedError       `sparkonce settle`: decided, and the target refuses it
@@ -35,6 +36,7 @@ __all__ = [
     "PreparedBranchLostError",
     "ProtocolError",
     "SinkError",
+    "SinkUnavailableError",
     "SparkOnceError",
 ]
 
@@ -74,6 +76,10 @@ class SinkError(SparkOnceError):
 
     def __reduce__(self) -> tuple[type[SinkError], tuple[str, BranchId | None]]:
         return type(self), (str(self), self.branch_id)
+
+
+class SinkUnavailableError(SinkError):
+    """The target cannot be reached now, and nothing was written. Try again."""
 
 
 class PrepareRejectedError(SinkError):

@@ -157,19 +157,23 @@ class Committable:
         safe_until: Unix time in seconds up to which the external system keeps the prepared
             branch by its own promise; None when it keeps it until told otherwise. A batch's first
             record is refused after it. It holds the sink's own safety margin.
+        text: for people, one line: the objects, tables or transactions that stand for the branch.
     """
 
     branch_id: BranchId
     payload: Mapping[str, JsonValue] = field(default_factory=dict)
     version: int = 1
     safe_until: float | None = None
+    text: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, JsonValue]:
+        text: dict[str, JsonValue] = {"text": self.text} if self.text else {}
         return {
             "branch_id": self.branch_id.to_json(),
             "payload": dict(self.payload),
             "version": self.version,
             "safe_until": self.safe_until,
+            **text,
         }
 
     @classmethod
