@@ -114,8 +114,8 @@ class ExactlyOnce:
             "after_checkpoint": once Spark's checkpoint has it too, so that output and state agree
             also for queries that compute other rows in a replay; a batch is visible about a
             second after that, and a prepared batch has to outlive a driver that is down. Make the
-            pipeline after the SparkSession and in that of its query (Spark's listeners hear their own
-            session only), so that it hears of a start that finds no new data.
+            pipeline after the SparkSession and in that of its query (Spark's listeners hear their
+            own session only), so that it hears of a start that finds no new data.
         removed: sinks that the pipeline had: they get no rows any more, what is decided for them
             is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
