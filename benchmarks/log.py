@@ -29,9 +29,11 @@ from rich.console import Console
 from rich.table import Table
 
 from sparkonce.model import Ask, BranchId, Committable, TransactionId
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import NoEntrance
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks import PostgresSink
-from sparkonce.spark_hooks.coordinator import Coordinator
-from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.testing.services import ServiceKind, Services, start_services, unavailable
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.document import DocumentLog
@@ -178,14 +180,15 @@ def phases(dsn: str, batches: int) -> Mapping[str, Sequence[float]]:
         sink.validate(ROWS.schema)
         claim = Claim(name.split()[0], str(uuid.uuid4()), "run", "host:1", {sink.name: "t"}, 0)
         log, batch = kind(f"{dsn}?schema=bench_phases"), OneTask(sink)
-        driver = Coordinator([sink], log, claim, batch, commit_timeout_s=60, retain=10_000)
+        pipeline = Pipeline(name=claim.pipeline, sinks={sink.name: sink}, log=log, checkpoint=batch)
+        driver = Driver.start(pipeline, claim, NoEntrance())
         assert (driver.two_phases is None) == (kind is PostgresLog)
         drivers[name] = driver, batch
     times: dict[str, list[float]] = {name: [] for name in logs}
     for batch_id in range(batches):
         for name, (driver, batch) in drivers.items():
             batch.batch_id = batch_id
-            driver.run(batch)
+            driver.deliver(batch)
             times[name].append(time.perf_counter() - batch.staged_at)
     return times
 

@@ -70,7 +70,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     [
         pytest.param(
             [
-                Kill("precommit.after", "none", "sqlite", aborts=True),
+                Kill("prepare.after", "none", "sqlite", aborts=True),
                 Kill("decide.after", "none"),
                 Kill("commit.after", "ahead", "http", again=True),
             ],
@@ -107,7 +107,7 @@ def test_pipeline_that_waits_for_sparks_checkpoint(shop: Shop, tmp_path: Path) -
         batches(2),
         {"sqlite": shop.in_sqlite},
         [
-            Kill("prepared.after", "none", aborts=True),
+            Kill("hold.after", "none", aborts=True),
             Kill("abandon.after", "none", again=True),
         ],
         folder=tmp_path / "run",
@@ -129,13 +129,13 @@ def test_report_tells_row_batch_and_kill(shop: Shop, tmp_path: Path) -> None:
             lambda log: ExactlyOnce("shop", sinks=[LosingSink(path, "orders")], log=log),
             batches(3),
             {"sqlite": shop.in_sqlite},
-            [Kill("decide.after", "none"), Kill("return.before", "all")],
+            [Kill("decide.after", "none"), Kill("deliver.after", "all")],
             folder=tmp_path / "run",
         )
     told = str(failure.value)
-    assert "killed at return.before" in told
+    assert "killed at deliver.after" in told
     assert "{'sqlite': 'some'}" in told
-    assert "kill 2 of 2: batch 1, return.before" in told
+    assert "kill 2 of 2: batch 1, deliver.after" in told
     assert "kill 1 of 2: batch 0, decide.after" in told
 
 
@@ -162,7 +162,7 @@ class TasksSink(SqliteSink):
     ("sink", "kills", "told"),
     [
         (RepeatingSink, 1, r"[1-9]\d* too often"),
-        (TasksSink, [Kill("return.before", "all")], r"[1-9]\d* rows lost"),
+        (TasksSink, [Kill("deliver.after", "all")], r"[1-9]\d* rows lost"),
     ],
     ids=["commit", "driver"],
 )

@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 from integration_tests.test_exactly_once import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
-from sparkonce.spark_hooks.recovery import claim_again, head_of
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State
@@ -71,7 +71,7 @@ def test_batch_becomes_visible_when_spark_has_committed_it(
     seen: list[tuple[str, object, Counter[Any]]] = []
 
     def note(point: str, where: Any) -> None:
-        if point in {"prepared.after", "vote.before"}:
+        if point in {"hold.after", "vote.before"}:
             seen.append((point, where["batch"], job.visible()))
 
     monkeypatch.setattr(failpoints, "handler", note)
@@ -79,11 +79,11 @@ def test_batch_becomes_visible_when_spark_has_committed_it(
     pipeline.close()
     assert seen == [
         ("vote.before", 0, Counter()),
-        ("prepared.after", 0, Counter()),
+        ("hold.after", 0, Counter()),
         ("vote.before", 1, Counter([1])),
-        ("prepared.after", 1, Counter([1])),
+        ("hold.after", 1, Counter([1])),
         ("vote.before", 2, Counter([1, 2])),
-        ("prepared.after", 2, Counter([1, 2])),
+        ("hold.after", 2, Counter([1, 2])),
     ]
     assert job.visible() == Counter([1, 2, 3])
     assert states(pipeline) == [State.COMPLETE] * 3
@@ -144,7 +144,7 @@ def test_wait_with_a_timeout_goes_past_a_long_batch(
     in_time: list[bool] = []
 
     def hold(point: str, where: object) -> None:
-        if point == "prepared.before":
+        if point == "hold.before":
             is_held.set()
             in_time.append(waited.wait(30))
 
@@ -260,7 +260,7 @@ def test_recovery_that_fails_at_the_start_is_tried_again(
     job.add(*ids(1, 2))
     leave_undecided(job, monkeypatch)
     pipeline = checkpoint_pipeline(job)
-    tried = fail_once_at("recover.before_finish", monkeypatch)
+    tried = fail_once_at("finish.before", monkeypatch)
     query = job.start(pipeline)
     wait_for(lambda: bool(tried))
     pipeline.awaitTermination(query)
@@ -279,7 +279,7 @@ def test_recovery_that_fails_behind_the_querys_end_is_tried_again(
     failed: list[str] = []
 
     def fail_late(point: str, where: object) -> None:
-        if point == "recover.before_finish" and not failed:
+        if point == "finish.before" and not failed:
             failed.append(point)
             wait_for(lambda: bool(queries) and not queries[0].isActive)
             raise failpoints.InjectedError(point)
@@ -339,7 +339,7 @@ def test_batch_that_spark_has_not_reached_outlives_a_failure(
         return looked[-1]
 
     def note(point: str, where: object) -> None:
-        if point == "prepared.after":
+        if point == "hold.after":
             prepared.set()
 
     def deliver(df: DataFrame, batch_id: int) -> None:
@@ -360,7 +360,7 @@ def test_idle_start_is_recovered_after_a_failure(job: Job, monkeypatch: pytest.M
     job.add(*ids(1, 2))
     leave_undecided(job, monkeypatch)
     pipeline = checkpoint_pipeline(job)
-    failed = fail_once_at("recover.before_finish", monkeypatch)
+    failed = fail_once_at("finish.before", monkeypatch)
     with idle(job, pipeline) as query:
         wait_for(lambda: states(pipeline) == [State.COMPLETE])
         assert query.isActive
@@ -397,7 +397,7 @@ def test_batch_that_spark_did_not_commit_is_abandoned_and_replayed(
 
     pipeline = checkpoint_pipeline(job)
     with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", fail_at("return.before"))
+        patch.setattr(failpoints, "handler", fail_at("deliver.after"))
         with pytest.raises(Exception, match=r"return\.before"):
             job.run(pipeline)
     assert states(pipeline) == [State.PREPARED]
@@ -765,7 +765,7 @@ def test_start_behind_which_another_driver_took_over_is_not_tried_again(
     pipeline = checkpoint_pipeline(job)
 
     def lose(point: str, where: object) -> None:
-        if point == "recover.before_finish" and token(pipeline) == 2:
+        if point == "finish.before" and token(pipeline) == 2:
             take_over_elsewhere(pipeline)
             raise failpoints.InjectedError(point)
 

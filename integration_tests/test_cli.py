@@ -298,7 +298,7 @@ def test_prepared_batch_is_decided_by_sparks_commit_log(
     targets = real_targets(services, fresh_name)
     with Scenario(tmp_path, targets, 3, commit="after_checkpoint", is_tagged=False) as scenario:
         sparkonce = Operator(scenario)
-        kill_at(scenario, "prepared.after", 0)
+        kill_at(scenario, "hold.after", 0)
         found = sparkonce("status", JOB, "--json")
         assert (found.code, found.value["pipelines"][0]["state"]) == (FOUND, "in doubt")
         branches = len(list(scenario.record(0).committables()))

@@ -25,12 +25,12 @@ from pyspark.sql.functions import count, lit
 
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
+from sparkonce.protocol.operating import claim_again, head_of
+from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot, with_hashes
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
-from sparkonce.spark_hooks.coordinator import CommitPolicy
-from sparkonce.spark_hooks.recovery import claim_again, head_of
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import State
 
@@ -465,7 +465,7 @@ def test_stateful_query_stays_right_over_replays(
         "join": joined_with_itself(job),
         "transformWithState": numbered_by_state,
     }
-    points = ["vote.after", "decide.after", "return.before"]
+    points = ["vote.after", "decide.after", "deliver.after"]
     mode = "append" if shape == "join" else "update"
     with state_store(job.spark, *store):
         for point in points:
@@ -621,8 +621,8 @@ def test_fenced_driver_holds_nothing_open(
         ("immediate", "begin.before"),
         ("immediate", "begin.after"),
         ("immediate", "decide.before"),
-        ("after_checkpoint", "prepared.before"),
-        ("after_checkpoint", "return.before"),
+        ("after_checkpoint", "hold.before"),
+        ("after_checkpoint", "deliver.after"),
     ],
 )
 def test_driver_behind_one_with_a_copy_of_the_log(

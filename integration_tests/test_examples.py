@@ -79,7 +79,7 @@ def test_orders_killed_and_started_again(services: Services, tmp_path: Path) -> 
 
 
 KEYS, PAYMENTS, KAFKA_BATCH = 24, 2_400, 400
-KILLS = ("write.batch", "decide.after", "commit.after")
+KILLS = ("write.after", "decide.after", "commit.after")
 
 
 def test_kafka_to_kafka_through_kills(kafka: KafkaServer, tmp_path: Path) -> None:

@@ -36,13 +36,13 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.protocol.rulings import end_for_rewrite
 from sparkonce.sinks import S3Sink
 from sparkonce.sinks.s3 import formats, listing, outcome, upload, writer
 from sparkonce.sinks.s3.client import Purpose
 from sparkonce.sinks.s3.layout import branch_stem
 from sparkonce.sinks.s3.outcome import FileOutcome
 from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile, crc32c
-from sparkonce.spark_hooks.coordinator import _given_up
 from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
@@ -701,7 +701,7 @@ def test_branch_with_files_that_stand_is_not_written_again(
     files = [StagedFile.from_json(file) for file in files_of(committable)]
     for file in files[:visible]:
         FileOutcome(sink._connection, world.bucket, branch()).commit(file)
-    unresolved = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+    unresolved = end_for_rewrite(sink, committable, CommitUnresolvedError("no answer"))
     assert isinstance(unresolved, CommitUnresolvedError)
     assert f"{visible} of the 2 files" in str(unresolved)
     assert files[0].key in str(unresolved)
@@ -711,7 +711,7 @@ def test_branch_with_files_that_stand_is_not_written_again(
         sink.commit(committable)
     else:
         world.client.delete_object(Bucket=world.bucket, Key=files[0].key)
-        redone = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+        redone = end_for_rewrite(sink, committable, CommitUnresolvedError("no answer"))
         assert isinstance(redone, PreparedBranchLostError)
 
 
@@ -728,7 +728,7 @@ def test_object_that_was_copied_in_place_is_not_written_again(sink: S3Sink, worl
     part = world.client.upload_part(**upload, PartNumber=1, Body=b"the same rows, in other bytes")
     parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
     world.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
-    unresolved = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+    unresolved = end_for_rewrite(sink, committable, CommitUnresolvedError("no answer"))
     assert isinstance(unresolved, CommitUnresolvedError)
     assert file.key in str(unresolved)
 
@@ -747,7 +747,7 @@ def test_object_that_appears_while_its_upload_is_ended(
             abort(self, file)
 
     monkeypatch.setattr(FileOutcome, "abort", completed)
-    unresolved = _given_up(sink, committable, CommitUnresolvedError("no answer"))
+    unresolved = end_for_rewrite(sink, committable, CommitUnresolvedError("no answer"))
     assert isinstance(unresolved, CommitUnresolvedError)
     assert world.counts() == (0, 1)
 

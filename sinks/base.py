@@ -236,6 +236,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             raise ConfigurationError(f"{self.name}: writers={writers!r} must be 1, or be left out")
         self.transform = transform
         self.writers = writers
+        self.used_by: str | None = None
 
     # -- on the executors, or for a small batch in the driver ----------------------------------
 

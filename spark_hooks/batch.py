@@ -1,4 +1,4 @@
-"""A micro-batch of Spark, as the coordinator sees it.
+"""A micro-batch of Spark, as the protocol sees it.
 
     DataFrame ─► each sink's columns, and a hash of each row ─► mapInArrow(PartitionWriter)
               ◄─ one summary per partition: committables, rows, fingerprints
@@ -27,6 +27,7 @@ from pyspark.sql.types import StructField, StructType
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.base import AnySink, at_once, quoted
 from sparkonce.spark_hooks.checkpoint import RunningQuery
@@ -39,9 +40,8 @@ from sparkonce.spark_hooks.partition_writer import (
     shares_of,
 )
 from sparkonce.spark_hooks.record_batches import RecordBatches
-from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
-from sparkonce.spark_hooks.waiting import waiting_for
+from sparkonce.steps import step
 from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _MOST_REMEMBERED: Final = 64
 
 
 class SparkBatch:
-    """A micro-batch as the coordinator sees it; see `sparkonce.spark_hooks.coordinator.Batch`."""
+    """A micro-batch as the protocol sees it; see `sparkonce.protocol.pipeline.Batch`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SparkBatch:
 
         def check(sink: AnySink, schema: pa.Schema) -> None:
             try:
-                with waiting_for(f"check the settings, server and schema of {sink!r}"):
+                with step("validate", sink=sink):
                     sink.validate(schema)
             except SparkOnceError:
                 raise

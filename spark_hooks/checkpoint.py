@@ -37,7 +37,7 @@ from sparkonce.spark_hooks.binding import (
     last_entry,
     read_binding,
 )
-from sparkonce.spark_hooks.waiting import waiting_for
+from sparkonce.steps import step
 from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
 from sparkonce.txn_log.folder import Folder
 
@@ -111,7 +111,7 @@ def _said(
 
     @functools.wraps(ask)
     def said(query: RunningQuery, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        with waiting_for(f"reach the checkpoint {query.checkpoint}"):
+        with step("checkpoint", of=query.checkpoint):
             return ask(query, *args, **kwargs)
 
     return said
@@ -211,6 +211,12 @@ class RunningQuery:
     def is_of(self, session: SparkSession) -> bool:
         """Whether it was started in this session."""
         return bool(self._query.sparkSession().streams() == session._jsparkSession.streams())  # noqa: SLF001
+
+    def is_running(self, query_id: str | None) -> bool:
+        """Whether another query, by its id, is active in this Spark."""
+        jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
+        running: Any = self._query.sparkSession().sharedState().activeStreamingQueries()
+        return running.get(jvm.java.util.UUID.fromString(query_id)) is not None
 
     @property
     def location(self) -> str:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.txn_log import local_path
+from sparkonce.txn_log.record import Head
 
 
 class _Files(Protocol):
@@ -92,6 +93,24 @@ class LostCheckpoint:
     def has_offsets(self, batch_id: int) -> bool:
         del batch_id
         return True
+
+
+def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles | UnknownCheckpoint:
+    """The query's checkpoint, where it can be read without Spark.
+
+    Args:
+        head: tells where the last run had it; it is looked for on local disks only.
+        location: where it is now; a JVM is started for what is on no local disk.
+
+    Raises:
+        ConfigurationError: it is not at `location`.
+    """
+    if location is not None:
+        return CheckpointFiles(location, head.query_id, start_jvm=True)
+    try:
+        return CheckpointFiles(head.checkpoint, head.query_id)
+    except ConfigurationError:
+        return UnknownCheckpoint(head.checkpoint or "(the log does not say where)")
 
 
 def _open(location: str, *, start_jvm: bool) -> _Files:

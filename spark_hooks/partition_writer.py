@@ -35,13 +35,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from sparkonce import __version__
 from sparkonce.errors import ConfigurationError, PrepareRejectedError, SparkOnceError
-from sparkonce.failpoints import reach
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import plain
 from sparkonce.sinks.base import AnySink, check_committable
 from sparkonce.spark_hooks.fingerprint import fingerprint
-from sparkonce.spark_hooks.rewrite import Rewrite
-from sparkonce.spark_hooks.waiting import waiting_for
+from sparkonce.steps import step
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 
 logger = logging.getLogger("sparkonce")
@@ -203,8 +202,8 @@ class PartitionWriter:
 
             def open_lanes() -> None:
                 for sink in sinks:
-                    branch = _Branch(sink, self._branch_id(sink, attempt))
-                    lanes.append(_Lane(pool, branch, partition, failures))
+                    branch = _Branch(sink, self._branch_id(sink, attempt), partition)
+                    lanes.append(_Lane(pool, branch, failures))
 
             self._feed(_measured(plain(batches), widths), lanes, open_lanes, failures)
             wait(lane.done for lane in lanes)
@@ -217,7 +216,7 @@ class PartitionWriter:
         prepared = [(lane.branch, c) for lane in lanes if (c := lane.branch.committable)]
         return PartitionSummary(
             partition,
-            {branch.sink.name: branch.part(partition) for branch, _ in prepared},
+            {branch.sink.name: branch.part() for branch, _ in prepared},
             tuple(committable for _, committable in prepared),
             max(widths),
         )
@@ -294,7 +293,8 @@ class _Rows(NamedTuple):
 class _Branch:
     """One sink's verbs in this task, in order, with errors that name the branch."""
 
-    def __init__(self, sink: AnySink, branch_id: BranchId) -> None:
+    def __init__(self, sink: AnySink, branch_id: BranchId, partition: int) -> None:
+        self._partition = partition
         self.sink = sink
         self.branch_id = branch_id
         self.committable: Committable | None = None
@@ -304,36 +304,37 @@ class _Branch:
         self._contents: list[Fingerprint] = []
 
     def begin(self) -> None:
-        self._handle = self._named("begin", lambda: self.sink.beginTransaction(self.branch_id))
-        self._open = True
+        with self.step("open"):
+            self._handle = self._named(lambda: self.sink.beginTransaction(self.branch_id))
+            self._open = True
 
     def write(self, rows: _Rows) -> None:
-        self._named("write", lambda: self.sink.write(self._handle, rows.batch))
-        self._bytes += rows.batch.nbytes
-        self._contents.append(rows.content)
+        with self.step("write"):
+            self._named(lambda: self.sink.write(self._handle, rows.batch))
+            self._bytes += rows.batch.nbytes
+            self._contents.append(rows.content)
 
     def idle(self) -> None:
-        self._named("keep", lambda: self.sink.idle(self._handle))
+        with self.step("idle"):
+            self._named(lambda: self.sink.idle(self._handle))
 
     def end(self) -> None:
         """Prepare what was written, or give up where no row has come."""
         if not self._contents:
             self.give_up()
             return
-        where = {"batch": self.branch_id.batch_id, "sink": self.sink.name}
-        reach("precommit.before", **where)
-        prepared = self._named("prepare", lambda: self.sink.preCommit(self._handle))
-        self._open = False
-        self.committable = check_committable(self.sink, prepared, self.branch_id)
-        reach("precommit.after", **where)
+        with self.step("prepare"):
+            prepared = self._named(lambda: self.sink.preCommit(self._handle))
+            self._open = False
+            self.committable = check_committable(self.sink, prepared, self.branch_id)
 
-    def part(self, partition: int) -> Part:
+    def part(self) -> Part:
         content = reduce(operator.add, self._contents)
-        return Part(partition, self.branch_id.name, self._bytes, content)
+        return Part(self._partition, self.branch_id.name, self._bytes, content)
 
     def give_up(self) -> None:
         try:
-            with waiting_for(f"give up {self.branch_id} in {self.sink!r}"):
+            with self.step("discard"):
                 if self._open:
                     self.sink.discard(self._handle)
                 if self.committable is not None:
@@ -341,10 +342,14 @@ class _Branch:
         except Exception:
             logger.warning("%s is left to the driver's sweep", self.branch_id, exc_info=True)
 
-    def _named(self, what: str, action: Callable[[], Any]) -> Any:
+    def step(self, name: str) -> step:
+        """A step of this branch."""
+        batch, sink = self.branch_id.batch_id, self.sink
+        return step(name, batch=batch, sink=sink, of=self.branch_id, partition=self._partition)
+
+    def _named(self, action: Callable[[], Any]) -> Any:
         try:
-            with waiting_for(f"{what} {self.branch_id} in {self.sink!r}"):
-                return action()
+            return action()
         except SparkOnceError:
             raise
         except Exception as error:
@@ -359,7 +364,6 @@ class _Lane:
     Args:
         pool: gives the thread.
         branch: to be begun, written and prepared.
-        partition: Spark's partition id.
         failures: of all lanes of the task and of its rows; the first one is the task's. What is
             not prepared when there is one stays so.
     """
@@ -368,15 +372,9 @@ class _Lane:
         self,
         pool: ThreadPoolExecutor,
         branch: _Branch,
-        partition: int,
         failures: list[BaseException],
     ) -> None:
         self.branch = branch
-        self._where = {
-            "batch": branch.branch_id.batch_id,
-            "partition": partition,
-            "sink": branch.sink.name,
-        }
         self._failures = failures
         self._rows: SimpleQueue[_Rows | None] = SimpleQueue()
         self._room = Semaphore(1 + _BATCHES_WAITING)
@@ -396,10 +394,8 @@ class _Lane:
             if self._failures:
                 return  # another lane's thread has taken it: there was none for it
             self.branch.begin()
-            reach("write.first", **self._where)
             while (rows := self._next()) is not None and not self._failures:
                 self.branch.write(rows)
-                reach("write.batch", **self._where)
                 self._room.release()
             if not self._failures:
                 self.branch.end()

@@ -24,10 +24,9 @@ from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
-from sparkonce.spark_hooks.drivers import is_running, this_driver
-from sparkonce.spark_hooks.recovery import find_checkpoint
+from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, find_checkpoint
 from sparkonce.testing.log_cases import OTHER_QUERY, deliver, part
 from sparkonce.testing.log_cases import claim as log_claim
 from sparkonce.testing.log_cases import record as log_record

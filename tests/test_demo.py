@@ -27,7 +27,7 @@ from sparkonce.demo.outside import Seen, counted
 from sparkonce.demo.screen import PLAIN_EVERY_S, Screen, View
 from sparkonce.demo.show import BATCHES
 from sparkonce.demo.verdict import SinkVerdict, Verdict, compare, complaints
-from sparkonce.failpoints import POINTS
+from sparkonce.steps import POINTS
 from sparkonce.testing.checks import (
     KafkaMessage,
     Leak,

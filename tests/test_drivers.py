@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.spark_hooks import drivers
-from sparkonce.spark_hooks.drivers import is_running, this_driver
 
 TICKS = 500_000
 DRIVER = 4242

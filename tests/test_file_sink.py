@@ -19,8 +19,8 @@ from sparkonce.errors import (
     PreparedBranchLostError,
 )
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks.ruled import End, end_ruled
 from tests.disk import Disk
 
 OWNER = Owner("0" * 16, "5b1d")

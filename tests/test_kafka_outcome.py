@@ -19,6 +19,7 @@ from sparkonce.errors import (
     SinkError,
 )
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.finding import Level
 from sparkonce.sinks.kafka.branch import KafkaBranch
@@ -26,7 +27,6 @@ from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState
 from sparkonce.sinks.kafka.outcome import Outcome
 from sparkonce.spark_hooks import coordinator
-from sparkonce.spark_hooks.ruled import End, end_ruled
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
 OURS = (7, str(BRANCH))

@@ -23,14 +23,16 @@ from sparkonce.errors import (
     LogUnavailableError,
     PrepareRejectedError,
 )
-from sparkonce.failpoints import POINTS, InjectedError
+from sparkonce.failpoints import InjectedError
 from sparkonce.model import Ask, BranchId, Committable, CommittedBatch, TransactionId
+from sparkonce.protocol.deciders import choose
+from sparkonce.protocol.driver import Driver
 from sparkonce.sinks.base import OnePhaseSink, TwoPhaseCommitSink
-from sparkonce.spark_hooks.coordinator import Coordinator
+from sparkonce.steps import POINTS
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
-from tests.world import Crash, Handle, MemoryCheckpoint, MemorySink, Process, World, at_point
+from tests.world import Crash, Handle, MemoryEntrance, MemorySink, Process, World, at_point
 
 BATCHES = [[[1, 2], [3]], [[], []], [[4], []]]
 
@@ -42,11 +44,11 @@ _ON_THE_WAY = {"vote.before", "vote.after", "decide.before"}
 STEPS = [
     "begin.before",
     "begin.after",
-    "recover.before_sweep",
-    "precommit.after",
+    "recover.after",
+    "prepare.after",
     *sorted(_ON_THE_WAY),
-    "complete.after",
-    "return.before",
+    "decide.after",
+    "deliver.after",
 ]
 
 
@@ -212,21 +214,13 @@ class OneWorld(World):
     def log(self, process: Process) -> TransactionLog:
         return DatabaseLog(self.database, process)
 
-    def coordinator(self, process: Process, **changes: Any) -> Coordinator:
+    def driver(
+        self, process: Process, may_repeat: Callable[[], None] = lambda: None, **changes: Any
+    ) -> Driver:
         self.sinks = [DatabaseSink(self, process)]
         self.prepare_sinks(self.sinks)
-        coordinator = Coordinator(
-            self.sinks,
-            self.log(process),
-            self.claim(**changes),
-            MemoryCheckpoint(self.spark),
-            commit=self.commit,
-            commit_timeout_s=0.2,
-            retain=10,
-            is_ours=lambda: self.spark.driver is coordinator,
-        )
-        self.spark.driver = coordinator
-        return coordinator
+        pipeline = self.pipeline(self.sinks, self.log(process))
+        return Driver.start(pipeline, self.claim(**changes), MemoryEntrance(self.spark, may_repeat))
 
     def land(self) -> None:
         """What was sent long ago reaches the server."""
@@ -260,13 +254,13 @@ def test_undisturbed_run(world: OneWorld) -> None:
 
 def test_log_elsewhere_takes_two_phases(world: OneWorld) -> None:
     world.log = lambda process: DatabaseLog(Database(), process)  # type: ignore[method-assign]
-    assert world.coordinator(Process()).two_phases == "another database"
+    assert world.driver(Process()).two_phases == "another database"
 
 
 def test_policy_that_waits_for_spark_takes_two_phases(world: OneWorld) -> None:
     """What is PREPARED must stand in the log before Spark commits it."""
     world.commit = "after_checkpoint"
-    assert "after_checkpoint" in str(world.coordinator(Process()).two_phases)
+    assert "after_checkpoint" in str(world.driver(Process()).two_phases)
 
 
 def test_sink_that_publishes_takes_two_phases(world: OneWorld) -> None:
@@ -276,17 +270,8 @@ def test_sink_that_publishes_takes_two_phases(world: OneWorld) -> None:
         def publish(self, batch: CommittedBatch) -> None:
             raise NotImplementedError
 
-    world.coordinator(Process())
-    sinks = [Publishing(world, Process())]
-    coordinator = Coordinator(
-        sinks,
-        world.log(Process()),
-        world.claim(),
-        MemoryCheckpoint(world.spark),
-        commit_timeout_s=0.2,
-        retain=10,
-    )
-    assert "publishes" in str(coordinator.two_phases)
+    pipeline = world.pipeline([Publishing(world, Process())], world.log(Process()))
+    assert "publishes" in str(choose(pipeline)[1])
 
 
 def comes(point: str, nth: int) -> bool:
@@ -371,7 +356,7 @@ def test_message_arrives_late(world: OneWorld, point: str, nth: int) -> None:
     assert len(world.spark.drained) == ((point, nth) == ("begin.before", 1))
 
 
-@pytest.mark.parametrize("point", sorted({"precommit.after"} | _ON_THE_WAY))
+@pytest.mark.parametrize("point", sorted({"prepare.after"} | _ON_THE_WAY))
 def test_newer_driver_takes_over_at(world: OneWorld, point: str) -> None:
     """Also between the merge and its COMMIT: the older one commits nothing, and says who did."""
 
@@ -435,7 +420,7 @@ def test_log_that_cannot_be_read_sends_nothing(
 def test_replay_of_an_abandoned_batch_that_does_not_commit(world: OneWorld) -> None:
     """What stands in the log is of the attempt before, under another policy: it proves nothing."""
     world.commit, process = "after_checkpoint", Process()
-    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+    with at_point("hold.after", process.crash), pytest.raises(Crash):
         world.start(process)
     world.commit, world.fate = "immediate", "torn"
     with pytest.raises(PrepareRejectedError):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LINKED = ("sinks", "txn_log", "spark_hooks")
+LINKED = ("sinks", "txn_log", "protocol", "spark_hooks")
 SHIPPED = {".py", ".typed", ".xml", ".yml"}
 
 

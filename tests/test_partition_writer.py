@@ -14,9 +14,9 @@ from pyspark import cloudpickle
 
 from sparkonce.errors import ConfigurationError, PrepareRejectedError
 from sparkonce.model import Owner
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.spark_hooks import partition_writer
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
-from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.txn_log.record import Incarnation
 from tests.world import Handle, MemorySink, Process, Store, hashed
 

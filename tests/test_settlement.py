@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import ClassVar
@@ -19,10 +20,12 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable
+from sparkonce.protocol.lease import Lease, NoEntrance
+from sparkonce.protocol.operating import claim_again
+from sparkonce.protocol.pipeline import CommitPolicy
+from sparkonce.protocol.rulings import End, end_ruled
+from sparkonce.protocol.transaction import recover
 from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
-from sparkonce.spark_hooks.coordinator import CommitPolicy
-from sparkonce.spark_hooks.recovery import claim_again
-from sparkonce.spark_hooks.ruled import End, end_ruled
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -440,7 +443,7 @@ def test_sink_that_is_gone_for_good_keeps_no_start_back(world: World) -> None:
 def test_recovery_without_the_checkpoint_decides_nothing(tmp_path: Path) -> None:
     """What is decided is finished; what is prepared stays, for only Spark knows; no orphan is."""
     world = World(tmp_path, BATCHES, commit="after_checkpoint")
-    crash_at(world, "prepared.after")
+    crash_at(world, "hold.after")
     recover_blind(world)
     assert newest(world).state is State.PREPARED
     assert all(len(store.prepared) == 2 for store in world.stores.values())
@@ -463,6 +466,6 @@ def recover_blind(world: World) -> None:
     head = log.head("orders")
     assert head is not None
     claim = claim_again(log, head, head.sinks)
-    coordinator = world.coordinator(Process(), batch_id=claim.batch_id, offsets={})
-    coordinator._checkpoint = UnknownCheckpoint("hdfs:/ckpt")
-    coordinator.recover()
+    driver = world.driver(Process(), batch_id=claim.batch_id, offsets={})
+    pipeline = replace(driver.lease.pipeline, checkpoint=UnknownCheckpoint("hdfs:/ckpt"))
+    recover(Lease(pipeline, driver.incarnation, NoEntrance()))

@@ -28,7 +28,6 @@ from sparkonce.errors import (
     PrepareRejectedError,
     ProtocolError,
 )
-from sparkonce.failpoints import POINTS
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import FileSink, IdempotentSink, Payload, RowSink, base
 from sparkonce.sinks.base import AnySink, at_once, check_committable
@@ -37,6 +36,7 @@ from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.s3 import S3Sink
 from sparkonce.spark_hooks.batch import check_pickles
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.steps import POINTS
 from sparkonce.testing.kills import CommitPolicy, Kill, crash_points, sample
 from sparkonce.testing.sink_world import stored
 from sparkonce.txn_log.record import Incarnation
@@ -509,8 +509,8 @@ def test_sample_of_kills_repeats_every_commit(policy: CommitPolicy) -> None:
 def test_chain_of_kills_reaches_every_point(policy: CommitPolicy) -> None:
     """All points but those after a loss; the checkpoint policy has four more."""
     points = {kill.point for kill in crash_points(["left", "right"], policy)}
-    after_a_loss = {"redo.before", "amend.before", "amend.after"}
-    of_checkpoint = {"prepared.before", "prepared.after", "abandon.before", "abandon.after"}
+    after_a_loss = {"rewrite.before", "amend.before", "amend.after"}
+    of_checkpoint = {"hold.before", "hold.after", "abandon.before", "abandon.after"}
     wanted = set(POINTS) - after_a_loss
     assert points == (wanted if policy == "after_checkpoint" else wanted - of_checkpoint)
 

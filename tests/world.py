@@ -7,6 +7,7 @@ writer and the SQLite log are the real ones.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,12 @@ import pyarrow as pa
 from sparkonce import failpoints
 from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
-from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.pipeline import CommitPolicy, Patience, Pipeline, by_name
+from sparkonce.protocol.rewriting import Rewrite
+from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter, shares_of
-from sparkonce.spark_hooks.rewrite import Rewrite
+from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Incarnation, Share
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -186,7 +189,7 @@ class MemorySpark:
     runs: int = 0
     attempts: int = 0
     drained: list[int] = field(default_factory=list)
-    driver: Coordinator | None = None
+    driver: object = None
 
 
 @dataclass
@@ -203,6 +206,26 @@ class MemoryCheckpoint:
         return batch_id <= self.spark.begun
 
 
+class MemoryEntrance:
+    """The checkpoint, as a driver enters it: no other one has entered since this one looked."""
+
+    def __init__(self, spark: MemorySpark, may_repeat: Callable[[], None]) -> None:
+        self._spark = spark
+        self._may_repeat = may_repeat
+
+    def check_may_begin(self, *, is_first_try: bool) -> None:
+        if not is_first_try:
+            self._may_repeat()
+
+    def enter(self, incarnation: Incarnation) -> bool:
+        del incarnation
+        self._spark.driver = self
+        return True
+
+    def is_last(self) -> bool:
+        return self._spark.driver is self
+
+
 class World:
     """Two stores, a log on disk, and a streaming query over them."""
 
@@ -215,6 +238,7 @@ class World:
         self.path = folder / "log.db"
         self.commit = commit
         self.commit_timeout_s = 0.2
+        self.clock: Callable[[], float] = time.time
         self.stores = {"left": Store(), "right": Store()}
         self.spark = MemorySpark(batches)
         self.sinks: list[MemorySink] = []
@@ -236,24 +260,26 @@ class World:
         }
         return Claim(**{**values, **changes})
 
-    def coordinator(
+    def driver(
         self, process: Process, may_repeat: Callable[[], None] = lambda: None, **changes: Any
-    ) -> Coordinator:
+    ) -> Driver:
         self.sinks = [MemorySink(store, process, name) for name, store in self.stores.items()]
         self.prepare_sinks(self.sinks)
-        coordinator = Coordinator(
-            self.sinks,
-            SqliteLog(self.path),
-            self.claim(**changes),
-            MemoryCheckpoint(self.spark),
+        pipeline = self.pipeline(self.sinks, SqliteLog(self.path))
+        return Driver.start(pipeline, self.claim(**changes), MemoryEntrance(self.spark, may_repeat))
+
+    def pipeline(self, sinks: Sequence[AnySink], log: TransactionLog) -> Pipeline:
+        return Pipeline(
+            name="orders",
+            sinks=by_name(sinks),
+            log=log,
+            checkpoint=MemoryCheckpoint(self.spark),
             commit=self.commit,
             commit_timeout_s=self.commit_timeout_s,
             retain=10,
-            may_repeat=may_repeat,
-            is_ours=lambda: self.spark.driver is coordinator,
+            patience=Patience(self.commit_timeout_s),
+            clock=self.clock,
         )
-        self.spark.driver = coordinator  # no other one has entered since this one looked
-        return coordinator
 
     def batch(self, process: Process) -> MemoryBatch:
         self.spark.begun = max(self.spark.begun, self.spark.committed + 1)
@@ -262,13 +288,13 @@ class World:
     def start(self, process: Process) -> None:
         """Run the query to its end, or until it fails or crashes."""
         self.spark.runs += 1
-        coordinator = self.coordinator(process)
-        coordinator.recover()
+        driver = self.driver(process)
+        driver.recover()
         while self.spark.committed + 1 < len(self.spark.batches):
-            coordinator.run(self.batch(process))
+            driver.deliver(self.batch(process))
             process.check()
             self.spark.committed += 1
-        coordinator.settle()
+        driver.settle()
 
     def check(self) -> None:
         """Every row is visible and published once in every store, and nothing is left over."""

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 import psutil
 
 from sparkonce.model import Committable, Owner
-from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm, DriverProcess, Failpoints
 from sparkonce.testing.job import FILES_PER_BATCH
 from sparkonce.testing.quick_spark import submit_args

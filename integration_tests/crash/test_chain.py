@@ -13,17 +13,17 @@ import pytest
 
 from integration_tests.crash.scenario import POLICIES, Scenario, shown
 from integration_tests.crash.targets import file_target, real_targets
-from sparkonce.failpoints import POINTS
 from sparkonce.model import DRIVER_ATTEMPT, BranchId
-from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.protocol.pipeline import CommitPolicy
+from sparkonce.steps import POINTS
 from sparkonce.testing.kills import Kill, beside_planning, crash_points
 from sparkonce.testing.services import Services
 
-AFTER_A_LOSS = {"redo.before", "amend.before", "amend.after"}
+AFTER_A_LOSS = {"rewrite.before", "amend.before", "amend.after"}
 OF_EACH_POLICY = {
     "immediate": POINTS.keys()
     - AFTER_A_LOSS
-    - {"prepared.before", "prepared.after", "abandon.before", "abandon.after"},
+    - {"hold.before", "hold.after", "abandon.before", "abandon.after"},
     "after_checkpoint": POINTS.keys() - AFTER_A_LOSS,
 }
 
@@ -91,7 +91,7 @@ def test_driver_killed_around_sparks_commit_with_all_real_sinks(
     """The points of commit="after_checkpoint" only: what is prepared is abandoned or decided."""
     targets = real_targets(services, fresh_name)
     steps = [
-        Kill("prepared.after", "none", aborts=True),
+        Kill("hold.after", "none", aborts=True),
         Kill("abandon.before", "none", again=True),
         Kill("abandon.after", "none", again=True),
         beside_planning(Kill("decide.before", "none")),
@@ -104,16 +104,16 @@ def test_driver_killed_around_sparks_commit_with_all_real_sinks(
 
 BY_DRIVER = {
     "immediate": [
-        Kill("write.first", "none", "postgres", aborts=True),
-        Kill("precommit.after", "none", "kafka", aborts=True),
+        Kill("open.after", "none", "postgres", aborts=True),
+        Kill("prepare.after", "none", "kafka", aborts=True),
         Kill("vote.after", "none", "versitygw", aborts=True),
         Kill("decide.after", "none"),
         Kill("commit.after", "ahead", "kafka"),
-        Kill("return.before", "all"),
+        Kill("deliver.after", "all"),
     ],
     "after_checkpoint": [
-        Kill("precommit.before", "none", "s3mock", aborts=True),
-        Kill("prepared.after", "none", aborts=True),
+        Kill("prepare.before", "none", "s3mock", aborts=True),
+        Kill("hold.after", "none", aborts=True),
         beside_planning(Kill("decide.after", "none")),
     ],
 }

@@ -47,7 +47,7 @@ rows.writeStream.foreachBatch(pipeline).option("checkpointLocation", folder + "/
 ).start().awaitTermination()
 """
 
-POINTS = ("vote.after", "decide.after", "return.before")
+POINTS = ("vote.after", "decide.after", "deliver.after")
 """Where the driver of batch 0, 1 and 2 is killed."""
 
 KEYS, CHANGES = 12, 60
@@ -112,7 +112,7 @@ def test_driver_of_a_stream_of_changes_is_killed(
             points.disarm()
             before = dict(model)
             apply(model, batches[number])
-            is_visible = point == "return.before"
+            is_visible = point == "deliver.after"
             assert dict(run("SELECT * FROM {}.orders")) == (model if is_visible else before)
             if point == "decide.after":
                 ((gid,),) = run("SELECT gid FROM pg_prepared_xacts")

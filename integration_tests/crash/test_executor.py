@@ -109,7 +109,7 @@ def kill_executor(folder: Path, case: Sequence[str], sinks: Sequence[str], **arm
         return first
 
     with contextlib.closing(driver):
-        armed = failpoints.arm("precommit.after", **arm)
+        armed = failpoints.arm("prepare.after", **arm)
         driver.start()
         hit, *_ = driver.wait_for(armed)
         executor_of(hit.pid).kill()

@@ -21,7 +21,7 @@ import pytest
 
 from integration_tests.crash.scenario import POLICIES, Driver, Scenario, first_match, shown
 from integration_tests.crash.targets import file_target, real_targets
-from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.crash import Arm
 from sparkonce.testing.services import Services
 
@@ -76,8 +76,8 @@ def first_told(said: str) -> str:
 
 def in_turn(scenario_policy: CommitPolicy) -> list[Stand]:
     both = [
-        Stand("write.batch"),
-        Stand("precommit.after", "kafka"),
+        Stand("write.after"),
+        Stand("prepare.after", "kafka"),
         Stand("decide.before"),
         Stand("decide.after"),
         Stand("commit.before", "postgres"),
@@ -86,9 +86,9 @@ def in_turn(scenario_policy: CommitPolicy) -> list[Stand]:
         Stand("commit.before", "kafka", is_frozen=True),
     ]
     waiting = [
-        Stand("prepared.before"),
-        Stand("prepared.after"),
-        Stand("prepared.after", None, True),
+        Stand("hold.before"),
+        Stand("hold.after"),
+        Stand("hold.after", None, True),
     ]
     return both if scenario_policy == "immediate" else [*both[:2], *waiting, *both[2:]]
 
@@ -97,7 +97,7 @@ def test_newer_driver_takes_over(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
     """Before and after the decision: the older one ends, names the newer, and changes nothing."""
-    stands = [Stand("precommit.after", "kafka"), Stand("commit.before", "kafka", is_frozen=True)]
+    stands = [Stand("prepare.after", "kafka"), Stand("commit.before", "kafka", is_frozen=True)]
     with Scenario(tmp_path, real_targets(services, fresh_name), len(stands) + 1) as scenario:
         take_over_one_after_the_other(scenario, stands)
 
@@ -124,8 +124,8 @@ def test_older_driver_lets_spark_pass_a_batch_that_the_newer_one_writes_again(
     """
     with Scenario(tmp_path, real_targets(services, fresh_name), 3, "after_checkpoint") as scenario:
         older, newer = scenario.driver, scenario.new_driver()
-        older.start(older.arm("prepared.after", batch=1))
-        newer.start(newer.arm("write.batch", batch=1))
+        older.start(older.arm("hold.after", batch=1))
+        newer.start(newer.arm("write.after", batch=1))
         older.let_go()
         status, said = older.ends()
         assert status != 0
@@ -193,7 +193,7 @@ def test_older_copy_of_the_checkpoint_settles_nothing(
     """It has not begun what the healthy driver has prepared, and whose Spark commits it."""
     with Scenario(tmp_path, real_targets(services, fresh_name), 3, "after_checkpoint") as scenario:
         healthy = scenario.driver
-        healthy.start(healthy.arm("prepared.after", batch=2))
+        healthy.start(healthy.arm("hold.after", batch=2))
         copy = scenario.folder / "copied"
         shutil.copytree(scenario.checkpoint, copy)
         for name in ("offsets/2", "offsets/.2.crc", "commits/1", "commits/.1.crc"):

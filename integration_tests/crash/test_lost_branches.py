@@ -123,7 +123,7 @@ def test_branches_of_all_sinks_are_lost_and_the_repair_is_killed(
 @pytest.mark.slow
 def test_every_loss(tmp_path: Path, services: Services, fresh_name: Callable[[], str]) -> None:
     """One branch, all branches of a sink, all sinks; each repair undisturbed and killed."""
-    killed = ("redo.before", "amend.before", "amend.after")
+    killed = ("rewrite.before", "amend.before", "amend.after")
     s3 = list(services.s3)
     losses = [
         Loss({"kafka": FIRST}),

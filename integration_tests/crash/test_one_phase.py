@@ -23,18 +23,18 @@ from sparkonce.testing.services import PostgresServer
 KILLS = [
     Kill("begin.before", "none"),
     Kill("begin.after", "none", again=True),
-    Kill("recover.before_sweep", "none", again=True),
-    Kill("write.first", "none", "postgres", aborts=True),
-    Kill("write.batch", "none", "postgres", aborts=True),
-    Kill("precommit.before", "none", "postgres", aborts=True),
-    Kill("precommit.after", "none", "postgres", aborts=True),
+    Kill("recover.after", "none", again=True),
+    Kill("open.after", "none", "postgres", aborts=True),
+    Kill("write.after", "none", "postgres", aborts=True),
+    Kill("prepare.before", "none", "postgres", aborts=True),
+    Kill("prepare.after", "none", "postgres", aborts=True),
     Kill("vote.before", "none", "postgres", aborts=True),
     Kill("vote.after", "none", "postgres", aborts=True),
     Kill("decide.before", "none", aborts=True),
-    Kill("recover.before_sweep", "none", again=True),
-    Kill("complete.after", "all"),
-    Kill("recover.before_sweep", "all", again=True),
-    Kill("return.before", "all"),
+    Kill("recover.after", "none", again=True),
+    Kill("decide.after", "all"),
+    Kill("recover.after", "all", again=True),
+    Kill("deliver.after", "all"),
 ]
 
 
@@ -71,7 +71,7 @@ def log_schema(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Itera
 def test_driver_killed_around_the_commit(
     tmp_path: Path, postgres: PostgresServer, log_schema: str
 ) -> None:
-    kills = [Kill("decide.before", "none", aborts=True), Kill("complete.after", "all")]
+    kills = [Kill("decide.before", "none", aborts=True), Kill("decide.after", "all")]
     with OnePhase.of(tmp_path, postgres, log_schema, batches_of(kills)) as scenario:
         kill_at_every_step(scenario, kills)
         assert "are committed in one transaction" in scenario.driver.said()
@@ -91,11 +91,11 @@ def test_newer_driver_takes_over_at_every_stand(
 ) -> None:
     """Also from one that is frozen with its merge open: a newer one ends that and goes on."""
     stands = [
-        Stand("precommit.after", "postgres"),
+        Stand("prepare.after", "postgres"),
         Stand("vote.after"),
         Stand("decide.before"),
         Stand("decide.before", is_frozen=True),
-        Stand("complete.after", is_frozen=True),
+        Stand("decide.after", is_frozen=True),
     ]
     with OnePhase.of(tmp_path, postgres, log_schema, len(stands) + 1) as scenario:
         take_over_one_after_the_other(scenario, stands)

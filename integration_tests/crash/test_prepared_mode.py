@@ -16,7 +16,7 @@ from integration_tests.crash.targets import file_target, postgres_target
 from integration_tests.crash.test_chain import batches_of, run_chain
 from integration_tests.crash.test_lost_branches import lose, names_of
 from integration_tests.crash.test_server_faults import POINTS_OF_FAULTS, Fault, break_servers
-from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.kills import Kill, crash_points
 from sparkonce.testing.services import Services
 
@@ -34,7 +34,7 @@ def targets(tmp_path: Path, services: Services, fresh_name: Callable[[], str]) -
 
 def test_driver_killed_around_the_decision(tmp_path: Path, targets: list[Target]) -> None:
     steps = [
-        Kill("precommit.after", "none", "upsert", aborts=True),
+        Kill("prepare.after", "none", "upsert", aborts=True),
         Kill("decide.after", "none"),
         Kill("commit.after", "ahead", "straight"),
     ]
@@ -79,7 +79,7 @@ def test_server_killed_on_both_sides_of_the_decision(
     tmp_path: Path, targets: list[Target], services: Services
 ) -> None:
     faults = [
-        Fault("postgres", "precommit.after", is_back_first=True),
+        Fault("postgres", "prepare.after", is_back_first=True),
         Fault("postgres", "commit.before", is_back_first=False),
     ]
     with Scenario(tmp_path, targets, len(faults) + 1) as scenario:

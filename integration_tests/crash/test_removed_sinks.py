@@ -40,7 +40,7 @@ def test_removed_sinks_lose_what_is_undecided_and_get_what_is_decided(
         driver.start(driver.arm("decide.before", batch=1))
         driver.kill()
         scenario.remove(undecided, batches=1)
-        driver.start(driver.arm("recover.before_sweep"))
+        driver.start(driver.arm("recover.after"))
         driver.kill()
         assert f"{undecided}:" in "\n".join(scenario.leaks())
 

@@ -26,7 +26,7 @@ from integration_tests.crash.targets import (
     s3_target,
 )
 from integration_tests.proxy import KafkaProxy, Picks, Proxy, holds, http_request, kafka_request
-from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm
 from sparkonce.testing.services import ServiceKind, Services, start_services
 from sparkonce.testing.services.containers import choose_backend
@@ -34,8 +34,8 @@ from sparkonce.testing.services.process import free_port
 
 DEADLINE_S = 240.0
 POINTS_OF_FAULTS = (
-    "write.batch",
-    "precommit.after",
+    "write.after",
+    "prepare.after",
     "vote.after",
     "decide.before",
     "decide.after",
@@ -139,7 +139,7 @@ def test_each_server_killed_once(
 ) -> None:
     """One fault for each server, on both sides of the decision."""
     kinds = sorted({"kafka", "postgres", *services.s3})
-    points = ("decide.after", "commit.before", "precommit.after", "complete.before")
+    points = ("decide.after", "commit.before", "prepare.after", "complete.before")
     faults = [
         Fault(kind, point, is_back_first=False)  # type: ignore[arg-type]
         for kind, point in zip(kinds, points, strict=False)
@@ -181,7 +181,7 @@ def test_python_worker_killed(
     targets = real_targets(services, fresh_name)
     with Scenario(tmp_path, targets, 3, master=master) as scenario:
         driver = scenario.driver
-        arm = driver.arm("precommit.after", batch=1, sink="kafka")
+        arm = driver.arm("prepare.after", batch=1, sink="kafka")
         driver.start(arm)
         seen = scenario.visible_of(1)
         worker = driver.failpoints.hits(arm)[0].pid

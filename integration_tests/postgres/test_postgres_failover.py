@@ -25,10 +25,10 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import Committable
+from sparkonce.protocol.rulings import end_for_rewrite
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres import merging
 from sparkonce.sinks.postgres.server import await_standbys
-from sparkonce.spark_hooks.coordinator import _given_up
 from sparkonce.testing.log_cases import claim, record
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 from sparkonce.testing.services.standby import PostgresPair
@@ -188,7 +188,7 @@ def test_commit_that_no_standby_confirms_is_not_written_again(
     sink, committable = cut_off_once_prepared(pair, primary, mode=mode, lock_timeout=1)
     with pytest.raises(CommitUnresolvedError) as caught:
         sink.commit(committable)
-    told = _given_up(sink, committable, caught.value)
+    told = end_for_rewrite(sink, committable, caught.value)
     assert not isinstance(told, PreparedBranchLostError)
     assert isinstance(told.__cause__, CommitRejectedError)
     assert "is committed" in str(told)
@@ -342,7 +342,7 @@ def test_query_writes_again_what_the_standby_never_received(
     target = postgres_target(server, fresh_name(), dsn=pair.dsn, mode=mode)
     with Scenario(tmp_path, [target], 3, is_tagged=False) as scenario:
         driver = scenario.driver
-        begun = driver.arm("write.first", batch=1)
+        begun = driver.arm("open.after", batch=1)
         decided = driver.arm("decide.after", batch=1)
         driver.start(begun)
         pair.cut_off()

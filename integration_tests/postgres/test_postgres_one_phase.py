@@ -22,10 +22,13 @@ from integration_tests.proxy import Proxy, holds
 from sparkonce import failpoints
 from sparkonce.errors import CommitUnresolvedError, FencedError, PrepareRejectedError
 from sparkonce.model import BranchId, Committable
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import NoEntrance
+from sparkonce.protocol.pipeline import Patience
+from sparkonce.protocol.pipeline import Pipeline as TheirPipeline
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres import sink as sink_module
-from sparkonce.spark_hooks.coordinator import Coordinator
-from sparkonce.spark_hooks.rewrite import Rewrite
 from sparkonce.testing.log_cases import claim
 from sparkonce.testing.services import PostgresServer
 from sparkonce.txn_log.postgres import PostgresLog
@@ -91,20 +94,21 @@ class Pipeline:
         self.logs.append(PostgresLog(address or self.address()))
         return self.logs[-1]
 
-    def driver(
-        self, sink: PostgresSink, log: PostgresLog | None = None, **changes: Any
-    ) -> Coordinator:
+    def driver(self, sink: PostgresSink, log: PostgresLog | None = None, **changes: Any) -> Driver:
         log = log or self.log()
-        coordinator = Coordinator(
-            [sink],
-            log,
-            claim(sinks={sink.name: sink.target}, offsets={0: OFFSETS}, **changes),
-            NoCheckpoint(),
+        claimed = claim(sinks={sink.name: sink.target}, offsets={0: OFFSETS}, **changes)
+        pipeline = TheirPipeline(
+            name=claimed.pipeline,
+            sinks={sink.name: sink},
+            log=log,
+            checkpoint=NoCheckpoint(),
             commit_timeout_s=20.0,
             retain=10,
+            patience=Patience(20.0),
         )
-        coordinator.recover()
-        return coordinator
+        driver = Driver.start(pipeline, claimed, NoEntrance())
+        driver.recover()
+        return driver
 
     def xids(self) -> list[tuple[int, bool]]:
         """By batch: whether one transaction has written the record and the marker row."""
@@ -188,7 +192,7 @@ def test_rows_marker_and_record_are_of_one_transaction(pipeline: Pipeline) -> No
 
     for batch_id in range(2):
         with at("decide.before", look) if batch_id == 0 else contextlib.nullcontext():
-            driver.run(OneBatch(sink, batch_id))
+            driver.deliver(OneBatch(sink, batch_id))
     assert world.state() == (6, 2, 0, 0)
     assert pipeline.xids() == [(0, True), (1, True)]
     records = pipeline.log().history("orders")
@@ -209,7 +213,7 @@ def test_every_way_to_write(prepares: Pipeline, options: dict[str, Any]) -> None
     else:
         options = {"dead_letter": f"{world.schema}.rejected"}
     sink = world.ready(**options)
-    prepares.driver(sink).run(OneBatch(sink, 0))
+    prepares.driver(sink).deliver(OneBatch(sink, 0))
     assert world.ids() == ([1, 3] if "dead_letter" in options else [1, 2, 3])
     assert prepares.xids() == [(0, True)]
     assert world.staging() == []
@@ -217,8 +221,8 @@ def test_every_way_to_write(prepares: Pipeline, options: dict[str, Any]) -> None
 
 def test_replay_of_a_complete_batch_is_drained(prepares: Pipeline) -> None:
     sink = prepares.world.ready()
-    prepares.driver(sink).run(OneBatch(sink, 0))
-    prepares.driver(sink, run_id="2").run(again := OneBatch(sink, 0))
+    prepares.driver(sink).deliver(OneBatch(sink, 0))
+    prepares.driver(sink, run_id="2").deliver(again := OneBatch(sink, 0))
     assert again.drained
     assert prepares.world.state() == (3, 1, 0, 0)
 
@@ -244,7 +248,7 @@ def test_log_write_and_commit_are_one_message(
     driver = prepares.driver(sink)
     proxy.lose = note
     with at("decide.before", look):
-        driver.run(OneBatch(sink, 0))
+        driver.deliver(OneBatch(sink, 0))
     (message,) = sent
     assert message.endswith(b"; COMMIT\0")
     assert prepares.xids() == [(0, True)]
@@ -262,7 +266,7 @@ def test_log_in_another_database(prepares: Pipeline, fresh_name: Callable[[], st
         log = prepares.log(prepares.address(world.dsn.rpartition("/")[0] + f"/{name}"))
         driver = prepares.driver(sink, log)
         assert driver.two_phases == "the transaction log is in another database"
-        driver.run(OneBatch(sink, 0))
+        driver.deliver(OneBatch(sink, 0))
         assert world.state() == (3, 1, 0, 0)
         assert log.history("orders")[0].committables().__next__().payload["prepared"]
         log.close()
@@ -316,7 +320,7 @@ def test_role_of_the_sink(prepares: Pipeline, right: str) -> None:
             assert driver.two_phases is None
         else:
             assert "permission denied" in str(driver.two_phases)
-        driver.run(OneBatch(sink, 0))
+        driver.deliver(OneBatch(sink, 0))
         assert world.state() == (3, 1, 0, 0)
         assert prepares.xids() == [(0, right == "enough")]
         sink.close()
@@ -335,7 +339,7 @@ def test_answer_to_the_commit_is_lost(
     driver = prepares.driver(sink)
     for batch_id in range(2):
         proxy.lose = holds(b"WITH head AS") if batch_id == 0 else None
-        driver.run(OneBatch(sink, batch_id))
+        driver.deliver(OneBatch(sink, batch_id))
     assert proxy.lost == 1
     assert prepares.xids() == [(0, True), (1, True)]
     assert prepares.world.state() == (6, 2, 0, 0)
@@ -355,10 +359,10 @@ def test_connection_that_dies_before_the_commit(pipeline: Pipeline, point: str) 
         eventually(lambda: world.open_merges() == 0, "the session has ended")
 
     with at(point, end), pytest.raises(PrepareRejectedError, match="start the query again"):
-        pipeline.driver(sink).run(OneBatch(sink, 0))
+        pipeline.driver(sink).deliver(OneBatch(sink, 0))
     assert world.state() == (0, 0, 0, 0)
     assert pipeline.log().history("orders") == []
-    pipeline.driver(sink, run_id="2").run(OneBatch(sink, 0))
+    pipeline.driver(sink, run_id="2").deliver(OneBatch(sink, 0))
     assert world.state() == (3, 1, 0, 0)
 
 
@@ -372,9 +376,9 @@ def test_server_killed_before_the_commit(prepares: Pipeline) -> None:
         world.server.start()
 
     with at("decide.before", crash), pytest.raises(PrepareRejectedError):
-        prepares.driver(sink).run(OneBatch(sink, 0))
+        prepares.driver(sink).deliver(OneBatch(sink, 0))
     assert prepares.log().history("orders") == []
-    prepares.driver(sink, run_id="2").run(OneBatch(sink, 0))
+    prepares.driver(sink, run_id="2").deliver(OneBatch(sink, 0))
     assert world.state() == (3, 1, 0, 0)
     assert prepares.xids() == [(0, True)]
 
@@ -397,7 +401,7 @@ def test_server_killed_behind_the_commit(
             world.server.start()
 
     sink.commit_one_phase = crash_behind  # type: ignore[method-assign]
-    driver.run(OneBatch(sink, 0))
+    driver.deliver(OneBatch(sink, 0))
     assert world.state() == (3, 1, 0, 0)
     assert prepares.xids() == [(0, True)]
 
@@ -408,7 +412,7 @@ def test_newer_driver_claims_between_merge_and_commit(pipeline: Pipeline, is_swe
     world = pipeline.world
     older, newer = world.ready(), world.ready()
     log = pipeline.log()
-    drivers: list[Coordinator] = []
+    drivers: list[Driver] = []
 
     def take_over() -> None:
         if is_swept:
@@ -418,11 +422,11 @@ def test_newer_driver_claims_between_merge_and_commit(pipeline: Pipeline, is_swe
             log.begin(claim(run_id="2", sinks={older.name: older.target}))
 
     with at("decide.before", take_over), pytest.raises(FencedError, match="token 2"):
-        pipeline.driver(older).run(OneBatch(older, 0))
+        pipeline.driver(older).deliver(OneBatch(older, 0))
     assert (world.ids(), world.markers()) == ([], [])
     assert log.history("orders") == []
     driver = drivers[0] if drivers else pipeline.driver(newer, run_id="3")
-    driver.run(OneBatch(newer, 0))
+    driver.deliver(OneBatch(newer, 0))
     assert world.state() == (3, 1, 0, 0)
 
 
@@ -438,7 +442,7 @@ def test_newer_driver_claims_behind_the_read(prepares: Pipeline) -> None:
 
     sink.commit_one_phase = take_over  # type: ignore[method-assign]
     with pytest.raises(FencedError, match="token 2") as caught:
-        prepares.driver(sink).run(OneBatch(sink, 0))
+        prepares.driver(sink).deliver(OneBatch(sink, 0))
     assert "another driver has written the log" in str(caught.value.__cause__)
     assert world.state() == (0, 0, 0, 0)
     assert log.history("orders") == []
@@ -456,7 +460,7 @@ def test_driver_that_stands_still_is_ended_by_the_server(
         eventually(lambda: world.open_merges() == 0, "the server has ended the transaction")
 
     with at("decide.before", stand_still), pytest.raises(PrepareRejectedError):
-        prepares.driver(sink).run(OneBatch(sink, 0))
+        prepares.driver(sink).deliver(OneBatch(sink, 0))
     assert world.state() == (0, 0, 0, 0)
 
 
@@ -473,7 +477,7 @@ def test_transaction_that_failed_or_ended_unseen(prepares: Pipeline, ends: str) 
 
     told = "ended unseen" if ends == "ROLLBACK" else "transaction is aborted"
     with at("decide.before", end), pytest.raises(PrepareRejectedError, match=told) as caught:
-        prepares.driver(sink).run(OneBatch(sink, 0))
+        prepares.driver(sink).deliver(OneBatch(sink, 0))
     assert isinstance(caught.value.__cause__, CommitUnresolvedError)
     assert world.state() == (0, 0, 0, 0)
     assert prepares.log().history("orders") == []
@@ -483,7 +487,7 @@ def test_sink_closed_before_the_commit(prepares: Pipeline) -> None:
     """By another thread: its open transaction is gone."""
     sink = prepares.world.ready()
     with at("decide.before", sink.close), pytest.raises(PrepareRejectedError, match="not open"):
-        prepares.driver(sink).run(OneBatch(sink, 0))
+        prepares.driver(sink).deliver(OneBatch(sink, 0))
     assert prepares.world.state() == (0, 0, 0, 0)
 
 
@@ -499,7 +503,7 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     driver = prepares.driver(sink, run_id="2")
     assert driver.two_phases is None
     assert world.state() == (3, 1, 0, 0)
-    driver.run(OneBatch(sink, 1))
+    driver.deliver(OneBatch(sink, 1))
     assert prepares.xids() == [(0, False), (1, True)]
 
 

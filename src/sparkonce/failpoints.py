@@ -1,8 +1,8 @@
-"""Named places of the protocol where a test can stop, kill or fail the process.
+"""Where a test can stop, kill or fail the process.
 
-Production code calls `reach("decide.before", batch=7)`; without a handler that is one check of a
-module variable. A test arms points in a folder and sets ``SPARKONCE_FAILPOINTS`` to it, which
-executors inherit:
+A step of the protocol (`sparkonce.steps.POINTS`) and a round trip of a log (`LOG_POINTS`) call
+`reach("decide.before", batch=7)`; without a handler that is one check of a module variable. A test
+arms points in a folder and sets ``SPARKONCE_FAILPOINTS`` to it, which executors inherit:
 
     FOLDER/armed/*.json   {"point": "commit.before", "where": {"sink": "kafka"}, "action": "stop",
                            "skip": 2}
@@ -25,39 +25,11 @@ from typing import Final
 
 ENVIRONMENT_VARIABLE: Final = "SPARKONCE_FAILPOINTS"
 
-POINTS: Final[Mapping[str, str]] = {
-    "begin.before": "driver: the incarnation is about to take its token",
-    "begin.after": "driver: the token is taken, nothing is recovered yet",
-    "recover.before_finish": "driver: an unfinished transaction was found and will be committed",
-    "recover.before_sweep": "driver: all that was decided is committed; orphans not yet aborted",
-    "write.first": "executor: the task has its first rows, the branch is open (per sink)",
-    "write.batch": "executor: one Arrow record batch went into the branch (per sink)",
-    "precommit.before": "executor: all rows of the task are written (per sink)",
-    "precommit.after": "executor: the branch is prepared, the driver does not know (per sink)",
-    "vote.before": "driver: every task is prepared, the vote is next (per sink)",
-    "vote.after": "driver: this sink has voted (per sink)",
-    "prepared.before": "driver: everything is prepared, the log does not know (checkpoint policy)",
-    "prepared.after": "driver: the log has the batch as prepared (checkpoint policy)",
-    "abandon.before": "driver: a prepared batch that Spark did not commit is about to be abandoned",
-    "abandon.after": "driver: the log has the batch as abandoned, nothing is aborted yet",
-    "decide.before": "driver: everything is prepared, nothing is decided",
-    "decide.after": "driver: the decision is durable, nothing is committed",
-    "commit.before": "driver: this branch's commit is next (per sink)",
-    "commit.after": "driver: this branch is committed (per sink)",
-    "redo.before": "driver: decided branches are lost, and will be written again",
-    "amend.before": "driver: the new branches are prepared, the decision still names the lost ones",
-    "amend.after": "driver: the decision names the new branches, they are not committed yet",
-    "complete.before": "driver: every branch is committed, the log does not know",
-    "complete.after": "driver: the log knows, losers and left-overs are not swept yet",
-    "return.before": "driver: all is done, Spark has not written commits/N",
-}
-"""Every point with the state it stands for, in the order of the protocol."""
-
 LOG_POINTS: Final[Mapping[str, str]] = {
     "log.before": "driver: the log is about to make a round trip (per request)",
     "log.after": "driver: its answer has come",
 }
-"""The round trips of a transaction log; `POINTS` has what the protocol sees of them."""
+"""The round trips of a transaction log; `sparkonce.steps.POINTS` has the protocol's own."""
 
 
 class InjectedError(Exception):
@@ -108,6 +80,6 @@ handler: Handler | None = (
 
 
 def reach(point: str, **where: object) -> None:
-    """Say that the protocol has reached `point`; `where` tells the batch and the sink."""
+    """Stop, fail or note here if a test has armed `point`; `where` names the batch and the sink."""
     if handler is not None:
         handler(point, where)

@@ -1,4 +1,4 @@
-"""Drivers: the real coordinator in a greenlet, so that one can stand still in any call.
+"""Drivers: the real protocol in a greenlet, so that one can stand still in any call.
 
 A `Process` holds the connections (Postgres' open merges) and dies as a whole; a `Driver` is one
 run of the query in it, with an incarnation of its own.
@@ -19,7 +19,9 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.failpoints import InjectedError
-from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator, ResultT
+from sparkonce.protocol.driver import Driver as ProtocolDriver
+from sparkonce.protocol.lease import NoEntrance
+from sparkonce.protocol.pipeline import CommitPolicy, Patience, Pipeline, ResultT, by_name
 from sparkonce.txn_log.identity import Claim
 from tests.simulation.log import Disk, SimLog
 from tests.simulation.spark import SimBatch, Spark, SparkError
@@ -39,15 +41,16 @@ class SimWorld(World):
     spark: Spark
 
 
-class SimCoordinator(Coordinator):
-    """The coordinator without threads, sleeps and the machine's clock."""
+class SimPatience(Patience):
+    """No threads, no sleeps, and some tries in place of some time."""
 
-    _log: SimLog
+    def __init__(self, world: SimWorld) -> None:
+        self._world = world
 
-    def _all(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
+    def together(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
         """All at once means in any order; each is tried, then the first error is raised."""
         work = list(items)
-        self._log.world.rng.shuffle(order := list(range(len(work))))
+        self._world.rng.shuffle(order := list(range(len(work))))
         errors: dict[int, Exception] = {}
         for number in order:
             try:
@@ -57,14 +60,14 @@ class SimCoordinator(Coordinator):
         if errors:
             raise errors[min(errors)]
 
-    def _patiently(
+    def until_known(
         self,
         action: Callable[[], ResultT],
-        what: str,
+        what: object,
         *unsure: type[SparkOnceError],
         deadline: float | None = None,
     ) -> ResultT:
-        """Some tries in place of some time; between those of a commit much can happen."""
+        """Between the tries of a commit much can happen."""
         del what, deadline
         again = unsure or (LogUnavailableError, DecisionUnknownError)
         for _ in range(_TRIES - 1):
@@ -72,7 +75,7 @@ class SimCoordinator(Coordinator):
                 return action()
             except again:
                 if unsure:
-                    self._log.world.call("commit.waits", lambda: None)
+                    self._world.call("commit.waits", lambda: None)
         return action()
 
 
@@ -101,7 +104,7 @@ class Driver:
         outcome: how it ended: None while it runs, an exception, or "crashed", "done".
         paused_at: the step in which it stands still.
         is_recovering: for what is called interesting.
-        looked_at: the clock as the coordinator saw it last.
+        looked_at: the clock as the protocol saw it last.
         consumed: batches that were read to their end here.
         tried: full ids of the branches that it has asked to commit.
     """
@@ -182,25 +185,25 @@ class Driver:
     def _query(self) -> None:
         world, spark = self.world, self.world.spark
         batch_id = world.call("spark.plan", spark.committed) + 1
-        coordinator: SimCoordinator | None = None
+        driver: ProtocolDriver | None = None
         if self.looks_first or batch_id >= spark.end:
-            coordinator = self._look(batch_id)
+            driver = self._look(batch_id)
         is_new = batch_id not in spark.written_offsets
         while batch_id < spark.end:
             if is_new:
                 world.call("spark.offsets", partial(spark.write_offsets, batch_id))
             is_new = True
-            if coordinator is None:
-                coordinator = self._begin(batch_id)
-            coordinator.run(SimBatch(self, batch_id))
+            if driver is None:
+                driver = self._begin(batch_id)
+            driver.deliver(SimBatch(self, batch_id))
             world.call("spark.commit", partial(spark.write_commit, batch_id))
             if world.rng.random() < 0.5:
-                coordinator.settle()
+                driver.settle()
             batch_id += 1
-        if coordinator is not None:
-            coordinator.settle()
+        if driver is not None:
+            driver.settle()
 
-    def _look(self, batch_id: int) -> SimCoordinator | None:
+    def _look(self, batch_id: int) -> ProtocolDriver | None:
         """Recovery without a batch, as the query's start does; the first batch tries again."""
         try:
             return self._begin(batch_id)
@@ -210,7 +213,7 @@ class Driver:
             self.world.say(f"the start was not recovered: {error!r:.200}")
             return None
 
-    def _begin(self, batch_id: int) -> SimCoordinator:
+    def _begin(self, batch_id: int) -> ProtocolDriver:
         world, spark = self.world, self.world.spark
         shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
         claim = Claim(
@@ -224,21 +227,23 @@ class Driver:
             adopt=True,  # left in the settings: it changes nothing
         )
         self.token = None
-        coordinator = SimCoordinator(
-            self.sinks,
-            SimLog(world.disk),
-            claim,
-            spark,
+        pipeline = Pipeline(
+            name=PIPELINE,
+            sinks=by_name(self.sinks),
+            log=SimLog(world.disk),
+            checkpoint=spark,
             commit=self.policy,
             commit_timeout_s=1.0,
             retain=1,
+            patience=SimPatience(world),
             clock=self._now,
         )
-        self.token = coordinator.incarnation.token
+        driver = ProtocolDriver.start(pipeline, claim, NoEntrance())
+        self.token = driver.incarnation.token
         self.is_recovering = True
-        coordinator.recover()
+        driver.recover()
         self.is_recovering = False
-        return coordinator
+        return driver
 
     def _now(self) -> float:
         self.looked_at = self.world.clock

@@ -34,24 +34,24 @@ second attempt prepares much later."""
 DRIVER_POINTS: Final = (
     "begin.before",
     "begin.after",
-    "recover.before_finish",
-    "recover.before_sweep",
+    "finish.before",
+    "recover.after",
     "vote.before",
     "vote.after",
-    "prepared.before",
-    "prepared.after",
+    "hold.before",
+    "hold.after",
     "abandon.before",
     "abandon.after",
     "decide.before",
     "decide.after",
     "commit.before",
     "commit.after",
-    "redo.before",
+    "rewrite.before",
     "amend.before",
     "amend.after",
     "complete.before",
     "complete.after",
-    "return.before",
+    "deliver.after",
 )
 SINKS: Final = ("plain", "kafka", "postgres")
 
@@ -99,7 +99,7 @@ class Theme:
 THEMES: Final = (
     Theme(  # branches are lost behind the decision
         (("decide.after", "drop"), ("commit.before", "drop"), ("log.decide", "crash_after")),
-        ("redo.before", "amend.before", "amend.after", *["log.amend"] * 4, "spark.write"),
+        ("rewrite.before", "amend.before", "amend.after", *["log.amend"] * 4, "spark.write"),
     ),
     Theme(  # branches are lost, and the replay is not what it was
         (("decide.after", "drop"), ("decide.before", "drop"), ("commit.before", "drop")),
@@ -117,25 +117,25 @@ THEMES: Final = (
     ),
     Theme(  # Spark does not commit what is prepared
         (
-            ("prepared.after", "crash"),
-            ("prepared.after", "pause"),
-            ("return.before", "crash"),
-            ("return.before", "error"),
+            ("hold.after", "crash"),
+            ("hold.after", "pause"),
+            ("deliver.after", "crash"),
+            ("deliver.after", "error"),
             ("spark.commit", "pause"),
             ("spark.commit", "crash"),
         ),
-        ("abandon.before", "abandon.after", *["log.abandon"] * 3, "prepared.after"),
+        ("abandon.before", "abandon.after", *["log.abandon"] * 3, "hold.after"),
         "after_checkpoint",
     ),
     Theme(  # an abandonment lands behind the replay
-        (("prepared.after", "crash"), ("return.before", "crash")),
+        (("hold.after", "crash"), ("deliver.after", "crash")),
         ("log.abandon",),
         "after_checkpoint",
         faults=("late",),
     ),
     Theme(  # Spark commits, and the driver dies before it decides
         (("spark.commit", "crash_after"), ("spark.commit", "pause_after"), ("log.decide", "crash")),
-        ("log.decide", "decide.before", "decide.after", "recover.before_finish", "commit.before"),
+        ("log.decide", "decide.before", "decide.after", "finish.before", "commit.before"),
         "after_checkpoint",
     ),
     Theme(  # the outcome of a commit is unknown, and before it is repeated much happens

@@ -282,7 +282,7 @@ class Ledger:
                 self.world.states.add("a zombie wakes between decision and commit")
             elif driver.paused_at in {"decide.before", "log.decide", "log.prepare"}:
                 self.world.states.add("a zombie wakes before its decision")
-            elif driver.paused_at in {"amend.before", "log.amend", "redo.before"}:
+            elif driver.paused_at in {"amend.before", "log.amend", "rewrite.before"}:
                 self.world.states.add("a zombie wakes inside a redo")
             elif driver.paused_at and driver.paused_at.endswith(("abort", "find_branches")):
                 self.world.states.add("a zombie wakes inside a sweep")

@@ -105,13 +105,13 @@ _BEFORE_THE_DECISION: Final = (
             "if not any(isinstance(problem, FencedError) for problem in problems):",
             "if not problems:",
         ),
-        "tests/test_coordinator.py::test_recovery_that_fails_sweeps_all_the_same",
+        "tests/test_protocol.py::test_recovery_that_fails_sweeps_all_the_same",
     ),
     _tested(
         "batch decided behind a driver with a copy of the log",
         "I6",
         Edit(COORDINATOR, "                self._check_is_next(record)\n", ""),
-        "tests/test_coordinator.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
+        "tests/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
         "batch decided that Spark's commit log has",
@@ -121,20 +121,20 @@ _BEFORE_THE_DECISION: Final = (
             "self._is_ours() and not self._is_checkpointed(record)",
             "self._is_ours()",
         ),
-        "tests/test_coordinator.py::test_driver_that_begins_late_behind_one_with_a_copy_of_the_log",
+        "tests/test_protocol.py::test_driver_that_begins_late_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
         "another driver's commits/N taken for this one's",
         "I6",
         Edit(COORDINATOR, "            if not self._is_ours():  #", "            if False:  #"),
-        "tests/test_coordinator.py::"
+        "tests/test_protocol.py::"
         "test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
         "two branches of one name decided",
         "I1",
         Edit(COORDINATOR, "        if len(set(names)) != len(names):\n", "        if False:\n"),
-        "tests/test_coordinator.py::test_two_branches_of_one_name_abort_the_batch",
+        "tests/test_protocol.py::test_two_branches_of_one_name_abort_the_batch",
     ),
 )
 
@@ -197,7 +197,7 @@ _RECOVERY: Final = (
             "            if standing.state is State.PREPARED:\n                # Nothing",
             "            if False:\n                # Nothing",
         ),
-        "tests/test_coordinator.py"
+        "tests/test_protocol.py"
         "::test_driver_paused_before_it_looks_leaves_what_another_has_prepared",
     ),
 )
@@ -289,7 +289,7 @@ _COMMIT: Final = (
             "(c for s in voted.values() for c in s.committables))\n",
             "",
         ),
-        "tests/test_coordinator.py::test_branch_written_again_that_is_too_old_is_not_named",
+        "tests/test_protocol.py::test_branch_written_again_that_is_too_old_is_not_named",
     ),
 )
 
@@ -429,14 +429,14 @@ _GUARD_AND_SINKS: Final = (
                 "    if claim.batch_id > expected and not claim.adopt:\n",
             ),
         ),
-        ("tests/test_coordinator.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",),
+        ("tests/test_protocol.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",),
     ),
     _tested(
         "guard compares no offsets",
         "I5",
         Edit(IDENTITY, " or tuple(shown) == record.offsets:\n", " or True:\n"),
-        "tests/test_coordinator.py::test_batch_that_is_known_with_other_offsets_is_refused",
-        "tests/test_coordinator.py::test_second_replayed_batch_with_other_offsets_is_refused",
+        "tests/test_protocol.py::test_batch_that_is_known_with_other_offsets_is_refused",
+        "tests/test_protocol.py::test_second_replayed_batch_with_other_offsets_is_refused",
     ),
     Mutant(
         "vote drops what the tasks prepared",
@@ -447,7 +447,7 @@ _GUARD_AND_SINKS: Final = (
         "perishable branches are not committed first",
         "I1",
         Edit(COORDINATOR, "key=lambda c: c.safe_until or math.inf", "key=lambda c: 0"),
-        "tests/test_coordinator.py::test_branches_that_expire_first_are_committed_first",
+        "tests/test_protocol.py::test_branches_that_expire_first_are_committed_first",
     ),
 )
 
@@ -484,7 +484,7 @@ _SETTLEMENT: Final = (
         (Edit(COORDINATOR, "            if unknown is not None:\n", "            if False:\n"),),
         (
             "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
-            "tests/test_coordinator.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
+            "tests/test_protocol.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
         ),
     ),
     Mutant(
@@ -517,7 +517,7 @@ _SETTLEMENT: Final = (
             "if is_checkpointed is None or not self._checkpoint.has_offsets(batch_id):",
             "if is_checkpointed is None:",
         ),
-        "tests/test_coordinator.py::test_checkpoint_that_has_not_begun_the_batch_abandons_nothing",
+        "tests/test_protocol.py::test_checkpoint_that_has_not_begun_the_batch_abandons_nothing",
     ),
     _tested(
         "checkpoint that cannot be read taken for empty",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId
-from sparkonce.spark_hooks.recovery import claim_again
-from sparkonce.spark_hooks.ruled import End, end_ruled
+from sparkonce.protocol.operating import claim_again
+from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from tests.simulation.drivers import PIPELINE, Driver, Process, SimWorld

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from sparkonce import failpoints
 from sparkonce.errors import PreparedBranchLostError
-from sparkonce.spark_hooks.coordinator import CommitPolicy
+from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.txn_log import base as log_rules
 from tests.simulation.drivers import Driver, Process, SimWorld
 from tests.simulation.ledger import Ledger

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId, Committable
-from sparkonce.spark_hooks.rewrite import Rewrite
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 from tests.simulation.systems import SimSink
 from tests.simulation.world import OTHER_ROWS, TaskFailed, World

@@ -32,24 +32,23 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable, TransactionId
-from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint
-from sparkonce.spark_hooks.drivers import is_running
-from sparkonce.spark_hooks.recovery import (
+from sparkonce.protocol.operating import (
     claim_again,
     end_branches,
-    find_checkpoint,
     head_of,
     look_for_orphans,
     take_over,
 )
-from sparkonce.spark_hooks.ruled import End
+from sparkonce.protocol.processes import is_running
+from sparkonce.protocol.rulings import End
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint, find_checkpoint
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 
 if TYPE_CHECKING:
-    from sparkonce.spark_hooks.coordinator import Checkpoint
+    from sparkonce.protocol.pipeline import Checkpoint
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -107,7 +106,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
             return _report(screen, pipeline, before, before, None)
         _may_fence(pipeline.log, pipeline.name, yes=yes, always=abandon is not None)
         error: SinkError | None = None
-        coordinator = take_over(pipeline, place)
+        driver = take_over(pipeline, place)
         if abandon is not None and _prepared(pipeline) != prepared:
             raise ConfigurationError(
                 f"{pipeline.name!r} has gone on while you were asked, and batch {abandon} is not "
@@ -115,7 +114,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
                 "`sparkonce status`"
             )
         try:
-            coordinator.recover()
+            driver.recover()
         except SinkError as found:  # what is left is shown, with what was said of it
             error = found
         left = _standing(pipeline)

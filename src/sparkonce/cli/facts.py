@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from sparkonce.model import Committable
-from sparkonce.spark_hooks.drivers import is_running
-from sparkonce.spark_hooks.recovery import Orphan, is_held_by_operator
+from sparkonce.protocol.operating import Orphan, is_held_by_operator
+from sparkonce.protocol.processes import is_running
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 

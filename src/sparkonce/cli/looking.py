@@ -15,7 +15,7 @@ from sparkonce.cli.screen import Screen, show_event, show_list, show_pipeline, s
 from sparkonce.cli.targets import Target, log_options, open_target
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import TransactionId
-from sparkonce.spark_hooks.recovery import head_of
+from sparkonce.protocol.operating import head_of
 from sparkonce.txn_log import copy as copy_log
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import Head, TransactionRecord

@@ -11,7 +11,7 @@ import click
 
 from sparkonce.cli.jobs import load_job
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark_hooks.recovery import head_of
+from sparkonce.protocol.operating import head_of
 from sparkonce.txn_log import TransactionLog, local_path, open_log
 from sparkonce.txn_log.record import Head
 

@@ -35,7 +35,7 @@ class Kill:
 
 
 EXACTLY_ONCE: Final = (
-    Kill("while executors write", 2, [("write.batch", {})]),
+    Kill("while executors write", 2, [("write.after", {})]),
     Kill("after prepare and before the decision", 4, [("decide.before", {})]),
     Kill(
         "after the decision and before any commit",
@@ -57,7 +57,7 @@ EXACTLY_ONCE: Final = (
 )
 NAIVE: Final = (
     # Two tasks run at once: when the fourth begins, two have written their rows to Kafka.
-    Kill("while executors write Kafka", 2, [("write.batch", {"partition": 3})], visible=["kafka"]),
+    Kill("while executors write Kafka", 2, [("write.after", {"partition": 3})], visible=["kafka"]),
     Kill("between Kafka and Postgres", 4, [("commit.after", {"sink": "kafka"})], visible=["kafka"]),
     Kill(
         "between Postgres and S3",
@@ -65,6 +65,6 @@ NAIVE: Final = (
         [("commit.after", {"sink": "postgres"})],
         visible=["kafka", "postgres"],
     ),
-    Kill("after all three, before Spark notes it", 8, [("return.before", {})], visible=SINKS),
+    Kill("after all three, before Spark notes it", 8, [("deliver.after", {})], visible=SINKS),
 )
 PLANS: Final[Mapping[str, Sequence[Kill]]] = {"exactly-once": EXACTLY_ONCE, "naive": NAIVE}

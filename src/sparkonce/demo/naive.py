@@ -38,7 +38,7 @@ class Naive:
         self._write_postgres(batch)
         reach("commit.after", batch=batch_id, sink="postgres")
         self._write_s3(batch)
-        reach("return.before", batch=batch_id)
+        reach("deliver.after", batch=batch_id)
         batch.unpersist()
 
     def _write_kafka(self, batch: DataFrame) -> None:
@@ -86,4 +86,4 @@ class _Watched:
         partition = context.partitionId() if context else 0
         for batch in batches:
             yield batch
-            reach("write.batch", batch=self._batch_id, partition=partition)
+            reach("write.after", batch=self._batch_id, partition=partition)

@@ -116,9 +116,9 @@ class Show:
         log_size = self.driver.log.stat().st_size
         # It stops where recovery is over: as the batch is written again, or as it is skipped.
         rewrite = self.points.arm(
-            "write.first", batch=kill.batch, action="note" if kill.decided else "stop"
+            "open.after", batch=kill.batch, action="note" if kill.decided else "stop"
         )
-        returned = self.points.arm("return.before", batch=kill.batch)
+        returned = self.points.arm("deliver.after", batch=kill.batch)
         self.driver.start()
         self.driver.wait_for(returned if kill.decided else rewrite, timeout_s=STATE_TIMEOUT_S)
         now = self._look()

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparkonce.failpoints import ENVIRONMENT_VARIABLE, POINTS
+from sparkonce.failpoints import ENVIRONMENT_VARIABLE
+from sparkonce.steps import POINTS
 from sparkonce.testing.services.process import Command, Guard, log_tail
 
 POLL_S = 0.01
@@ -83,7 +84,7 @@ class Failpoints:
         """Arm a point, also while the driver runs.
 
         Args:
-            point: a name of `sparkonce.failpoints.POINTS`.
+            point: a name of `sparkonce.steps.POINTS`.
             action: ``stop`` to stand still there, ``error`` to fail, ``note`` to go on.
             skip: how many times to pass it first, per process.
             where: only where these match, such as ``batch=3`` or ``sink="kafka"``.

@@ -22,7 +22,7 @@ Seen: TypeAlias = Literal["none", "all", "held", "ahead"]
 
 CommitPolicy: TypeAlias = Literal["immediate", "after_checkpoint"]
 
-_WITHOUT_BATCH = {"begin.before", "begin.after", "recover.before_sweep"}
+_WITHOUT_BATCH = {"begin.before", "begin.after", "recover.after"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Kill:
     """A point at which a driver is killed.
 
     Attributes:
-        point: a name of `sparkonce.failpoints.POINTS`.
+        point: a name of `sparkonce.steps.POINTS`.
         seen: what must be visible then, see the module.
         sink: at which sink, where the point is one of each sink.
         again: in the recovery from the kill before, with the same batch.
@@ -129,11 +129,11 @@ _Names: TypeAlias = Callable[[], Sequence[str]]
 
 
 def _before_the_decision(names: _Names) -> Iterator[Kill]:
-    for point in ("write.first", "write.batch"):
+    for point in ("open.after", "write.after"):
         yield Kill(point, "none", aborts=True)
     for point in (
-        "precommit.before",
-        "precommit.after",
+        "prepare.before",
+        "prepare.after",
         "vote.before",
         "vote.after",
     ):
@@ -161,9 +161,9 @@ def _decided_again(names: _Names, is_deep: bool) -> list[Kill]:
         Kill("complete.after", "all", again=True),
     ]
     return [
-        Kill("recover.before_finish", "none", again=True),
+        Kill("finish.before", "none", again=True),
         *(committed if is_deep else ()),
-        Kill("recover.before_sweep", "all", again=True),
+        Kill("recover.after", "all", again=True),
     ]
 
 
@@ -175,20 +175,20 @@ def _prepared(names: _Names, is_deep: bool) -> list[Kill]:
         *_begun_again(),
         *_decided_again(names, is_deep),
         *_commits(names),
-        Kill("return.before", "all"),
+        Kill("deliver.after", "all"),
     ]
 
 
 def _checkpoint(names: _Names, is_deep: bool) -> list[Kill]:
     return [
         *_before_the_decision(names),
-        Kill("prepared.before", "none", aborts=True),
-        Kill("prepared.after", "none", aborts=True),
+        Kill("hold.before", "none", aborts=True),
+        Kill("hold.after", "none", aborts=True),
         *_begun_again(),
         Kill("abandon.before", "none", again=True),
         Kill("abandon.after", "none", again=True),
-        Kill("recover.before_sweep", "none", again=True),
-        Kill("return.before", "none", aborts=True),
+        Kill("recover.after", "none", again=True),
+        Kill("deliver.after", "none", aborts=True),
         beside_planning(Kill("decide.before", "none")),
         *_begun_again(),
         Kill("decide.before", "none", again=True),

@@ -1,12 +1,12 @@
-"""Writing lost branches again: what to write, and whether the replay holds the same rows.
+"""Lost branches are rewritten: what to write, and whether the replay holds the same rows.
 
     decided: p0 ✔ committed   p1 ✘ lost   p2 ✔        rewrite: the sink, partitions {1}, pass 1
     decided: p0 ✘ lost        p1 ✘ lost   p2 ✘        rewrite: the sink, every partition
 
 Spark replays a batch with the same rows, but it may cut them into other partitions. Where some
-branches of a sink are lost, each partition must hold what it held; where all are, the sums over the
-partitions are compared, so a replay that is cut otherwise passes. A branch that the driver made of
-all tasks' work counts as all of them.
+branches of a sink are lost, each partition must hold what it held before. Where all are lost, the
+sums over the partitions are compared, so a replay that is cut differently passes. A branch that the
+driver made of all tasks' work counts as all of them.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class Rewrite:
         for name, wanted in self.partitions.items():
             before, now = record.shares[name].parts, written[name].parts
             if wanted is None:
-                told = _difference(before, now)
+                found = _difference(before, now)
             else:
-                told = next(
+                found = next(
                     (
-                        f"partition {n}: {told}{_CUT_OTHERWISE}"
+                        f"partition {n}: {difference}{_CUT_OTHERWISE}"
                         for n in sorted(wanted)
-                        if (told := _difference(_of(before, n), _of(now, n))) is not None
+                        if (difference := _difference(_of(before, n), _of(now, n))) is not None
                     ),
                     None,
                 )
-            if told is not None:
-                return f"sink {name!r}, {told}"
+            if found is not None:
+                return f"sink {name!r}, {found}"
         return None
 
     def amend(
@@ -134,7 +134,7 @@ def _sum(parts: Sequence[Part]) -> Fingerprint | None:
 
 
 def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBranchLostError:
-    """What an operator has to know of decided branches that nobody can write again."""
+    """What an operator has to know of decided branches that cannot be rewritten."""
     committable, error = lost[0]
     rows = {
         part.branch: part.content.rows for share in record.shares.values() for part in share.parts
@@ -143,13 +143,13 @@ def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBran
         f"{c.branch_id} ({rows.get(c.branch_id.name, record.shares[c.branch_id.sink].rows)} rows)"
         for c, _ in lost
     )
-    said = PreparedBranchLostError(
+    cannot = PreparedBranchLostError(
         f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
-        f"be written again: {why}. The first was told: {error}. No later batch is written before "
-        "this is settled: restore the branch; or say that its rows are put into the target by hand "
-        f"or given up, with {settle_command(committable.branch_id)} (docs/operations.md), and put "
-        "them in after that.",
+        f"be rewritten: {why}. The first one is lost because: {error}. No later batch is written "
+        "before this is settled: restore the branch; or rule that its rows are entered manually or "
+        f"abandoned, with {settle_command(committable.branch_id)} (docs/operations.md), and enter "
+        "them after that.",
         committable.branch_id,
     )
-    said.__cause__ = error
-    return said
+    cannot.__cause__ = error
+    return cannot

@@ -1,31 +1,28 @@
 """What an operator does without Spark: look, recover, sweep, settle.
 
 claim_again ─► a token of the operator's own, which fences a driver that still runs
-                 └─► Coordinator.recover | sweep, or TransactionLog.settle ─► end_branches
+                 └─► Driver.recover | sweep, or TransactionLog.settle ─► end_branches
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import NoEntrance
+from sparkonce.protocol.pipeline import Checkpoint, Pipeline
+from sparkonce.protocol.processes import is_running, this_driver
+from sparkonce.protocol.rulings import Ended, end_ruled
+from sparkonce.protocol.sweeping import find_orphans, named_by
 from sparkonce.sinks.base import AnySink, at_once
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, UnknownCheckpoint
-from sparkonce.spark_hooks.drivers import is_running, this_driver
-from sparkonce.spark_hooks.orphans import find_orphans, named_by
-from sparkonce.spark_hooks.ruled import Ended, end_ruled
-from sparkonce.spark_hooks.waiting import waiting_for
+from sparkonce.steps import step
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, next_batch
 from sparkonce.txn_log.record import Head, TransactionRecord
-
-if TYPE_CHECKING:
-    from sparkonce.spark_hooks.coordinator import Checkpoint, Coordinator
-    from sparkonce.spark_hooks.exactly_once import ExactlyOnce
-
 
 _OPERATOR: Final = "operator "
 """What the run id of an operator's command begins with; that of Spark is a UUID."""
@@ -79,32 +76,33 @@ def is_held_by_operator(head: Head) -> bool:
     return head.run_id.startswith(_OPERATOR)
 
 
-def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles | UnknownCheckpoint:
-    """The query's checkpoint, where it can be read without Spark.
+class Job(Protocol):
+    """A pipeline, as an operator's command has it: not running here."""
 
-    Args:
-        head: tells where the last run had it; it is looked for on local disks only.
-        location: where it is now; a JVM is started for what is on no local disk.
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
 
-    Raises:
-        ConfigurationError: it is not at `location`.
-    """
-    if location is not None:
-        return CheckpointFiles(location, head.query_id, start_jvm=True)
-    try:
-        return CheckpointFiles(head.checkpoint, head.query_id)
-    except ConfigurationError:
-        return UnknownCheckpoint(head.checkpoint or "(the log does not say where)")
+    @property
+    def log(self) -> TransactionLog: ...
+
+    @property
+    def all_sinks(self) -> tuple[AnySink, ...]:
+        """The sinks, and those that were removed."""
+
+    def pipeline(self, checkpoint: Checkpoint) -> Pipeline:
+        """The pipeline's settings, over this checkpoint."""
 
 
-def take_over(job: ExactlyOnce, checkpoint: Checkpoint) -> Coordinator:
-    """A coordinator that holds a token of its own; whoever held the one before is fenced."""
+def take_over(job: Job, checkpoint: Checkpoint) -> Driver:
+    """A driver with a token of its own; the driver that held the one before is fenced."""
     head = head_of(job.log, job.name)
     sinks = {sink.name: sink.target for sink in job.all_sinks}
-    return job.coordinator(claim_again(job.log, head, sinks), checkpoint)
+    claim = claim_again(job.log, head, sinks)
+    return Driver.start(job.pipeline(checkpoint), claim, NoEntrance())
 
 
-def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[Orphan]:
+def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
     """What stands in the pipeline's name; nothing is changed and nobody is fenced.
 
     Args:
@@ -119,9 +117,9 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
     for sink in job.all_sinks:
         failed: list[Exception] = []
         orphans = find_orphans(
-            sink, owners, token=head.token, named=(), others=others, failures=failed
+            sink, owners, tokens=range(head.token + 1), named=(), others=others, failures=failed
         )
-        with waiting_for(f"list what stands in {sink!r}"):
+        with step("list", sink=sink, pipeline=job.name):
             found += [(sink, branch) for branch in orphans]
         if failed:
             failures[sink.name] = failed[0]
@@ -136,7 +134,7 @@ def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[O
 
 
 def end_branches(
-    job: ExactlyOnce, record: TransactionRecord, branches: Sequence[Committable]
+    job: Job, record: TransactionRecord, branches: Sequence[Committable]
 ) -> list[Ended]:
     """What has become of branches that are settled as committed or aborted, in their order.
 

@@ -15,43 +15,44 @@ import pytest
 
 from sparkonce import ExactlyOnce
 from sparkonce.errors import PrepareRejectedError
+from sparkonce.protocol.operating import look_for_orphans
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
-from sparkonce.spark_hooks.recovery import look_for_orphans
-from sparkonce.spark_hooks.waiting import EVERY_S, say_waits, waiting_for
+from sparkonce.steps import step
 from sparkonce.testing.log_cases import claim
 from sparkonce.testing.sink_world import OWNER, branch
 from sparkonce.txn_log.record import Incarnation
 from sparkonce.txn_log.sqlite import SqliteLog
+from sparkonce.watching import EVERY_S, watch
 from tests.world import MemorySink, Process, Store, World, hashed
 
 CHILD_OF_A_PROCESS_THAT_WAITS = """
 import os, signal, threading, time
-from sparkonce.spark_hooks import waiting
+from sparkonce.steps import step
+from sparkonce.watching import EVERY_S, watch
 
 begun = threading.Event()
 
 def wait():
-    with waiting.waiting_for("commit a batch of the parent"):
+    with step("commit", batch=6):
         begun.set()
         threading.Event().wait()
 
 threading.Thread(target=wait, daemon=True).start()
 begun.wait()
-waiting._changes.acquire()  # as any thread may, at the moment of the fork
 child = os.fork()
 if child:
     os._exit(os.WTERMSIG(os.waitpid(child, 0)[1]))
 signal.alarm(20)
-with waiting.waiting_for("commit batch 7"):
-    waiting.say_waits(time.monotonic() + waiting.EVERY_S)
+with step("commit", batch=7):
+    watch.log_slow(time.monotonic() + EVERY_S)
     print(*(thread.name for thread in threading.enumerate()))
 """
 
 
 def said(caplog: pytest.LogCaptureFixture, *, after_s: float) -> list[str]:
     caplog.clear()
-    say_waits(time.monotonic() + after_s)
+    watch.log_slow(time.monotonic() + after_s)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -59,7 +60,7 @@ def said(caplog: pytest.LogCaptureFixture, *, after_s: float) -> list[str]:
     ("verb", "told"),
     [
         ("commit", "commit batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
-        ("vote", "prepare batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
+        ("vote", "vote on batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
         ("publish", "publish batch 0 of pipeline 'orders' in <MemorySink 'left' -> memory>"),
         (
             "find_branches",
@@ -83,7 +84,7 @@ def test_verb_of_a_sink_that_does_not_return(
     world.prepare_sinks = prepare
     world.start(Process())
     world.check()
-    assert f"no answer yet, after 30 s, to: {told}" in heard
+    assert f"no response yet, after 30 s, to: {told}" in heard
     assert said(caplog, after_s=EVERY_S) == []
 
 
@@ -100,7 +101,7 @@ def test_verb_of_a_sink_that_does_not_return_in_a_task(
     named = (
         f"{told} {branch(11, batch_id=7, token=4, sink='left')} in <MemorySink 'left' -> memory>"
     )
-    assert heard == [f"no answer yet, after 30 s, to: {named}"]
+    assert heard == [f"no response yet, after 30 s, to: {named}"]
 
 
 def test_task_that_fails_and_gives_up_what_it_has_open(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,18 +118,18 @@ def test_task_that_fails_and_gives_up_what_it_has_open(caplog: pytest.LogCapture
             iter([hashed([1, 2])]), 0, 11
         )
     (told,) = heard
-    assert told.startswith("no answer yet, after 30 s, to: give up sparkonce.")
+    assert told.startswith("no response yet, after 30 s, to: discard sparkonce.")
 
 
 def test_short_wait_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
-    with waiting_for("commit batch 7"):
+    with step("commit", batch=7):
         assert said(caplog, after_s=0) == []
-        assert said(caplog, after_s=90) == ["no answer yet, after 90 s, to: commit batch 7"]
-        assert "sparkonce-waits" in {thread.name for thread in threading.enumerate()}
+        assert said(caplog, after_s=90) == ["no response yet, after 90 s, to: commit batch 7"]
+        assert "sparkonce-watch" in {thread.name for thread in threading.enumerate()}
 
 
 def test_wait_that_fails_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConnectionError), waiting_for("commit batch 7"):
+    with pytest.raises(ConnectionError), step("commit", batch=7):
         raise ConnectionError
     assert said(caplog, after_s=90) == []
 
@@ -143,8 +144,8 @@ def test_sink_that_is_asked_for_orphans_and_does_not_return(
     job = ExactlyOnce("orders", sinks=[sink], log=SqliteLog(tmp_path / "log.db"))
     job.log.begin(claim())
     assert look_for_orphans(job, {}) == []
-    told = "list what stands in <MemorySink 'left' -> memory>"
-    assert heard == [f"no answer yet, after 30 s, to: {told}"]
+    told = "list branches of pipeline 'orders' in <MemorySink 'left' -> memory>"
+    assert heard == [f"no response yet, after 30 s, to: {told}"]
     job.log.close()
 
 
@@ -176,7 +177,7 @@ def test_checkpoint_that_does_not_answer(
     query._path_class = lambda *_: None
     with pytest.raises(TimeoutError):
         ask(query)
-    assert heard == ["no answer yet, after 30 s, to: reach the checkpoint hdfs://host/ckpt"]
+    assert heard == ["no response yet, after 30 s, to: reach the checkpoint hdfs://host/ckpt"]
 
 
 def test_wait_of_a_forked_child() -> None:
@@ -187,5 +188,5 @@ def test_wait_of_a_forked_child() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["MainThread", "sparkonce-waits"]
-    assert done.stderr == "no answer yet, after 30 s, to: commit batch 7\n"
+    assert done.stdout.split() == ["MainThread", "sparkonce-watch"]
+    assert done.stderr == "no response yet, after 30 s, to: commit batch 7\n"

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Never
+from typing import Any, ClassVar, Never, cast
 from unittest.mock import Mock
 
 import pytest
@@ -25,9 +25,12 @@ from sparkonce.errors import (
     PrepareRejectedError,
     ProtocolError,
 )
-from sparkonce.failpoints import POINTS, InjectedError
+from sparkonce.failpoints import InjectedError
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.pipeline import CommitPolicy, Patience
+from sparkonce.sinks.base import AnySink
+from sparkonce.steps import POINTS
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, LocalFolder
 from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
@@ -38,6 +41,7 @@ from tests.world import (
     Handle,
     MemoryBatch,
     MemoryCheckpoint,
+    MemoryEntrance,
     MemorySink,
     Process,
     World,
@@ -46,11 +50,11 @@ from tests.world import (
 
 BATCHES = [[[1, 2], [3]], [[], []], [[4], []], [[5, 6], [7, 8]]]
 
-FINISHES = ("recover.before_finish",)
+FINISHES = ("finish.before",)
 ABANDONS = ("abandon.before", "abandon.after")
 IN_RECOVERY = {*FINISHES, *ABANDONS}
-AFTER_A_LOSS = {"redo.before", "amend.before", "amend.after"}
-WAITING = {"prepared.before", "prepared.after"}
+AFTER_A_LOSS = {"rewrite.before", "amend.before", "amend.after"}
+WAITING = {"hold.before", "hold.after"}
 
 POLICIES: tuple[CommitPolicy, ...] = ("immediate", "after_checkpoint")
 
@@ -109,8 +113,8 @@ def test_driver_crashes_at(world: World, policy: CommitPolicy, point: str, nth: 
         ("immediate", "decide.before", ()),
         ("immediate", "decide.after", FINISHES),
         ("immediate", "commit.after", FINISHES),
-        ("after_checkpoint", "prepared.after", ABANDONS),
-        ("after_checkpoint", "return.before", ABANDONS),
+        ("after_checkpoint", "hold.after", ABANDONS),
+        ("after_checkpoint", "deliver.after", ABANDONS),
         ("after_checkpoint", "decide.before", FINISHES),
         ("after_checkpoint", "commit.after", FINISHES),
     ],
@@ -258,8 +262,8 @@ def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> N
             return super().commit_many(committables)
 
     process = Process()
-    coordinator = world.coordinator(process)
-    coordinator._all_sinks["left"] = Batching(world.stores["left"], process, "left")
+    driver = world.driver(process)
+    put_sink(world, driver, Batching(world.stores["left"], process, "left"))
     counted = {"commit.before": 0, "commit.after": 0}
 
     def count(point: str, where: Any) -> None:
@@ -268,10 +272,10 @@ def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> N
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failpoints, "handler", count)
-        coordinator.run(world.batch(process))
+        driver.deliver(world.batch(process))
     assert [len(names) for names in asked] == [2, 1]
     assert asked[1] == asked[0][1:]
-    assert counted == {"commit.before": 2, "commit.after": 2}
+    assert counted == {"commit.before": 1, "commit.after": 1}
     assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
 
 
@@ -288,9 +292,9 @@ def test_sink_whose_commit_of_a_batch_raises_is_asked_again(world: World) -> Non
             return outcomes
 
     process = Process()
-    coordinator = world.coordinator(process)
-    coordinator._all_sinks["left"] = Raising(world.stores["left"], process, "left")
-    coordinator.run(world.batch(process))
+    driver = world.driver(process)
+    put_sink(world, driver, Raising(world.stores["left"], process, "left"))
+    driver.deliver(world.batch(process))
     assert asked == [2, 2]
     assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
 
@@ -466,23 +470,23 @@ def test_loss_of_what_was_prepared_is_told_where_the_checkpoint_cannot_be_read(
     with at_point("decide.after", process.crash), pytest.raises(Crash):
         world.start(process)
     lose(world, "left", 0)
-    coordinator = world.coordinator(Process())
+    driver = world.driver(Process())
     monkeypatch.setattr(MemoryCheckpoint, "committed", lambda self: None)
     with pytest.raises(PreparedBranchLostError, match="does not replay the batch any more"):
-        coordinator.recover()
+        driver.recover()
 
 
 def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     """Prepared and logged when run returns, and visible once commits/N is there."""
     world.commit = "after_checkpoint"
-    coordinator = world.coordinator(process := Process())
-    coordinator.recover()
-    coordinator.run(world.batch(process))
+    driver = world.driver(process := Process())
+    driver.recover()
+    driver.deliver(world.batch(process))
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
-    assert not coordinator.settle()
+    assert not driver.settle()
     assert not any(store.visible for store in world.stores.values())
     world.spark.committed = 0
-    assert coordinator.settle()
+    assert driver.settle()
     assert [len(store.visible) for store in world.stores.values()] == [2, 2]
     assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
 
@@ -503,7 +507,7 @@ def test_run_that_ends_while_it_waits_for_a_token_takes_none(
     ended: list[object] = []
     monkeypatch.setattr(SqliteLog, "begin", away)
     with pytest.raises(ProtocolError, match="stopped"):
-        world.coordinator(Process(), may_repeat=may_repeat)
+        world.driver(Process(), may_repeat=may_repeat)
     assert len(ended) == 1
 
 
@@ -521,17 +525,17 @@ def test_run_that_ends_while_it_waits_for_a_token_takes_none(
 def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
     """By Ctrl-C in `close`, say: Spark replays the batch no more, so who settles next ends it."""
     world.commit = "after_checkpoint"
-    coordinator = world.coordinator(process := Process())
-    coordinator.run(world.batch(process))
+    driver = world.driver(process := Process())
+    driver.deliver(world.batch(process))
     world.spark.committed = 0
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with at_point(point, interrupt) as fault, pytest.raises(KeyboardInterrupt):
-        coordinator.settle()
+        driver.settle()
     assert fault.fired
-    assert coordinator.settle()
+    assert driver.settle()
     assert [len(store.visible) for store in world.stores.values()] == [2, 2]
     if point == "complete.after":
         assert [sink.calls.count("commit") for sink in world.sinks] == [2, 2]
@@ -541,13 +545,13 @@ def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
 def test_next_batch_is_refused_while_one_is_undecided(world: World) -> None:
     """Batch N+1 begins only when N's commit log entry is there (I5)."""
     world.commit = "after_checkpoint"
-    coordinator = world.coordinator(process := Process())
-    coordinator.run(world.batch(process))
+    driver = world.driver(process := Process())
+    driver.deliver(world.batch(process))
     world.spark.committed = 0
     batch = world.batch(process)
     world.spark.committed = -1
     with pytest.raises(ProtocolError, match="has no batch 0 yet"):
-        coordinator.run(batch)
+        driver.deliver(batch)
 
 
 def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_aborted(
@@ -556,7 +560,7 @@ def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_abor
     """The log says so first: else an older driver could still decide what is aborted already."""
     world.commit = "after_checkpoint"
     process = Process()
-    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+    with at_point("hold.after", process.crash), pytest.raises(Crash):
         world.start(process)
     with at_point("abandon.after", raise_injected) as fault, pytest.raises(InjectedError):
         world.start(Process())
@@ -571,14 +575,14 @@ def test_checkpoint_that_has_not_begun_the_batch_abandons_nothing(world: World) 
     """An older copy of it: Spark may have committed the batch in the other one."""
     world.commit = "after_checkpoint"
     process = Process()
-    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+    with at_point("hold.after", process.crash), pytest.raises(Crash):
         world.start(process)
     world.spark.begun = -1
-    coordinator = world.coordinator(process := Process())
-    coordinator.recover()
+    driver = world.driver(process := Process())
+    driver.recover()
     assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.PREPARED]
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
-    coordinator.run(world.batch(process))  # Spark makes it anew here, with the same offsets
+    driver.deliver(world.batch(process))  # Spark makes it anew here, with the same offsets
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
     world.start(Process())
     world.check()
@@ -632,8 +636,8 @@ def test_error_of_a_publication_is_repeated(world: World) -> None:
 def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> None:
     """It prepared, slept, and a newer driver abandoned and replayed the batch: it commits none."""
     world.commit = "after_checkpoint"
-    old = world.coordinator(process := Process())
-    old.run(world.batch(process))
+    old = world.driver(process := Process())
+    old.deliver(world.batch(process))
     world.start(Process())
     with pytest.raises(FencedError, match="took token 2"):
         old.settle()
@@ -646,13 +650,13 @@ def test_checkpoint_that_is_gone_before_it_settles_a_batch(
     """It was there a moment ago: what is prepared is left as it is."""
     world.commit = "after_checkpoint"
     process = Process()
-    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+    with at_point("hold.after", process.crash), pytest.raises(Crash):
         world.start(process)
     looks = iter([-1, None])
-    coordinator = world.coordinator(Process())
+    driver = world.driver(Process())
     with monkeypatch.context() as patch:
         patch.setattr(MemoryCheckpoint, "committed", lambda self: next(looks))
-        coordinator.recover()
+        driver.recover()
     assert next(looks, "all") == "all"
     assert all(store.prepared for store in world.stores.values())
     world.start(Process())
@@ -661,14 +665,15 @@ def test_checkpoint_that_is_gone_before_it_settles_a_batch(
 
 @pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
 def test_checkpoint_that_cannot_be_read_before_the_decision(
-    world: World, commit: CommitPolicy
+    world: World, commit: CommitPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is decided, and so nothing stands."""
     world.commit = commit
-    coordinator = world.coordinator(process := Process())
-    coordinator._is_ours = lambda: bool(1 / 0)
+    driver = world.driver(process := Process())
+    monkeypatch.setattr(MemoryEntrance, "is_last", lambda self: bool(1 / 0))
     with pytest.raises(PrepareRejectedError, match="cannot be read: ZeroDivisionError"):
-        coordinator.run(world.batch(process))
+        driver.deliver(world.batch(process))
+    monkeypatch.undo()
     assert not any(store.prepared for store in world.stores.values())
     world.start(Process())
     world.check()
@@ -701,9 +706,9 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
     if log == "older copy":
         copy()
     for _ in range(3):
-        old = world.coordinator(process := Process())
+        old = world.driver(process := Process())
     old.recover()
-    begun: list[Coordinator] = []
+    begun: list[Driver] = []
 
     def go_on_elsewhere() -> None:
         changes: dict[str, Any] = {}
@@ -712,15 +717,15 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
         if log == "another":
             changes["checkpoint_log_id"] = changes["adopt"] = old.incarnation.owner.log_id
         driver = Process()
-        begun.append(other.coordinator(driver, **changes))
+        begun.append(other.driver(driver, **changes))
         begun[0].recover()
-        begun[0].run(other.batch(driver))
+        begun[0].deliver(other.batch(driver))
         if has_committed:
             other.spark.committed += 1
 
     with at_point("vote.before", go_on_elsewhere) as fault:
         with pytest.raises(FencedError, match="another driver has gone on"):
-            old.run(world.batch(process))
+            old.deliver(world.batch(process))
     assert fault.fired
     other.spark.committed = len(world.spark.batches) - 1
     begun[0].settle()
@@ -753,13 +758,13 @@ def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the
     That is no question of its log, so nobody asks again where that one does not answer.
     """
     world.commit = "after_checkpoint"
-    old = world.coordinator(process := Process())
+    old = world.driver(process := Process())
     other = with_a_copy_of_the_log(world, tmp_path)
-    old.run(world.batch(process))
+    old.deliver(world.batch(process))
     other.start(Process())
     if log_is_away:
         away = LogUnavailableError("away")
-        monkeypatch.setattr(old._log, "check_token", Mock(side_effect=away))
+        monkeypatch.setattr(old.lease.pipeline.log, "check_token", Mock(side_effect=away))
     with pytest.raises(FencedError, match="another driver has gone on"):
         old.settle()
     for store in world.stores.values():
@@ -779,11 +784,11 @@ def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
     other = with_a_copy_of_the_log(world, tmp_path)
     other.start(Process())
     changes = {"batch_id": late.batch_id, "offsets": late.offsets}
-    old = world.coordinator(process := Process(), **changes)
+    old = world.driver(process := Process(), **changes)
     old.recover()
     batch = MemoryBatch(world.spark, late.batch_id, world.sinks, process)
     with pytest.raises(FencedError, match="another driver has gone on"):
-        old.run(batch)
+        old.deliver(batch)
     assert world.source() != rows
     for store in world.stores.values():
         assert store.rows() == world.source()
@@ -791,7 +796,7 @@ def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
 
 def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: World) -> None:
     """Its sinks can only say that something is gone; the log knows who took it away."""
-    old = world.coordinator(process := Process())
+    old = world.driver(process := Process())
 
     def sweep_and_complain() -> None:
         world.start(Process())
@@ -801,7 +806,7 @@ def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: Wo
         at_point("vote.before", sweep_and_complain) as fault,
         pytest.raises(FencedError, match="took token 2") as raised,
     ):
-        old.run(world.batch(process))
+        old.deliver(world.batch(process))
     assert fault.fired
     assert isinstance(raised.value.__cause__, InjectedError)
     world.check()
@@ -811,7 +816,7 @@ def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) ->
     """A zombie's Spark wrote commits/N of an aborted batch: no start goes on over the gap."""
     world.commit = "after_checkpoint"
     process = Process()
-    with at_point("prepared.after", process.crash), pytest.raises(Crash):
+    with at_point("hold.after", process.crash), pytest.raises(Crash):
         world.start(process)
     process = Process()
     with at_point("abandon.after", process.crash), pytest.raises(Crash):
@@ -827,17 +832,17 @@ def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
 ) -> None:
     """Nobody delivers it unless it is replayed, so no setting lets a start go on behind it (I5)."""
     world.commit = "after_checkpoint"
-    frozen = world.coordinator(old := Process())
-    frozen.run(world.batch(old))
+    frozen = world.driver(old := Process())
+    frozen.deliver(world.batch(old))
     process = Process()
     with at_point("vote.before", process.crash) as fault, pytest.raises(Crash):
         world.start(process)  # it has abandoned and aborted batch 0, and writes it again
     assert fault.fired
     world.spark.committed = 0  # the frozen driver wakes up, and its Spark goes on
     with pytest.raises(FencedError):
-        frozen.run(world.batch(old))
+        frozen.deliver(world.batch(old))
     with pytest.raises(ConfigurationError, match="Delete commits/0"):
-        world.coordinator(Process(), adopt=adopt)
+        world.driver(Process(), adopt=adopt)
     world.spark.committed = -1
     world.start(Process())
     world.check()
@@ -865,13 +870,13 @@ def test_failing_vote_aborts_the_batch_in_every_sink(world: World) -> None:
         def vote(self, branch_id, committables) -> Never:  # type: ignore[no-untyped-def]  # noqa: ANN001
             raise PrepareRejectedError("unique key violated", branch_id)
 
-    def coordinator(process: Process) -> Coordinator:
-        original = World.coordinator(world, process)
+    def driver(process: Process) -> Driver:
+        original = World.driver(world, process)
         refusing = Refusing(world.stores["right"], process, "right")
-        original._sinks["right"] = refusing
+        put_sink(world, original, refusing)
         return original
 
-    world.coordinator = coordinator  # type: ignore[method-assign,assignment]
+    world.driver = driver  # type: ignore[method-assign,assignment]
     with pytest.raises(PrepareRejectedError, match="unique key"):
         world.start(Process())
     assert not any(store.prepared or store.visible for store in world.stores.values())
@@ -887,18 +892,18 @@ def test_two_branches_of_one_name_abort_the_batch(world: World) -> None:
             return [*super().vote(branch_id, committables), committables[0]]
 
     process = Process()
-    coordinator = world.coordinator(process)
-    put_left(world, coordinator, Twice(world.stores["left"], process, "left"))
+    driver = world.driver(process)
+    put_sink(world, driver, Twice(world.stores["left"], process, "left"))
     with pytest.raises(ProtocolError, match="batch 0: two branches have one name"):
-        coordinator.run(world.batch(process))
+        driver.deliver(world.batch(process))
     assert not any(store.prepared or store.visible for store in world.stores.values())
     assert not SqliteLog(world.path).history("orders")
 
 
-def put_left(world: World, coordinator: Coordinator, sink: MemorySink) -> None:
+def put_sink(world: World, driver: Driver, sink: MemorySink) -> None:
     """In place of the sink `left`, on the driver and on the executors."""
-    coordinator._sinks["left"] = sink
-    world.sinks[0] = sink
+    cast("dict[str, AnySink]", driver.lease.pipeline.sinks)[sink.name] = sink
+    world.sinks[list(world.stores).index(sink.name)] = sink
 
 
 def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
@@ -910,10 +915,10 @@ def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
             return Committable(done.branch_id, safe_until=time.time())
 
     process = Process()
-    coordinator = world.coordinator(process)
-    put_left(world, coordinator, Slow(world.stores["left"], process, "left"))
+    driver = world.driver(process)
+    put_sink(world, driver, Slow(world.stores["left"], process, "left"))
     with pytest.raises(PrepareRejectedError, match="smaller"):
-        coordinator.run(world.batch(process))
+        driver.deliver(world.batch(process))
     assert not any(store.prepared for store in world.stores.values())
 
 
@@ -937,18 +942,18 @@ def test_branch_of_an_executor_whose_clock_is_behind(
             return Committable(super().preCommit(handle).branch_id, safe_until=safe_until)
 
     process = Process()
-    coordinator = world.coordinator(process)
-    coordinator._clock = lambda: now[0]
-    put_left(world, coordinator, Behind(world.stores["left"], process, "left"))
+    world.clock = lambda: now[0]
+    driver = world.driver(process)
+    put_sink(world, driver, Behind(world.stores["left"], process, "left"))
     with pytest.raises(PrepareRejectedError, match=words) as rejected:
-        coordinator.run(world.batch(process))
+        driver.deliver(world.batch(process))
     assert ("smaller" in str(rejected.value)) is ("smaller" in words)
 
 
 def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
     """A driver paused before its decision wakes up behind a newer one: FencedError (I6)."""
     old = Process()
-    coordinator = world.coordinator(old)
+    driver = world.driver(old)
     batch = world.batch(old)
 
     def newer_driver_takes_over() -> None:
@@ -956,7 +961,7 @@ def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
 
     with at_point("decide.before", newer_driver_takes_over) as fault:
         with pytest.raises(FencedError, match="took token 2"):
-            coordinator.run(batch)
+            driver.deliver(batch)
     assert fault.fired
     # What the old driver had prepared was swept by the newer one; its own rows are visible once.
     world.check()
@@ -965,10 +970,10 @@ def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
 @pytest.mark.parametrize("point", ["commit.before", "commit.after", "complete.before"])
 def test_driver_paused_after_its_decision_harms_nothing(world: World, point: str) -> None:
     """It may still commit what was decided; then the log refuses it."""
-    coordinator = world.coordinator(old := Process())
+    driver = world.driver(old := Process())
     batch = world.batch(old)
     with at_point(point, lambda: world.start(Process())) as fault, pytest.raises(FencedError):
-        coordinator.run(batch)
+        driver.deliver(batch)
     assert fault.fired
     world.check()
 
@@ -976,13 +981,13 @@ def test_driver_paused_after_its_decision_harms_nothing(world: World, point: str
 def test_driver_paused_before_it_looks_does_not_drain_what_another_decided(world: World) -> None:
     """Decided by a newer driver that then died: the older one must not let Spark move on."""
     old = Process()
-    coordinator = world.coordinator(old)
+    driver = world.driver(old)
     batch = world.batch(old)
     newer = Process()
     with at_point("decide.after", newer.crash), pytest.raises(Crash):
         world.start(newer)
     with pytest.raises(FencedError, match="token 2"):
-        coordinator.run(batch)
+        driver.deliver(batch)
     assert world.spark.drained == []
     world.start(Process())
     world.check()
@@ -991,13 +996,13 @@ def test_driver_paused_before_it_looks_does_not_drain_what_another_decided(world
 def test_driver_paused_before_it_looks_leaves_what_another_has_prepared(world: World) -> None:
     """It is neither decided nor complete: who holds the token settles it, and nobody drains it."""
     world.commit = "after_checkpoint"
-    coordinator = world.coordinator(old := Process())
+    driver = world.driver(old := Process())
     batch = world.batch(old)
-    with at_point("prepared.after", (newer := Process()).crash) as fault, pytest.raises(Crash):
+    with at_point("hold.after", (newer := Process()).crash) as fault, pytest.raises(Crash):
         world.start(newer)
     assert fault.fired
     with pytest.raises(FencedError, match=r"prepared by another driver \(token 2\)"):
-        coordinator.run(batch)
+        driver.deliver(batch)
     assert world.spark.drained == []
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
     assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.PREPARED]
@@ -1016,9 +1021,9 @@ def test_log_that_is_away_too_long_lets_the_batch_be_aborted(
             return Committable(super().preCommit(handle).branch_id, safe_until=20.0)
 
     process = Process()
-    coordinator = world.coordinator(process)
-    coordinator._clock = lambda: now[0]
-    put_left(world, coordinator, Perishable(world.stores["left"], process, "left"))
+    world.clock = lambda: now[0]
+    driver = world.driver(process)
+    put_sink(world, driver, Perishable(world.stores["left"], process, "left"))
 
     def away(self: SqliteLog, record: object) -> None:
         now[0] += 15.0
@@ -1026,11 +1031,13 @@ def test_log_that_is_away_too_long_lets_the_batch_be_aborted(
 
     monkeypatch.setattr(SqliteLog, "decide", away)
     with pytest.raises(PrepareRejectedError, match="smaller"):
-        coordinator.run(world.batch(process))
+        driver.deliver(world.batch(process))
     assert not any(store.prepared for store in world.stores.values())
 
 
-def test_branches_that_expire_first_are_committed_first(world: World) -> None:
+def test_branches_that_expire_first_are_committed_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A slow sink must not let another one's prepared branch time out."""
     order: list[str] = []
 
@@ -1040,18 +1047,18 @@ def test_branches_that_expire_first_are_committed_first(world: World) -> None:
             return Committable(super().preCommit(handle).branch_id, safe_until=until)
 
     process = Process()
-    coordinator = world.coordinator(process)
-    for index, (name, store) in enumerate(world.stores.items()):
-        world.sinks[index] = coordinator._sinks[name] = Noting(store, process, name)
-    commit_all = coordinator._all
+    driver = world.driver(process)
+    for name, store in world.stores.items():
+        put_sink(world, driver, Noting(store, process, name))
+    together = Patience.together
 
-    def noting(action: Any, items: Any) -> None:
+    def noting(self: Patience, action: Any, items: Any) -> None:
         work = list(items)
         order.extend(c.branch_id.sink for group in work if isinstance(group, list) for c in group)
-        commit_all(action, work)
+        together(self, action, work)
 
-    coordinator._all = noting  # type: ignore[method-assign]
-    coordinator.run(world.batch(process))
+    monkeypatch.setattr(Patience, "together", noting)
+    driver.deliver(world.batch(process))
     assert order == ["right", "right", "left", "left"]
 
 
@@ -1097,7 +1104,7 @@ def test_owner_that_cannot_be_listed_keeps_no_older_one_alive(world: World) -> N
     fresh = {"query_id": QUERY_ID.replace("1", "a"), "replaces": QUERY_ID, "batch_id": 0}
     nothing = {"offsets": {}, "checkpoint_log_id": None, "checkpoint_pipeline": None}
     world.spark.committed = -1
-    world.coordinator(Process(), **fresh, **nothing).recover()
+    world.driver(Process(), **fresh, **nothing).recover()
     assert next(answers, None) is None
     assert str(orphan) not in world.stores["left"].prepared
 
@@ -1128,24 +1135,24 @@ def test_batch_that_is_known_with_other_offsets_is_refused(world: World) -> None
     world.start(Process())
     world.spark.committed = 1
     with pytest.raises(ConfigurationError, match="rolled back"):
-        world.coordinator(Process(), offsets={2: ('{"upTo":99}',)})
+        world.driver(Process(), offsets={2: ('{"upTo":99}',)})
     assert SqliteLog(world.path).head("orders").token == 1  # type: ignore[union-attr]
 
 
 def test_abandoned_batch_may_come_with_other_offsets(world: World) -> None:
     """Its files were deleted from the checkpoint, and Spark has made it anew: all of it arrives."""
     world.commit = "after_checkpoint"
-    with at_point("return.before", raise_injected), pytest.raises(InjectedError):
+    with at_point("deliver.after", raise_injected), pytest.raises(InjectedError):
         world.start(Process())
     process = Process()
-    world.coordinator(process).recover()  # abandons it
+    world.driver(process).recover()  # abandons it
     made_anew = ('{"upTo":99}',)
-    coordinator = world.coordinator(process, offsets={0: made_anew})
-    coordinator.recover()
+    driver = world.driver(process, offsets={0: made_anew})
+    driver.recover()
     batch = world.batch(process)
     batch.offsets = made_anew
-    coordinator.run(batch)
-    assert coordinator.pending is not None
+    driver.deliver(batch)
+    assert driver.pending is not None
 
 
 def test_second_replayed_batch_with_other_offsets_is_refused(world: World) -> None:
@@ -1153,21 +1160,21 @@ def test_second_replayed_batch_with_other_offsets_is_refused(world: World) -> No
     world.start(Process())
     world.spark.committed = 1
     process = Process()
-    coordinator = world.coordinator(process)
-    coordinator.run(world.batch(process))
+    driver = world.driver(process)
+    driver.deliver(world.batch(process))
     world.spark.committed = 2
     batch = world.batch(process)
     batch.offsets = ('{"upTo":99}',)
     with pytest.raises(ConfigurationError, match="rolled back"):
-        coordinator.run(batch)
+        driver.deliver(batch)
 
 
 def test_sweep_leaves_branches_of_an_unfinished_decision_alone(world: World) -> None:
     """A branch that a record names is never an orphan, whoever sweeps."""
     with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
         world.start(Process())
-    coordinator = world.coordinator(Process())
-    coordinator.sweep()
+    driver = world.driver(Process())
+    driver.sweep()
     assert all(len(store.prepared) == 2 for store in world.stores.values())
 
 
@@ -1180,11 +1187,11 @@ def test_log_that_turns_empty_under_a_driver_aborts_nothing(
     )
     with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
         world.start(Process())
-    coordinator = world.coordinator(Process())
+    driver = world.driver(Process())
     (tmp_path / "log" / "orders").rename(tmp_path / "elsewhere")
     with pytest.raises(LogUnavailableError, match="was there"):
-        coordinator.recover()
-    coordinator.sweep()
+        driver.recover()
+    driver.sweep()
     assert all(len(store.prepared) == 2 for store in world.stores.values())
     (tmp_path / "elsewhere").rename(tmp_path / "log" / "orders")
     world.start(Process())
@@ -1196,7 +1203,7 @@ def test_decision_whose_answer_is_lost_stands(
 ) -> None:
     """decide landed and raised: deciding again finds the record, and the batch goes on."""
     process = Process()
-    coordinator = world.coordinator(process)
+    driver = world.driver(process)
     decide = SqliteLog.decide
     calls = []
 
@@ -1208,7 +1215,7 @@ def test_decision_whose_answer_is_lost_stands(
         return standing
 
     monkeypatch.setattr(SqliteLog, "decide", lose_answer)
-    coordinator.run(world.batch(process))
+    driver.deliver(world.batch(process))
     assert len(calls) == 2
     assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
 
@@ -1218,7 +1225,7 @@ def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
 ) -> None:
     """It is not said that nothing was decided, since the decision stands."""
     process = Process()
-    coordinator = world.coordinator(process)
+    driver = world.driver(process)
     decide = SqliteLog.decide
     errors = iter([DecisionUnknownError("the answer is lost")])
 
@@ -1229,7 +1236,7 @@ def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
     with monkeypatch.context() as patched:
         patched.setattr(SqliteLog, "decide", lose_answer)
         with pytest.raises(DecisionUnknownError, match=r"the answer is lost; and now: away"):
-            coordinator.run(world.batch(process))
+            driver.deliver(world.batch(process))
     assert all(len(store.prepared) == 2 for store in world.stores.values())
     world.start(Process())
     assert all(store.rows() == world.source() for store in world.stores.values())
@@ -1245,17 +1252,16 @@ def test_branch_of_a_complete_batch_on_a_server_that_went_back_in_time(
         lists_uncommitted_only: ClassVar[bool] = True
 
     process = Process()
-    coordinator = world.coordinator(process)
-    coordinator._all_sinks["left"] = sink = Listing(world.stores["left"], process, "left")
-    put_left(world, coordinator, sink)
-    coordinator.run(world.batch(process))
+    driver = world.driver(process)
+    put_sink(world, driver, Listing(world.stores["left"], process, "left"))
+    driver.deliver(world.batch(process))
     store, rows = world.stores["left"], world.stores["left"].rows()
     name = next(iter(store.visible))
     if is_complete:
         store.prepared[name] = store.visible.pop(name)
     else:  # a left-over of an attempt that was given up
         store.prepared[name.replace(".p0.", ".p9.")] = [7]
-    coordinator.sweep()
+    driver.sweep()
     assert not store.prepared
     assert store.rows() == rows
     assert ("went back in time" in caplog.text) is is_complete
@@ -1299,7 +1305,7 @@ def test_each_sink_that_cannot_be_swept_is_told(
             sink.fail = functools.partial(refuse, name=sink.name)
 
     world.prepare_sinks = prepare
-    world.coordinator(Process()).sweep()
+    world.driver(Process()).sweep()
     for name in ("left", "right"):
         told = f"pipeline 'orders', <MemorySink '{name}' -> memory>: .*no route to {name}"
         assert any(re.match(told, line) for line in caplog.messages)

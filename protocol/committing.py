@@ -1,0 +1,242 @@
+"""From the decision on nothing aborts: every branch is committed until that is proven.
+
+a decided record ─► its branches, sink by sink, several at a time
+                        ├─ committed
+                        ├─ unknown      asked again, while this driver holds the lease
+                        ├─ proven lost  returned: rewritten from the replay, if there is one
+                        └─ refused      an operator settles it
+all committed ─► each sink publishes the batch to its readers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    LogUnavailableError,
+    PreparedBranchLostError,
+    SparkOnceError,
+)
+from sparkonce.model import BranchId, Committable, CommittedBatch
+from sparkonce.protocol.lease import Lease
+from sparkonce.protocol.rewriting import Lost
+from sparkonce.protocol.rulings import End, ask_again_by_ruling, end_ruled
+from sparkonce.sinks.base import AnySink
+from sparkonce.steps import step
+from sparkonce.txn_log.record import Share, TransactionRecord
+from sparkonce.txn_log.settlement import Ruling
+
+logger = logging.getLogger("sparkonce")
+
+
+@dataclass
+class _Commit:
+    """The commit of one record, while it runs."""
+
+    record: TransactionRecord
+    lease: Lease
+    deadline: float
+    lost: list[tuple[Committable, PreparedBranchLostError]] = field(default_factory=list)
+    visible: set[BranchId] = field(default_factory=set)
+    """Branches that are visible, though an operator ruled otherwise."""
+
+    def step(self, name: str, sink: AnySink | None) -> step:
+        record = self.record
+        return step(name, batch=record.id.batch_id, sink=sink, pipeline=record.id.pipeline)
+
+
+def commit_branches(record: TransactionRecord, lease: Lease, *, is_replayed: bool) -> Lost:
+    """Commit every branch of a decided record, and publish the batch when none is lost.
+
+    Args:
+        record: the batch.
+        lease: of this driver.
+        is_replayed: whether Spark replays the batch: only then may a branch be ended by an
+            operator's ruling, to be rewritten.
+
+    Returns:
+        What is proven lost.
+
+    Raises:
+        SinkError: an outcome is not known, or the target refuses the branch.
+        FencedError: a newer driver holds the pipeline.
+    """
+    deadline = time.monotonic() + lease.pipeline.commit_timeout_s
+    running = _Commit(record, lease, deadline)
+    # What its server drops first comes first, so that no slow sink lets it expire.
+    in_order = sorted(record.committables(), key=lambda c: c.safe_until or math.inf)
+    ruled_out = [c for c in in_order if record.is_ruled_out(c)]
+    unsure = _end_ruled(running, ruled_out)
+    by_sink: dict[str, list[Committable]] = {}
+    for committable in in_order:
+        if not record.is_ruled_out(committable):
+            by_sink.setdefault(committable.branch_id.sink, []).append(committable)
+    lease.pipeline.patience.together(
+        lambda branches: _commit_sink(running, branches, is_replayed=is_replayed),
+        by_sink.values(),
+    )
+    if not running.lost:
+        _end_ruled(running, unsure)  # its server may be reachable now: readers are told once
+        _publish(running)
+    return running.lost
+
+
+def _commit_sink(running: _Commit, branches: Sequence[Committable], *, is_replayed: bool) -> None:
+    """Commit one sink's branches; those whose outcome is unknown again and again."""
+    sink = running.lease.pipeline.all_sinks[branches[0].branch_id.sink]
+    left = list(branches)
+    refused: list[SparkOnceError] = []
+
+    def once() -> None:
+        outcomes = _ask(running.record, sink, left, is_replayed=is_replayed)
+        left[:] = [c for c, error in outcomes if isinstance(error, CommitUnresolvedError)]
+        for committable, error in outcomes:
+            if isinstance(error, PreparedBranchLostError):
+                logger.warning("%s is lost: %s", committable.branch_id, error)
+                running.lost.append((committable, error))
+            elif error is not None and not isinstance(error, CommitUnresolvedError):
+                # Logged at once: the others may take long, and the query fails after them.
+                logger.error("%s is not committed: %s", committable.branch_id, error)
+                refused.append(error)
+        for _, error in outcomes:
+            if isinstance(error, CommitUnresolvedError):
+                raise error
+
+    with running.step("commit", sink) as committing:
+        _until_known(running, once, committing)
+        if refused:
+            raise refused[0]
+
+
+def _ask(
+    record: TransactionRecord, sink: AnySink, branches: Sequence[Committable], *, is_replayed: bool
+) -> list[tuple[Committable, SparkOnceError | None]]:
+    """Commit the branches once; the outcome of each."""
+    redo = [c for c in branches if is_replayed and record.ruling(c) is Ruling.REDO]
+    usual = [c for c in branches if c not in redo]
+    with _unresolved(sink, "commit_many", branches[0].branch_id):
+        outcomes = [(c, ask_again_by_ruling(sink, c)) for c in redo]
+        return [*outcomes, *zip(usual, sink.commit_many(usual) if usual else (), strict=True)]
+
+
+def _until_known(running: _Commit, action: Callable[[], None], what: step) -> None:
+    """Repeat `action` while its outcome is unknown, and while nobody has taken over.
+
+    An outage is when an operator may rule on what is repeated here, and that takes a token. So the
+    log is asked before each repeat; the first try goes by what the log has just said. While the log
+    is unreachable the repeat is put off until the deadline. Waiting may lose a branch, but that
+    loss is proven and reported; showing rows that somebody entered manually meanwhile would double
+    them in silence.
+
+    Raises:
+        CommitUnresolvedError: the deadline has passed.
+        FencedError: there is a younger token; what is left is its owner's.
+    """
+    unknown: CommitUnresolvedError | None = None
+
+    def attempt() -> None:
+        nonlocal unknown
+        if unknown is not None:
+            _check_again(running.lease, unknown)
+        try:
+            action()
+        except CommitUnresolvedError as error:
+            unknown = error
+            raise
+
+    patience, deadline = running.lease.pipeline.patience, running.deadline
+    patience.until_known(attempt, what, CommitUnresolvedError, deadline=deadline)
+
+
+def _check_again(lease: Lease, unknown: CommitUnresolvedError) -> None:
+    try:
+        lease.check()
+    except LogUnavailableError as unreachable:
+        raise CommitUnresolvedError(
+            f"{unknown}; not tried again until the log can say who owns the pipeline: "
+            f"{unreachable}",
+            unknown.branch_id,
+        ) from unreachable
+
+
+def _end_ruled(running: _Commit, branches: Sequence[Committable]) -> list[Committable]:
+    """Let no older driver that resumes commit a branch that an operator ruled out.
+
+    Returns:
+        Those that may still exist. Best effort: their server may be gone for good.
+    """
+    record, unsure = running.record, list[Committable]()
+
+    def end(committable: Committable) -> None:
+        branch_id, ruling = committable.branch_id, record.ruling(committable)
+        logger.warning("%s: settled by an operator: %s", branch_id, ruling)
+        sink = running.lease.pipeline.all_sinks.get(branch_id.sink)
+        with running.step("end", sink):
+            ended = end_ruled(sink, committable, record.shares[branch_id.sink].target)
+        if ended.how is End.VISIBLE:
+            running.visible.add(branch_id)
+            logger.error(
+                "%s is committed, though it is settled as %s: its rows are visible, and twice if "
+                "they were entered manually too",
+                branch_id,
+                ruling,
+            )
+        elif ended.how is End.UNKNOWN:
+            unsure.append(committable)
+            logger.warning("%s is not proven to have ended: %s", branch_id, ended.why)
+
+    running.lease.pipeline.patience.together(end, branches)
+    return unsure
+
+
+def _publish(running: _Commit) -> None:
+    """Let each sink show its readers that the batch is whole."""
+    record, pipeline = running.record, running.lease.pipeline
+    owner = replace(running.lease.owner, query_id=record.id.query_id)
+
+    def publish(item: tuple[str, Share]) -> None:
+        name, share = item
+        sink = pipeline.all_sinks[name]
+        batch = CommittedBatch(
+            pipeline=record.id.pipeline,
+            owner=owner,
+            batch_id=record.id.batch_id,
+            revision=record.revision,
+            offsets=record.offsets,
+            # What an operator has ruled out was not committed: readers must not look for it.
+            committables=tuple(
+                c
+                for c in share.committables
+                if not record.is_ruled_out(c) or c.branch_id in running.visible
+            ),
+        )
+
+        def once() -> None:
+            with _unresolved(sink, "publish"):
+                sink.publish(batch)
+
+        with running.step("publish", sink) as publishing:
+            _until_known(running, once, publishing)
+
+    # A sink that is gone from the pipeline has no branches left in it: the start refuses that.
+    there = [(n, s) for n, s in record.shares.items() if n in pipeline.all_sinks]
+    pipeline.patience.together(publish, there)
+
+
+@contextlib.contextmanager
+def _unresolved(sink: AnySink, verb: str, branch_id: BranchId | None = None) -> Iterator[None]:
+    """An error of a sink that is not one of ours leaves the outcome unknown."""
+    try:
+        yield
+    except SparkOnceError:
+        raise
+    except Exception as error:
+        raise CommitUnresolvedError(
+            f"{sink!r} raised {type(error).__name__} from {verb}: {error}", branch_id
+        ) from error

@@ -1,0 +1,246 @@
+"""When a batch is decided. Three ways with one interface; the page chooses none of them.
+
+    Immediate        decide as soon as all sinks have voted; Spark still holds the batch's replay,
+                     so a branch that is lost after the decision is rewritten from it
+    AfterCheckpoint  record the batch as PREPARED; decide it once Spark's commit log has reached it
+    WithTheLog       one transaction in the database that the sink and the log share: rows and
+                     record are committed together, so the decision is the commit
+
+`decide` is the point of no return. Before it is sent every failure aborts; once it may have been
+written nothing is aborted, whatever is raised, until the log has been read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    DecisionUnknownError,
+    FencedError,
+    LogUnavailableError,
+    PrepareRejectedError,
+    ProtocolError,
+)
+from sparkonce.model import BranchId, Committable
+from sparkonce.protocol.decisions import is_checkpointed
+from sparkonce.protocol.lease import Lease
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.preparing import aborting_on_failure, ask_for_vote, check_safe
+from sparkonce.protocol.sweeping import sweep
+from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink
+from sparkonce.steps import step
+from sparkonce.txn_log.record import TransactionRecord
+
+logger = logging.getLogger("sparkonce")
+
+
+class Decider(ABC):
+    """How a prepared batch becomes a decision.
+
+    Attributes:
+        pending: the batch that waits for Spark's checkpoint; None where none does.
+    """
+
+    pending: TransactionRecord | None = None
+
+    @abstractmethod
+    def decide(
+        self, record: TransactionRecord, lease: Lease, *, write_began: float
+    ) -> TransactionRecord:
+        """Decide the batch; returns the record that the log holds: DECIDED, PREPARED or COMPLETE.
+
+        Args:
+            record: what is prepared.
+            lease: of this driver.
+            write_began: Unix time in seconds at which the batch's write began.
+        """
+
+    def decide_pending(self, lease: Lease) -> TransactionRecord | None:
+        """Decide the pending batch if Spark's checkpoint has reached it.
+
+        Returns:
+            Its record as the log holds it; None while the checkpoint has not reached it, or where
+            none is pending.
+        """
+        del lease
+        return None
+
+    def vote(
+        self, sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        """Let the sink vote, in the way that this decision needs."""
+        return ask_for_vote(sink, branch_id, committables)
+
+
+class Immediate(Decider):
+    """Decide as soon as all sinks have voted: commit="immediate"."""
+
+    def decide(
+        self, record: TransactionRecord, lease: Lease, *, write_began: float
+    ) -> TransactionRecord:
+        with _step("decide", record) as deciding:
+            write = lease.pipeline.log.decide
+            return _record_first(write, record, lease, deciding, write_began)
+
+
+class AfterCheckpoint(Decider):
+    """Decide once Spark's checkpoint has the batch too: commit="after_checkpoint", as in Flink."""
+
+    def decide(
+        self, record: TransactionRecord, lease: Lease, *, write_began: float
+    ) -> TransactionRecord:
+        with _step("hold", record) as holding:
+            write = lease.pipeline.log.prepare
+            self.pending = _record_first(write, record, lease, holding, write_began)
+        safe_s = min((c.safe_until or math.inf for c in record.committables()), default=math.inf)
+        logger.info(
+            "%s is prepared and waits for Spark's checkpoint%s",
+            record.id,
+            f"; its servers keep it for {safe_s - lease.pipeline.clock():.0f} s"
+            * math.isfinite(safe_s),
+        )
+        return self.pending
+
+    def decide_pending(self, lease: Lease) -> TransactionRecord | None:
+        record = self.pending
+        if record is None or not is_checkpointed(
+            record.id.batch_id, lease.pipeline.checkpoint.committed()
+        ):
+            return None
+        if not lease.is_last():  # the commits/N that is seen there is another driver's
+            raise lease.overtaken(record.id.batch_id)
+        return decide_prepared(record, lease)
+
+
+class WithTheLog(Decider):
+    """Commit rows and record in one transaction of the database that sink and log share."""
+
+    def __init__(self, sink: OnePhaseSink[Any]) -> None:
+        self._sink = sink
+
+    def vote(
+        self, sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        del sink
+        return self._sink.prepare_one_phase(branch_id, committables)
+
+    def decide(
+        self, record: TransactionRecord, lease: Lease, *, write_began: float
+    ) -> TransactionRecord:
+        # It commits everything or nothing, on the condition that nobody has written the log
+        # meanwhile; so whatever is raised, an abort can hurt nothing.
+        committables = tuple(record.committables())
+        if not committables:  # no rows, and so no transaction of the sink's
+            return Immediate().decide(record, lease, write_began=write_began)
+        with aborting_on_failure(lease), _step("decide", record) as deciding:
+            done, log_write = lease.pipeline.ask_log(
+                lambda: lease.pipeline.log.one_phase(record), deciding
+            )
+            lease.check_is_next(record.id)
+            try:
+                self._sink.commit_one_phase(committables[0], log_write)
+            except CommitUnresolvedError as error:
+                self._find_out(error, done, committables[0], lease)
+            return done
+
+    @staticmethod
+    def _find_out(
+        error: CommitUnresolvedError,
+        done: TransactionRecord,
+        committable: Committable,
+        lease: Lease,
+    ) -> None:
+        """Return if the log shows that the one transaction was committed, though nobody said so."""
+        with _step("look", done) as looking:
+            try:  # completed, not only found: what is seen may not have reached the log's standbys
+                lease.pipeline.ask_log(
+                    lambda: lease.pipeline.log.complete(done, lease.token), looking
+                )
+            except (ProtocolError, FencedError):
+                # Should it still land, then before the next start takes its token, which sees it.
+                raise PrepareRejectedError(
+                    f"{done.id}: its one transaction is not committed as far as the log shows; "
+                    f"start the query again, which goes by the log: {error}",
+                    committable.branch_id,
+                ) from error
+            except LogUnavailableError as unreachable:
+                raise DecisionUnknownError(
+                    f"{done.id}: whether its one transaction is committed is not known; start "
+                    "the query again when the log is reachable, which shows it: "
+                    f"{error}; {unreachable}"
+                ) from unreachable
+        logger.info("%s is committed, though the answer was lost: %s", done.id, error)
+
+
+def decide_prepared(record: TransactionRecord, lease: Lease) -> TransactionRecord:
+    """Decide a batch that the log holds as PREPARED, and that Spark has moved on from."""
+    with _step("decide", record) as deciding:
+        return lease.pipeline.ask_log(
+            lambda: lease.pipeline.log.decide(record, lease.token), deciding
+        )
+
+
+def choose(pipeline: Pipeline) -> tuple[Decider, str | None]:
+    """The decider for a pipeline's settings.
+
+    Returns:
+        The decider, and why a batch takes two phases; None where one transaction holds it all.
+    """
+    if pipeline.commit == "after_checkpoint":
+        return AfterCheckpoint(), (
+            f"commit={pipeline.commit!r} decides only when Spark's checkpoint has the batch"
+        )
+    if len(pipeline.sinks) != 1:
+        return Immediate(), "the pipeline has several sinks"
+    (sink,) = pipeline.sinks.values()
+    if not isinstance(sink, OnePhaseSink):
+        return Immediate(), f"{sink!r} shares no transaction with a log"
+    if type(sink).publish is not TwoPhaseCommitSink.publish:
+        return (
+            Immediate(),
+            f"{sink!r} publishes each batch before the log knows that it is complete",
+        )
+    reason = sink.why_two_phases(pipeline.log.why_two_phases)
+    return (WithTheLog(sink), None) if reason is None else (Immediate(), reason)
+
+
+def _record_first(
+    write: Callable[[TransactionRecord], TransactionRecord],
+    record: TransactionRecord,
+    lease: Lease,
+    what: step,
+    write_began: float,
+) -> TransactionRecord:
+    """Write the first record of a batch; returns the one that the log holds.
+
+    Once it may have been written nothing is aborted, whatever is raised. Writing it is idempotent,
+    so an unknown outcome is settled by writing again.
+    """
+    unknown = False
+
+    def attempt() -> TransactionRecord:
+        nonlocal unknown
+        if not unknown:  # again before each try: the log may have been unreachable for long
+            now = lease.pipeline.clock()
+            check_safe(record.id, record.committables(), now=now, write_began=write_began)
+            lease.check_is_next(record.id)
+        try:
+            return write(record)
+        except DecisionUnknownError:
+            unknown = True
+            raise
+
+    try:
+        return lease.pipeline.ask_log(attempt, what)
+    except (PrepareRejectedError, ProtocolError):
+        sweep(lease)  # every try before was answered: nothing was written
+        raise
+
+
+def _step(name: str, record: TransactionRecord) -> step:
+    return step(name, batch=record.id.batch_id, pipeline=record.id.pipeline)

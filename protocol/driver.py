@@ -1,0 +1,66 @@
+"""One driver of a pipeline: its lease, its decider, and the page that it goes by.
+
+Driver.start(pipeline, claim, entrance) ─► recover ─► deliver, deliver, … ─► settle ─► release
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from sparkonce.protocol import transaction
+from sparkonce.protocol.deciders import choose
+from sparkonce.protocol.lease import Entrance, Lease
+from sparkonce.protocol.pipeline import Batch, Pipeline
+from sparkonce.protocol.sweeping import sweep
+from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.record import Incarnation, TransactionRecord
+
+
+class Driver:
+    """Takes one pipeline through the transactions of one incarnation.
+
+    Not safe for several threads: its caller holds a lock around each call. Making one fences
+    nobody; `start` does.
+
+    Args:
+        lease: the right to act.
+
+    Attributes:
+        lease: as given.
+        two_phases: why a batch takes two phases; None where one transaction holds it all.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self._decider, self.two_phases = choose(lease.pipeline)
+
+    @classmethod
+    def start(cls, pipeline: Pipeline, claim: Claim, entrance: Entrance) -> Self:
+        """Take a token, which fences the driver before; see `Lease.acquire`."""
+        return cls(Lease.acquire(pipeline, claim, entrance))
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The token that this driver holds."""
+        return self.lease.incarnation
+
+    @property
+    def pending(self) -> TransactionRecord | None:
+        """The batch that is prepared and waits for Spark's checkpoint, until it is finished."""
+        return self._decider.pending
+
+    def recover(self) -> None:
+        """See `transaction.recover`."""
+        transaction.recover(self.lease)
+
+    def deliver(self, batch: Batch) -> None:
+        """See `transaction.deliver`."""
+        transaction.deliver(batch, self.lease, self._decider)
+
+    def settle(self) -> bool:
+        """See `transaction.settle`."""
+        return transaction.settle(self.lease, self._decider)
+
+    def sweep(self) -> None:
+        """Abort every orphan of the pipeline; see `sparkonce.protocol.sweeping`."""
+        sweep(self.lease)

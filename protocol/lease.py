@@ -1,0 +1,209 @@
+"""The right of a driver to act for its pipeline: the one place that knows whether it still holds.
+
+    acquire ─► the log gives a fencing token ─► the driver enters Spark's checkpoint
+    check   ─► the log: does a newer driver hold the pipeline?
+    check_is_next ─► the checkpoint: has another driver entered it, or has Spark gone on?
+    release ─► this object may not act any more, whatever the log says
+
+Two things are asked, because a token orders only the drivers that use one log. Where two drivers go
+by copies of a log (a backup that was restored while one was paused), each has tokens of its own;
+the checkpoint is what they share, and each enters it after the last entry that it has seen.
+
+Each write of the log checks the token itself, in the same step. The checks here say who is in the
+way, and keep a driver from acting outside the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Protocol, Self
+
+from sparkonce.errors import FencedError, LogError, LogUnavailableError, PrepareRejectedError
+from sparkonce.model import Owner, TransactionId
+from sparkonce.protocol.decisions import is_checkpointed
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.steps import step
+from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.record import Incarnation
+
+
+class Entrance(Protocol):
+    """Spark's checkpoint, as a driver enters it."""
+
+    def check_may_begin(self, *, is_first_try: bool) -> None:
+        """Return if the driver may take a token now.
+
+        Raises:
+            FencedError: Spark's commit log has the batch that the driver is about to deliver.
+            ProtocolError: the run has ended while it waited for its token.
+        """
+
+    def enter(self, incarnation: Incarnation) -> bool:
+        """Bind the checkpoint to the log and enter it; False when another driver has entered."""
+
+    def is_last(self) -> bool:
+        """Whether no other driver has entered since."""
+
+
+class NoEntrance:
+    """For an operator's command, which runs no batch."""
+
+    def check_may_begin(self, *, is_first_try: bool) -> None:
+        pass
+
+    def enter(self, incarnation: Incarnation) -> bool:
+        del incarnation
+        return True
+
+    def is_last(self) -> bool:
+        return True
+
+
+class Lease:
+    """A fencing token and an entry in the checkpoint; made by `acquire`.
+
+    Args:
+        pipeline: whose it is.
+        incarnation: the token.
+        entrance: of the checkpoint.
+
+    Attributes:
+        pipeline: as given.
+        incarnation: the token that this driver holds, and whose names its branches carry.
+    """
+
+    def __init__(self, pipeline: Pipeline, incarnation: Incarnation, entrance: Entrance) -> None:
+        self.incarnation = incarnation
+        self.pipeline = pipeline
+        self._entrance = entrance
+        self._is_released = False
+
+    @classmethod
+    def acquire(cls, pipeline: Pipeline, claim: Claim, entrance: Entrance) -> Self:
+        """Take the next fencing token, and enter the checkpoint with it.
+
+        Raises:
+            ConfigurationError: the identity guard refuses the start; nobody is fenced.
+            FencedError: another driver has gone on from the checkpoint.
+            ProtocolError: the run has ended meanwhile.
+            LogError: the log stayed unreachable; no token, or one that nobody uses.
+        """
+        tries = itertools.count()
+
+        def begin() -> Incarnation:
+            entrance.check_may_begin(is_first_try=next(tries) == 0)
+            return pipeline.log.begin(claim)
+
+        with step("begin", batch=claim.batch_id, pipeline=pipeline.name) as begun:
+            incarnation = pipeline.patience.until_known(begin, begun)
+        lease = cls(pipeline, incarnation, entrance)
+        if not entrance.enter(incarnation):
+            raise lease.overtaken(claim.batch_id)
+        return lease
+
+    @property
+    def name(self) -> str:
+        """Of the pipeline."""
+        return self.pipeline.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self.incarnation.token
+
+    @property
+    def owner(self) -> Owner:
+        """What the names of this driver's branches begin with."""
+        return self.incarnation.owner
+
+    def transaction_id(self, batch_id: int) -> TransactionId:
+        return self.incarnation.transaction_id(batch_id)
+
+    def check(self) -> None:
+        """Return if this driver holds the pipeline, as far as the log says.
+
+        Raises:
+            FencedError: a newer driver does, or the lease was released.
+            LogUnavailableError: the log cannot be asked now.
+        """
+        if self._is_released:
+            raise FencedError(
+                f"token {self.token} of pipeline {self.pipeline.name!r} was released: the next "
+                "start of the query goes on"
+            )
+        self.pipeline.log.check_token(self.incarnation)
+
+    def check_is_next(self, transaction_id: TransactionId) -> None:
+        """See that no other driver goes on with the query, while all can still be aborted.
+
+        Raises:
+            FencedError: one does.
+            PrepareRejectedError: the checkpoint cannot be read.
+        """
+        batch_id, checkpoint = transaction_id.batch_id, self.pipeline.checkpoint
+        try:
+            is_next = self.is_last() and not is_checkpointed(batch_id, checkpoint.committed())
+        except Exception as error:
+            raise PrepareRejectedError(
+                f"{transaction_id}: {checkpoint.location} cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not is_next:
+            raise self.overtaken(batch_id)
+
+    def is_last(self) -> bool:
+        """Whether no other driver has entered the checkpoint since this one."""
+        return self._entrance.is_last()
+
+    def release(self) -> None:
+        """Act no more in this pipeline; whatever comes next takes a token of its own."""
+        self._is_released = True
+
+    @property
+    def is_released(self) -> bool:
+        """Whether `release` was called."""
+        return self._is_released
+
+    def is_fenced(self) -> bool:
+        """Whether this log says that a newer driver holds the pipeline."""
+        try:
+            self.pipeline.log.check_token(self.incarnation)
+        except FencedError:
+            return True
+        except LogError:
+            return False
+        return False
+
+    def raise_if_fenced(self, error: BaseException) -> None:
+        """Raise why a step failed if that is a newer driver, which has swept our branches.
+
+        All that a sink notices then is that they are gone.
+        """
+        if isinstance(error, Exception):
+            with contextlib.suppress(LogUnavailableError):
+                try:
+                    self.pipeline.log.check_token(self.incarnation)
+                except FencedError as fenced:
+                    raise fenced from error
+
+    def overtaken(self, batch_id: int) -> FencedError:
+        """The error where another driver has gone on from the checkpoint.
+
+        Raises:
+            FencedError: this log knows that driver, and says who it is.
+        """
+        with contextlib.suppress(LogUnavailableError):
+            self.pipeline.log.check_token(self.incarnation)
+        return overtaken(self.pipeline, batch_id)
+
+
+def overtaken(pipeline: Pipeline, batch_id: int) -> FencedError:
+    """Another driver has gone on from the checkpoint, by a log that this driver does not see."""
+    return FencedError(
+        f"batch {batch_id} of pipeline {pipeline.name!r} was about to be delivered, and another "
+        f"driver has gone on from {pipeline.checkpoint.location} meanwhile (the newest file of its "
+        "sparkonce-drivers/ names it). "
+        f"Unless this log ({pipeline.log.address}) stops that driver, the driver uses a copy of "
+        "it, or another log: let one of the two run, and keep its log"
+    )

@@ -1,0 +1,172 @@
+"""What the protocol works with: a pipeline's sinks, log and checkpoint, and its patience."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
+from sparkonce.protocol.rewriting import Rewrite
+from sparkonce.sinks.base import AnySink, at_once
+from sparkonce.steps import step
+from sparkonce.txn_log.base import TransactionLog
+from sparkonce.txn_log.record import Incarnation, Share
+from sparkonce.watching import still_trying
+
+ResultT = TypeVar("ResultT")
+
+CommitPolicy: TypeAlias = Literal["immediate", "after_checkpoint"]
+"""When a batch is decided: once it is prepared, or once Spark's checkpoint has it too."""
+
+
+class Batch(Protocol):
+    """One micro-batch, as foreachBatch hands it over."""
+
+    @property
+    def batch_id(self) -> int: ...
+
+    @property
+    def offsets(self) -> tuple[str, ...]:
+        """Source offsets of the batch, as Spark's checkpoint shows them."""
+
+    def write(
+        self, incarnation: Incarnation, rewrite: Rewrite | None = None
+    ) -> Mapping[str, Share]:
+        """Write the sinks on the executors and prepare.
+
+        Args:
+            incarnation: whose names the branches carry.
+            rewrite: the sinks and partitions to write again; default: everything.
+
+        Returns:
+            What Spark returned, by sink name.
+        """
+
+    def drain(self) -> None:
+        """Read the batch to its end without writing it, so that Spark's own state moves on."""
+
+
+class Checkpoint(Protocol):
+    """Spark's checkpoint of the query."""
+
+    @property
+    def location(self) -> str:
+        """For messages."""
+
+    def committed(self) -> int | None:
+        """The highest batch that Spark's commit log has; -1 when it has none.
+
+        None where it cannot be read: then nothing that depends on it is decided.
+        """
+
+    def has_offsets(self, batch_id: int) -> bool:
+        """Whether Spark has begun the batch here: it plans its offsets first.
+
+        A copy that was made before has none, and says nothing about what became of the batch.
+        """
+
+
+class Patience:
+    """How calls are repeated, and which calls run at the same time.
+
+    Args:
+        timeout_s: how long a call is repeated unless its caller says otherwise, in seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    def together(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
+        """Call `action` with each item, several at a time; the first error is raised at the end."""
+        at_once(action, items)
+
+    def until_known(
+        self,
+        action: Callable[[], ResultT],
+        what: step,
+        *unsure: type[SparkOnceError],
+        deadline: float | None = None,
+    ) -> ResultT:
+        """Repeat `action` with backoff while its error says that repeating can help.
+
+        Args:
+            action: the call.
+            what: the step that it belongs to, for messages.
+            unsure: the errors to repeat after; default: those of a log that is unreachable, or
+                whose answer was lost.
+            deadline: of time.monotonic, in seconds; default: the pipeline's timeout from now on.
+        """
+        left_s = self._timeout_s if deadline is None else deadline - time.monotonic()
+        retrying = Retrying(
+            retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
+            wait=wait_random_exponential(multiplier=0.05, max=5.0),
+            stop=stop_after_delay(max(left_s, 0.0)),
+            before_sleep=still_trying(what),
+            reraise=True,
+        )
+        return retrying(_remembering_unknown(action))
+
+
+def _remembering_unknown(action: Callable[[], ResultT]) -> Callable[[], ResultT]:
+    """An outcome that one try has left unknown stays so when the log is unreachable later."""
+    unknown: list[DecisionUnknownError] = []
+
+    def attempt() -> ResultT:
+        try:
+            return action()
+        except DecisionUnknownError as error:
+            unknown.append(error)
+            raise
+        except LogUnavailableError as error:
+            if unknown:
+                raise DecisionUnknownError(f"{unknown[0]}; and now: {error}") from error
+            raise
+
+    return attempt
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One pipeline: its settings, and where its rows and decisions go.
+
+    Attributes:
+        name: the pipeline's permanent name.
+        sinks: by name, in the order in which they vote.
+        removed: sinks that get no rows; what exists in them is finished or swept.
+        log: the transaction log.
+        checkpoint: of the query.
+        commit: when a batch is decided.
+        commit_timeout_s: how long the commits of one batch are repeated, in seconds.
+        retain: how many batches of history the log keeps.
+        patience: how calls are repeated.
+        clock: gives Unix time in seconds.
+    """
+
+    name: str
+    sinks: Mapping[str, AnySink]
+    log: TransactionLog
+    checkpoint: Checkpoint
+    commit: CommitPolicy = "immediate"
+    removed: Mapping[str, AnySink] = field(default_factory=dict)
+    commit_timeout_s: float = 600.0
+    retain: int = 10_000
+    patience: Patience = field(default_factory=lambda: Patience(600.0))
+    clock: Callable[[], float] = time.time
+
+    @property
+    def all_sinks(self) -> Mapping[str, AnySink]:
+        """The sinks, and those that were removed, by name."""
+        return {**self.sinks, **self.removed}
+
+    def ask_log(self, question: Callable[[], ResultT], what: step) -> ResultT:
+        """The log's answer, once it is reachable."""
+        return self.patience.until_known(question, what)
+
+
+def by_name(sinks: Sequence[AnySink]) -> dict[str, AnySink]:
+    """The sinks by their names."""
+    return {sink.name: sink for sink in sinks}

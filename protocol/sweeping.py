@@ -1,0 +1,176 @@
+"""Abort what exists in our name and belongs to no unfinished record (I7, I8).
+
+    the log's unfinished records ─► the names that they need
+    every sink ─► its branches in our name ─► minus those names, minus younger tokens ─► abort
+
+What a driver with this very token is writing right now would be among them, so a sweep runs only
+while the driver has no batch in the making. What cannot be swept now is swept after the next batch:
+a failure here fails nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterable, Iterator
+
+from sparkonce.errors import FencedError
+from sparkonce.model import Committable, Owner, TransactionId
+from sparkonce.protocol.lease import Lease
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.sinks.base import AnySink
+from sparkonce.steps import step
+from sparkonce.txn_log.record import TransactionRecord
+
+logger = logging.getLogger("sparkonce")
+
+
+def sweep(lease: Lease, *, tokens: range | None = None) -> int:
+    """Abort every orphan of the pipeline.
+
+    Args:
+        lease: of this driver.
+        tokens: of the branches to abort; default: this driver's own and all older ones.
+
+    Returns:
+        How many branches were aborted.
+    """
+    aborted: list[int] = []
+    with _best_effort(lease.pipeline, lease.pipeline.log.address):
+        with step("look", pipeline=lease.name):
+            unfinished = lease.pipeline.log.unfinished(lease.pipeline.name)
+        named = named_by(unfinished)
+        wanted = range(lease.token + 1) if tokens is None else tokens
+
+        def sweep_sink(sink: AnySink) -> None:
+            entered = step("sweep", sink=sink, pipeline=lease.name)
+            with _best_effort(lease.pipeline, repr(sink)), entered:
+                aborted.append(_abort_orphans(sink, lease, named, wanted))
+
+        lease.pipeline.patience.together(sweep_sink, lease.pipeline.all_sinks.values())
+    return sum(aborted)
+
+
+@contextlib.contextmanager
+def sweeping_when_fenced(lease: Lease) -> Iterator[None]:
+    """A fenced driver ends what it prepared and nobody decided, before it goes.
+
+    Left behind, a prepared transaction of its own would hold locks that its successor waits for,
+    until the successor's next sweep. Only where this log says that a newer token holds the
+    pipeline: beside a copy of the log another driver may have branches of the same names.
+    """
+    try:
+        yield
+    except FencedError:
+        if lease.is_fenced():
+            sweep(lease, tokens=range(lease.token, lease.token + 1))
+        raise
+
+
+def named_by(unfinished: Iterable[TransactionRecord]) -> set[str]:
+    """Names that no sweep may touch, those of a task's part among them."""
+    return {name for record in unfinished for name in record.branch_names()}
+
+
+def find_orphans(
+    sink: AnySink,
+    owners: Iterable[Owner],
+    *,
+    tokens: range,
+    named: Collection[str],
+    others: Collection[str],
+    failures: list[Exception],
+) -> Iterator[Committable]:
+    """Branches in the sink that no unfinished record names.
+
+    Args:
+        sink: where to look.
+        owners: this query, and those that had the pipeline's name before.
+        tokens: branches of other ones are left out; a younger driver's must be.
+        named: see `named_by`; read after the token was taken.
+        others: names of the pipeline's sinks; a branch of another one of them is left to it.
+        failures: gets what could not be listed; it keeps no other owner's branches back.
+    """
+    for owner in owners:
+        for found in _found(sink, owner, failures):
+            branch_id = found.branch_id
+            of_other_sink = branch_id.sink != sink.name and branch_id.sink in others
+            if of_other_sink or branch_id.token not in tokens or branch_id.name in named:
+                continue
+            yield found
+
+
+def _found(sink: AnySink, owner: Owner, failures: list[Exception]) -> Iterator[Committable]:
+    try:
+        yield from sink.find_branches(owner)
+    except Exception as error:  # noqa: BLE001 - the caller logs it
+        failures.append(error)
+
+
+@contextlib.contextmanager
+def _best_effort(pipeline: Pipeline, where: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        logger.warning(
+            "pipeline %r, %s: orphans could not be aborted now; the next sweep tries again: %s",
+            pipeline.name,
+            where,
+            error,
+        )
+        logger.debug("why orphans could not be aborted", exc_info=True)
+
+
+def _abort_orphans(sink: AnySink, lease: Lease, named: Collection[str], tokens: range) -> int:
+    failures: list[Exception] = []
+    orphans = list(
+        find_orphans(
+            sink,
+            (lease.owner, *lease.incarnation.retired),
+            tokens=tokens,
+            named=named,
+            others=lease.pipeline.all_sinks.keys(),
+            failures=failures,
+        )
+    )
+    if sink.lists_uncommitted_only:
+        orphans = [found for found in orphans if not _commit_again(sink, found, lease.pipeline)]
+    errors = sink.abort_many(orphans) if orphans else ()
+    for found, error in zip(orphans, errors, strict=True):
+        if error is not None:
+            logger.warning("%s could not be aborted now: %s", found.branch_id, error)
+            logger.debug("why %s could not be aborted", found.branch_id, exc_info=error)
+    if aborted := sum(error is None for error in errors):
+        logger.info("%r: aborted %d left-over branches", sink, aborted)
+    if failures:
+        raise failures[0]
+    return aborted
+
+
+def _commit_again(sink: AnySink, found: Committable, pipeline: Pipeline) -> bool:
+    """Commit a branch of a complete batch that is not committed any more; False if it is none.
+
+    That happens where a standby was promoted that had not received the commit, or where a backup
+    was restored that is older than it. An abort would destroy the last copy of its rows.
+    """
+    branch_id = found.branch_id
+    if branch_id.batch_id is None:
+        return False
+    record = pipeline.log.find(
+        TransactionId(pipeline.name, branch_id.owner.query_id, branch_id.batch_id)
+    )
+    if record is None or not record.state.is_finished:
+        return False
+    for committable in record.committables():
+        if committable.branch_id == branch_id and not record.is_ruled_out(committable):
+            sink.commit(committable)
+            logger.error(
+                "%s is complete, and %s was found prepared in %r: its server went back in time (a "
+                "standby was promoted that lacked some of it, or a backup was restored). It is "
+                "committed again; check the later batches there",
+                record.id,
+                branch_id,
+                sink,
+            )
+            return True
+    return False

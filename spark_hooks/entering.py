@@ -1,0 +1,119 @@
+"""How a start claims its pipeline, and how it enters Spark's checkpoint.
+
+    the checkpoint and the log are looked at ─► Claim ─► the log admits it: a token
+        ─► the checkpoint is bound to the log ─► the driver enters the checkpoint
+
+The claim says what was seen before the token was taken. So a driver that was paused meanwhile finds
+out before it acts, at whichever of these steps it resumes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+from sparkonce.errors import FencedError, ProtocolError
+from sparkonce.protocol.lease import overtaken
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.processes import this_driver
+from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.txn_log.identity import Claim, check_is_no_copy
+from sparkonce.txn_log.record import Head, Incarnation
+
+
+class CheckpointEntrance:
+    """The query's checkpoint, as one start enters it; see `sparkonce.protocol.lease.Entrance`.
+
+    Attributes:
+        claim: what this start says of itself.
+        seen: the pipeline's head before the token was taken; None where the name was new.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, query: RunningQuery, claim: Claim, seen: Head | None
+    ) -> None:
+        self.claim = claim
+        self.seen = seen
+        self._pipeline = pipeline
+        self._query = query
+        self._bound = query.binding()
+        self._last_entry = query.last_entry()
+        self._had_ended = query.is_stopping
+
+    @classmethod
+    def look(
+        cls,
+        pipeline: Pipeline,
+        query: RunningQuery,
+        batch_id: int,
+        *,
+        replaces: str | None,
+        adopt: bool | str,
+        goes_on: bool,
+    ) -> Self:
+        """Look at the log and the checkpoint, and make the claim.
+
+        Args:
+            pipeline: the pipeline.
+            query: its running query.
+            batch_id: the batch that Spark is about to run.
+            replaces: see `sparkonce.ExactlyOnce`.
+            adopt: see `sparkonce.ExactlyOnce`.
+            goes_on: whether this run has had a token before.
+        """
+        log, run = pipeline.log, query.run
+        bound = query.binding()
+        shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
+        seen = log.head(pipeline.name)
+        is_known = seen is not None and seen.query_id == run.query_id
+        claim = Claim(
+            pipeline=pipeline.name,
+            query_id=run.query_id,
+            run_id=run.run_id,
+            driver=this_driver(),
+            sinks={name: sink.target for name, sink in pipeline.all_sinks.items()},
+            batch_id=batch_id,
+            offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
+            has_begun=query.has_offsets(batch_id),
+            checkpoint=query.checkpoint,
+            checkpoint_log_id=None if bound is None else bound.log_id,
+            checkpoint_pipeline=None if bound is None else bound.pipeline,
+            replaces=replaces,
+            adopt=adopt,
+            goes_on=goes_on,
+            namesake=None if is_known else log.namesake(pipeline.name, run.query_id),
+        )
+        return cls(pipeline, query, claim, seen)
+
+    def check_may_begin(self, *, is_first_try: bool) -> None:
+        if not is_first_try and self._query.is_stopping and not self._had_ended:
+            raise ProtocolError(
+                f"pipeline {self._pipeline.name!r}: the run {self.claim.run_id} of query "
+                f"{self.claim.query_id} ended while it waited for its fencing token, and takes "
+                "none: it could fence a run that has followed it. The next start recovers"
+            )
+        if self._query.committed() >= self.claim.batch_id:
+            self._check_log_has_not_moved_on()
+            raise overtaken(self._pipeline, self.claim.batch_id)
+
+    def enter(self, incarnation: Incarnation) -> bool:
+        name, log, query_id = self._pipeline.name, self._pipeline.log, self.claim.query_id
+        if log.newest(name, query_id) is None:  # another pipeline of the name may be new
+            check_is_no_copy(replace(self.claim, namesake=log.namesake(name, query_id)))
+        self._query.bind(self._bound, incarnation.owner.log_id, name)
+        if self._query.committed() >= self.claim.batch_id:
+            return False  # a late driver would fence its successor before noticing that it is late
+        return self._query.enter(self._last_entry, self.claim.driver, incarnation.fenced_run)
+
+    def is_last(self) -> bool:
+        return self._query.is_ours()
+
+    def _check_log_has_not_moved_on(self) -> None:
+        """Name the driver that has gone on, where it did so by this log."""
+        head = self._pipeline.log.head(self._pipeline.name)
+        if head is not None and head != self.seen and head.run_id != self.claim.run_id:
+            raise FencedError(
+                f"pipeline {self._pipeline.name!r} was taken over by {head.driver} (token "
+                f"{head.token}, run {head.run_id}) while this driver was paused: let that one run, "
+                "or stop it and start this query again"
+            )

@@ -1,0 +1,365 @@
+"""One run of one query: what is alive between its start and its end.
+
+    first batch, or the query's start ─► validate ─► lease ─► recover
+    each batch                        ─► deliver
+    Spark writes commits/N            ─► settle N       (commit="after_checkpoint")
+    any error                         ─► the lease is released; what comes next takes another
+
+Where a decided batch is unfinished, it is recovered first and the sinks are validated after.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_delay,
+    wait_exponential,
+)
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    ConfigurationError,
+    FencedError,
+    LogCorruptError,
+    PreparedBranchLostError,
+    ProtocolError,
+    SinkUnavailableError,
+)
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.spark_hooks.batch import SparkBatch
+from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.entering import CheckpointEntrance
+from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.settings import Settings
+from sparkonce.spark_hooks.small_batches import SmallBatches
+from sparkonce.txn_log.record import State, TransactionRecord
+from sparkonce.watching import still_trying
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+logger = logging.getLogger("sparkonce")
+
+_LONGEST_POLL_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 30.0
+_VALIDATE_FOR_S: Final = 120.0
+
+_PERMANENT: Final = (
+    CommitRejectedError,
+    ConfigurationError,
+    FencedError,
+    LogCorruptError,
+    PreparedBranchLostError,
+    ProtocolError,
+)
+"""Errors that time does not mend."""
+
+
+class Run:
+    """One run of one query of a pipeline.
+
+    Every method but `settle_soon` is called under the lock of the object that owns the run.
+
+    Args:
+        settings: of the pipeline.
+        query: the running query.
+        pipeline: the settings over this query's checkpoint and log.
+        lock: of the owner.
+    """
+
+    def __init__(
+        self, settings: Settings, query: RunningQuery, pipeline: Pipeline, lock: threading.RLock
+    ) -> None:
+        self.query = query
+        self.pipeline = pipeline
+        self.failure: Exception | None = None
+        self._settings = settings
+        self._lock = lock
+        self._driver: Driver | None = None
+        self._had_token = False
+        self._delivered = -1
+        self._is_validated = False
+        self._small = SmallBatches(settings.driver_rows)
+        self._record_batches = RecordBatches()
+
+    @property
+    def has_driver(self) -> bool:
+        """Whether this object holds the run's token."""
+        return self._driver is not None
+
+    @property
+    def pending(self) -> TransactionRecord | None:
+        """The batch that is prepared and waits for Spark's checkpoint."""
+        return None if self._driver is None else self._driver.pending
+
+    # -- batches ---------------------------------------------------------------------------------
+
+    def deliver(self, batch_df: DataFrame, batch_id: int) -> None:
+        """Deliver one batch; see `sparkonce.ExactlyOnce.__call__`."""
+        self._check_first_call(batch_id)
+        if self.failure is not None:
+            raise self.failure
+        batch = SparkBatch(
+            batch_df,
+            batch_id,
+            self._settings.sinks,
+            self.query,
+            small=self._small,
+            record_batches=self._record_batches,
+        )
+        try:
+            if self._driver is None:
+                # What is decided must not wait for a sink that cannot be written to now.
+                if not self.pipeline.log.unfinished(self.pipeline.name):
+                    self._validate(batch)
+                self._driver = self._start(batch_id)
+            self._validate(batch)
+            self._driver.deliver(batch)
+        except BaseException as error:
+            self._let_go(error)
+            raise
+        self._delivered = batch_id
+        if self.pending is not None:
+            threading.Thread(target=self.settle_soon, args=(batch_id,), daemon=True).start()
+
+    def recover_at_start(self) -> None:
+        """Recover without a batch: a start that finds no new data never calls foreachBatch.
+
+        Nothing is done in a run that another object has turned to, or that was followed by another.
+        """
+        if self._driver is not None or self._had_token or self.is_taken():
+            return
+        self._driver = self._start(self.query.committed() + 1)
+
+    def is_taken(self) -> bool:
+        """Whether this run of the query has a token already, by whichever object."""
+        head = self.pipeline.log.head(self.pipeline.name)
+        return head is not None and head.run_id == self.query.run.run_id
+
+    def _start(self, batch_id: int) -> Driver:
+        """Take a token and recover; it fences the driver before."""
+        entrance = CheckpointEntrance.look(
+            self.pipeline,
+            self.query,
+            batch_id,
+            replaces=self._settings.replaces,
+            adopt=self._settings.adopt,
+            goes_on=self._had_token,
+        )
+        if not self._had_token:
+            self._check_no_other_call(batch_id)
+        driver = Driver.start(self.pipeline, entrance.claim, entrance)
+        self._had_token = True
+        self._log_start(driver, entrance)
+        driver.recover()
+        return driver
+
+    def _log_start(self, driver: Driver, entrance: CheckpointEntrance) -> None:
+        settings, log = self._settings, self.pipeline.log
+        logger.info(
+            "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
+            "committed in %s",
+            settings.name,
+            self.query.run.query_id,
+            driver.incarnation.token,
+            settings.commit,
+            ", ".join(map(repr, settings.sinks)),
+            log.address,
+            ", deleted with the checkpoint: it cannot notice a fresh one"
+            * settings.is_log_in_checkpoint,
+            "one transaction"
+            if driver.two_phases is None
+            else f"two phases, since {driver.two_phases}",
+        )
+        for gone, target in sorted({} if entrance.seen is None else entrance.seen.sinks.items()):
+            now = entrance.claim.sinks.get(gone)
+            if now == target:
+                continue
+            logger.warning(
+                "the sink %r of %s %s: what a crash has left over there is not aborted unless %s",
+                gone,
+                target,
+                "is no longer among the pipeline's sinks" if now is None else f"has {now} now",
+                "it is passed in removed=[…]"
+                if now is None
+                else "`sparkonce recover JOB` is run with a job that has it as it was",
+            )
+
+    def _validate(self, batch: SparkBatch) -> None:
+        """Let the sinks check themselves; while a server is unreachable, for some time again."""
+        if not self._is_validated:
+            self._claim_sinks()
+            Retrying(
+                retry=retry_if_exception_type(SinkUnavailableError),
+                wait=wait_exponential(multiplier=0.5, max=_LONGEST_WAIT_S / 3),
+                stop=lambda state: (
+                    self._has_ended(state) or stop_after_delay(_VALIDATE_FOR_S)(state)
+                ),
+                before_sleep=still_trying(
+                    f"check the sinks of pipeline {self.pipeline.name!r}, for at most "
+                    f"{_VALIDATE_FOR_S:.0f} s"
+                ),
+                reraise=True,
+            )(batch.validate)
+            self._is_validated = True
+
+    def _claim_sinks(self) -> None:
+        """Refuse a sink of another query that runs: what `validate` finds out is kept in the sink.
+
+        Raises:
+            ConfigurationError: naming the sink.
+        """
+        mine = self.query.run.query_id
+        for sink in self._settings.sinks:
+            if sink.used_by not in {None, mine} and self.query.is_running(sink.used_by):
+                raise ConfigurationError(
+                    f"{sink!r} is in use by the query {sink.used_by}, which runs: make a sink for "
+                    "each pipeline"
+                )
+        for sink in self._settings.sinks:
+            sink.used_by = mine
+
+    def _check_first_call(self, batch_id: int) -> None:
+        """Refuse a batch that this object has delivered in this run: it is no replay.
+
+        Within a run Spark replays nothing, and a call that has failed may be made again.
+        """
+        if batch_id <= self._delivered:
+            raise self._called_twice(batch_id)
+
+    def _check_no_other_call(self, batch_id: int) -> None:
+        """Refuse a batch that another object has delivered in this run, before it is fenced."""
+        log, name = self.pipeline.log, self.pipeline.name
+        head, newest = log.head(name), log.newest(name, self.query.run.query_id)
+        if (
+            head is not None
+            and newest is not None
+            and head.run_id == self.query.run.run_id
+            and newest.token == head.token
+            and newest.id.batch_id == batch_id
+            and newest.state is not State.ABANDONED
+        ):
+            raise self._called_twice(batch_id)
+
+    def _called_twice(self, batch_id: int) -> ProtocolError:
+        fate = (
+            "complete, and no replay brings the rows of this call, which are in no sink: enter "
+            "them manually"
+            if self._settings.commit == "immediate"
+            else "prepared, and made again at the next start"
+        )
+        return ProtocolError(
+            f"pipeline {self.pipeline.name!r} is called a second time for batch {batch_id} in one "
+            "run of the query. Make one object, with all sinks, and call it once for a batch: "
+            "transform= gives a sink rows of its own, and select= columns; or write two "
+            "queries, each with a pipeline and a checkpoint of its own. What the first call "
+            f"wrote is {fate}"
+        )
+
+    # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
+
+    def settle_soon(self, batch_id: int) -> None:
+        """Settle the batch when Spark has committed it; runs in a thread of its own."""
+
+        def settle() -> None:
+            with self._lock:
+                if self.failure is not None:
+                    self._settle_after(batch_id, self.failure)
+            self.settle_last(math.inf)
+
+        name = self.pipeline.name
+        try:
+            while_active(self.query, settle, f"commit batch {batch_id} of pipeline {name!r}")
+        except FencedError as error:
+            logger.info("pipeline %r: another driver settles batch %d: %s", name, batch_id, error)
+        except Exception:
+            # Kept in self.failure: the next batch, awaitTermination or close raises it.
+            logger.exception("pipeline %r: the last batch is not committed", name)
+
+    def _settle_after(self, batch_id: int, failure: Exception) -> None:
+        """After a failure only the log knows how far it came; a new incarnation goes by that."""
+        # Before Spark has the batch, a new incarnation would abandon it.
+        if not self.query.is_active or (committed := self.query.committed()) < batch_id:
+            raise failure
+        self._driver = self._start(committed + 1)
+        self.failure = None
+
+    def settle_last(self, patience_s: float) -> None:
+        """Settle the batch that is pending now, once Spark's checkpoint has it."""
+        pending: TransactionRecord | None = None
+        deadline, wait_s = time.monotonic() + patience_s, 0.01
+        while True:
+            with self._lock:
+                if self.failure is not None:
+                    raise self.failure
+                if self.pending is None or self._driver is None:
+                    return
+                pending = pending or self.pending
+                if self.pending is not pending:
+                    return
+                # Asked before the commit log is read: nothing comes after an end that was seen.
+                is_active = self.query.is_active
+                if self._settled(self._driver):
+                    return
+            if not is_active or time.monotonic() > deadline:
+                logger.warning(
+                    "%s is prepared, and Spark has not written it into the commit log of %s: the "
+                    "next start commits or replays it",
+                    pending.id,
+                    self.query.checkpoint,
+                )
+                return
+            time.sleep(wait_s)
+            wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
+
+    def _settled(self, driver: Driver) -> bool:
+        try:
+            return driver.settle()
+        except Exception as error:
+            self.failure = error
+            self._let_go(error)
+            raise
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _let_go(self, error: BaseException) -> None:
+        """Whatever comes next is a new incarnation, which recovers first."""
+        if self._driver is not None:
+            self._driver.lease.release()
+            self._driver = None
+        if isinstance(error, FencedError):
+            self._free_sinks()
+
+    def _free_sinks(self) -> None:
+        """Free what the sinks hold open for a fenced driver: nobody else can, while it lives."""
+        for sink in self.pipeline.all_sinks.values():
+            if sink.used_by not in {None, self.query.run.query_id}:
+                continue
+            try:
+                sink.close()
+            except Exception:
+                logger.warning("%r could not be closed", sink, exc_info=True)
+
+    def _has_ended(self, _: object) -> bool:
+        return not self.query.is_active
+
+
+def while_active(query: RunningQuery, action: Callable[[], None], what: str) -> None:
+    """Repeat it while time may help and the query runs: its next batch may be long in coming."""
+    Retrying(
+        retry=retry_if_not_exception_type(_PERMANENT),
+        wait=wait_exponential(max=_LONGEST_WAIT_S),
+        stop=lambda _: not query.is_active,
+        before_sleep=still_trying(what),
+        reraise=True,
+    )(action)

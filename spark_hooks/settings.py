@@ -1,0 +1,103 @@
+"""The settings of a pipeline, checked when they are given; apart from anything alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.model import is_label
+from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Patience, Pipeline, by_name
+from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `sparkonce.ExactlyOnce` was given; see there.
+
+    Raises:
+        ConfigurationError: a setting cannot work.
+    """
+
+    name: str
+    sinks: tuple[AnySink, ...]
+    log: str | TransactionLog
+    commit: CommitPolicy
+    removed: tuple[AnySink, ...]
+    replaces: str | None
+    adopt: bool | str
+    commit_timeout_s: float
+    retain: int
+    driver_rows: int
+
+    def __post_init__(self) -> None:
+        if not is_label(self.name):
+            raise ConfigurationError(
+                f"{self.name!r}: a pipeline's name has 1 to 32 of the characters A-Z a-z 0-9 _ and "
+                "-"
+            )
+        _check_sinks(self.sinks, self.removed)
+        if self.commit not in get_args(CommitPolicy):
+            raise ConfigurationError(
+                f'commit={self.commit!r}: expected "immediate" or "after_checkpoint"'
+            )
+        if self.retain < 1 or self.commit_timeout_s <= 0:
+            raise ConfigurationError(
+                f"retain={self.retain} and commit_timeout_s={self.commit_timeout_s} must be "
+                "positive"
+            )
+        if self.driver_rows < 0:
+            raise ConfigurationError(f"driver_rows={self.driver_rows}: expected 0 or more")
+        if not self.is_log_in_checkpoint:  # before one is made there
+            for sink in self.sinks:
+                sink.check_log(self.log if isinstance(self.log, str) else self.log.address)
+
+    @property
+    def is_log_in_checkpoint(self) -> bool:
+        """Whether the log is opened only when it is known where the checkpoint is."""
+        return self.log == IN_CHECKPOINT
+
+    @property
+    def all_sinks(self) -> tuple[AnySink, ...]:
+        """The sinks, and those that were removed."""
+        return (*self.sinks, *self.removed)
+
+    def pipeline(self, log: TransactionLog, checkpoint: Checkpoint) -> Pipeline:
+        """The pipeline, over this log and checkpoint."""
+        return Pipeline(
+            name=self.name,
+            sinks=by_name(self.sinks),
+            log=log,
+            checkpoint=checkpoint,
+            commit=self.commit,
+            removed=by_name(self.removed),
+            commit_timeout_s=self.commit_timeout_s,
+            retain=self.retain,
+            patience=Patience(self.commit_timeout_s),
+        )
+
+
+def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
+    if not sinks:
+        raise ConfigurationError("sinks= is empty: give at least one sink")
+    for sink in (*sinks, *removed):
+        if not isinstance(sink, TwoPhaseCommitSink):
+            raise ConfigurationError(f"sinks= holds {sink!r}, which is no TwoPhaseCommitSink")
+        if not hasattr(sink, "name"):
+            raise ConfigurationError(
+                f"{type(sink).__name__} has no name: call super().__init__(name=name) in its "
+                "__init__"
+            )
+        if sink.dealt_by and sink.writers is None:
+            raise ConfigurationError(
+                f"{sink!r} has dealt_by={sink.dealt_by!r} and no writers=: say to how many tasks "
+                "its rows are dealt out"
+            )
+    names = [sink.name for sink in (*sinks, *removed)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(
+                f"two sinks are named {name!r}: give each a permanent name of its own with name="
+            )

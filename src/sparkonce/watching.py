@@ -1,0 +1,77 @@
+"""Nothing hangs in silence: a step that takes long is logged again and again until it returns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from sparkonce import steps
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+logger = logging.getLogger("sparkonce")
+
+EVERY_S: Final = 30.0
+"""After how many seconds a step is logged, and how often from then on."""
+
+
+class Watch:
+    """Logs the steps of this process that take long; one thread looks after all of them."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[steps.step, float]] = {}
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def started(self, entered: steps.step) -> None:
+        if steps.STEPS[entered.name].is_long:
+            return
+        self._running[id(entered)] = entered, time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="sparkonce-watch", daemon=True)
+            self._thread.start()
+
+    def ended(self, entered: steps.step, error: BaseException | None) -> None:
+        del error
+        self._running.pop(id(entered), None)  # a child that was forked meanwhile has forgotten it
+
+    def log_slow(self, now: float) -> None:
+        """Log each step that has taken long; `now` is of time.monotonic, in seconds."""
+        for entered, since in list(self._running.values()):
+            if now - since >= EVERY_S:
+                logger.warning("no response yet, after %.0f s, to: %s", now - since, entered)
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(EVERY_S)
+            self.log_slow(time.monotonic())
+
+    def _forget(self) -> None:
+        """A forked child has neither the thread nor the steps of its parent."""
+        self._running = {}
+        self._thread = None
+
+
+watch: Final = Watch()
+"""Of this process."""
+
+steps.add_hook(watch)
+
+
+def still_trying(what: object) -> Callable[[RetryCallState], None]:
+    """What tenacity calls before it sleeps: it logs the last error.
+
+    Args:
+        what: a step, or an infinitive such as "commit batch 7".
+    """
+
+    def log(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        logger.warning("still trying to %s, attempt %d: %s", what, state.attempt_number, error)
+
+    return log
