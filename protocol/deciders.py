@@ -156,11 +156,10 @@ class WithTheLog(Decider):
         lease: Lease,
     ) -> None:
         """Return if the log shows that the one transaction was committed, though nobody said so."""
+        pipeline = lease.pipeline
         with _step("look", done) as looking:
             try:  # completed, not only found: what is seen may not have reached the log's standbys
-                lease.pipeline.ask_log(
-                    lambda: lease.pipeline.log.complete(done, lease.token), looking
-                )
+                pipeline.ask_log(lambda: pipeline.log.complete(done, lease.token), looking)
             except (ProtocolError, FencedError):
                 # Should it still land, then before the next start takes its token, which sees it.
                 raise PrepareRejectedError(

@@ -8,6 +8,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Never, cast
 from unittest.mock import Mock
@@ -880,6 +881,51 @@ def test_failing_vote_aborts_the_batch_in_every_sink(world: World) -> None:
     with pytest.raises(PrepareRejectedError, match="unique key"):
         world.start(Process())
     assert not any(store.prepared or store.visible for store in world.stores.values())
+
+
+def test_fenced_driver_ends_what_it_prepared(world: World) -> None:
+    """Nothing of it holds locks that its successor waits for; the successor's stays."""
+    older = world.driver(process := Process())
+    older.recover()
+    younger: list[Driver] = []
+
+    def take_over() -> None:
+        younger.append(world.driver(Process()))
+        younger[0].recover()  # its sweep comes before what the older one prepares next
+
+    batch = world.batch(process)
+    with at_point("open.after", take_over) as fault, pytest.raises(FencedError, match="token 2"):
+        older.deliver(batch)
+    assert fault.fired
+    assert not any(store.prepared for store in world.stores.values())
+    younger[0].deliver(world.batch(process))
+    assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
+
+
+def test_vote_that_a_left_over_branch_is_in_the_way_of(world: World) -> None:
+    """A zombie prepared after this driver swept, and was killed: its locks are freed, and the vote
+    is repeated once, over the branches that this driver has prepared."""
+    left_over = BranchId(Owner("0" * 16, QUERY_ID), 0, 1, "left", 0, 7)
+    asked: list[int] = []
+
+    class Locked(MemorySink):
+        def vote(self, branch_id: BranchId, committables: Sequence[Committable]) -> Any:
+            asked.append(len(committables))
+            assert all(str(c.branch_id) in self.store.prepared for c in committables)
+            if any(".t1." in name for name in self.store.prepared):
+                raise PrepareRejectedError("lock timeout", branch_id)
+            return super().vote(branch_id, committables)
+
+    world.driver(Process())
+    driver = world.driver(process := Process())
+    driver.recover()
+    put_sink(world, driver, Locked(world.stores["left"], process, "left"))
+    left_over = replace(left_over, owner=driver.lease.owner)
+    world.stores["left"].prepared[str(left_over)] = [99]
+    driver.deliver(world.batch(process))
+    assert asked == [2, 2]
+    assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
+    assert not world.stores["left"].prepared
 
 
 def test_two_branches_of_one_name_abort_the_batch(world: World) -> None:

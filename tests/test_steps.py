@@ -113,7 +113,7 @@ def test_observer_that_raises_harms_nothing(world: World, caplog: pytest.LogCapt
     world.check()
     for end in ends:
         end()
-    assert raising.seen == notes.seen
+    assert sorted(raising.seen, key=repr) == sorted(notes.seen, key=repr)
     logged = [r for r in caplog.records if "raised an error" in r.getMessage()]
     assert len(logged) == 1
     assert "a metric without a name" in str(logged[0].exc_text)
@@ -148,6 +148,14 @@ def test_points_of_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pass
     declared = [point for point in POINTS if point.split(".")[0] == name]
     assert reached == [(point, {"batch": 7, "token": 3}) for point in declared]
+
+
+def test_step_that_fails_reaches_no_point_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[str] = []
+    monkeypatch.setattr(failpoints, "handler", lambda point, where: reached.append(point))
+    with pytest.raises(ConnectionError), step("decide", batch=7):
+        raise ConnectionError
+    assert reached == ["decide.before"]
 
 
 def test_table_of_moments_in_the_documents() -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - source text as it is
 """Bugs to seed: each breaks one rule of the protocol, and something has to turn red.
 
 A mutant is a named replacement of source text. `tests.simulation.mutate` applies it to a copy of
@@ -9,16 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-COORDINATOR: Final = "spark_hooks/coordinator.py"
-ORPHANS: Final = "spark_hooks/orphans.py"
-REWRITE: Final = "spark_hooks/rewrite.py"
-RULED: Final = "spark_hooks/ruled.py"
+PAGE: Final = "protocol/transaction.py"
+DECISIONS: Final = "protocol/decisions.py"
+DECIDERS: Final = "protocol/deciders.py"
+LEASE: Final = "protocol/lease.py"
+PREPARING: Final = "protocol/preparing.py"
+COMMITTING: Final = "protocol/committing.py"
+AMENDING: Final = "protocol/amending.py"
+REWRITE: Final = "protocol/rewriting.py"
+RULED: Final = "protocol/rulings.py"
+SWEEPING: Final = "protocol/sweeping.py"
 LOG: Final = "txn_log/base.py"
 RECORD: Final = "txn_log/record.py"
 IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
 SINK: Final = "sinks/base.py"
 MODEL: Final = "src/sparkonce/model.py"
+STEPS: Final = "src/sparkonce/steps.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +57,8 @@ class Mutant:
     simulated: bool = True
 
 
-def _coordinator(name: str, invariant: str, old: str, new: str) -> Mutant:
-    return Mutant(name, invariant, (Edit(COORDINATOR, old, new),))
+def _simulated(name: str, invariant: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, invariant, (Edit(file, old, new),))
 
 
 def _tested(name: str, invariant: str, edit: Edit, *tests: str) -> Mutant:
@@ -58,42 +66,45 @@ def _tested(name: str, invariant: str, edit: Edit, *tests: str) -> Mutant:
 
 
 _BEFORE_THE_DECISION: Final = (
-    _coordinator(
+    _simulated(
         "commit before decide",
         "I2",
-        '        if self._policy == "immediate":\n',
-        '        if self._policy == "immediate":\n'
-        "            self._commit(record, is_replayed=True)\n",
+        PAGE,
+        "            record = decider.decide(prepared, lease, write_began=write_began)\n",
+        "            commit_branches(prepared, lease, is_replayed=True)\n            record = decider.decide(prepared, lease, write_began=write_began)\n",
     ),
-    _coordinator(
+    _simulated(
         "safe_until ignored",
         "I2",
-        "committable.safe_until <= now:",
-        "committable.safe_until <= -1.0:",
+        PREPARING,
+        "committable.safe_until is None or committable.safe_until > now:",
+        "committable.safe_until is None or committable.safe_until > -1.0:",
     ),
-    _coordinator(
+    _simulated(
         "abort after decide was sent",
         "I7",
-        "except (PrepareRejectedError, ProtocolError):",
-        "except Exception:",
+        DECIDERS,
+        "except (PrepareRejectedError, ProtocolError):\n        sweep",
+        "except Exception:\n        sweep",
     ),
-    _coordinator(
+    _simulated(
         "decide again after the abort",
         "I7",
-        "            self.sweep()  # every try before was answered: nothing was written\n"
-        "            raise\n",
-        "            self.sweep()\n"
-        "            return self._patiently(lambda: write(record), what)\n",
+        DECIDERS,
+        "        sweep(lease)  # every try before was answered: nothing was written\n        raise\n",
+        "        sweep(lease)\n        return lease.pipeline.ask_log(lambda: write(record), what)\n",
     ),
-    _coordinator(
+    _simulated(
         "batch N+1 begun while N is undecided",
         "I5",
-        "if self.pending is not None and not self.settle():",
-        "if False:",
+        PAGE,
+        "    if not settle(lease, decider):\n",
+        "    if False:\n",
     ),
-    _coordinator(
+    _simulated(
         "no orphan is ever aborted",
         "I8",
+        SWEEPING,
         "errors = sink.abort_many(orphans) if orphans else ()",
         "errors = [None for _ in orphans]",
     ),
@@ -101,7 +112,7 @@ _BEFORE_THE_DECISION: Final = (
         "recovery with a problem leaves merges that hold locks",
         "I8",
         Edit(
-            COORDINATOR,
+            PAGE,
             "if not any(isinstance(problem, FencedError) for problem in problems):",
             "if not problems:",
         ),
@@ -110,92 +121,102 @@ _BEFORE_THE_DECISION: Final = (
     _tested(
         "batch decided behind a driver with a copy of the log",
         "I6",
-        Edit(COORDINATOR, "                self._check_is_next(record)\n", ""),
+        Edit(
+            DECIDERS,
+            "            lease.check_is_next(record.id)\n        try:\n            return write",
+            "        try:\n            return write",
+        ),
         "tests/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
         "batch decided that Spark's commit log has",
         "I6",
         Edit(
-            COORDINATOR,
-            "self._is_ours() and not self._is_checkpointed(record)",
-            "self._is_ours()",
+            LEASE,
+            "self.is_last() and not is_checkpointed(batch_id, checkpoint.committed())",
+            "self.is_last()",
         ),
         "tests/test_protocol.py::test_driver_that_begins_late_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
         "another driver's commits/N taken for this one's",
         "I6",
-        Edit(COORDINATOR, "            if not self._is_ours():  #", "            if False:  #"),
+        Edit(DECIDERS, "        if not lease.is_last():  #", "        if False:  #"),
         "tests/test_protocol.py::"
         "test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
         "two branches of one name decided",
         "I1",
-        Edit(COORDINATOR, "        if len(set(names)) != len(names):\n", "        if False:\n"),
+        Edit(PREPARING, "    if len(set(names)) != len(names):\n", "    if False:\n"),
         "tests/test_protocol.py::test_two_branches_of_one_name_abort_the_batch",
     ),
 )
 
 _RECOVERY: Final = (
-    _coordinator(
+    _simulated(
         "abandonment not logged before the abort",
         "I1",
-        '        reach("abandon.before", batch=batch_id)\n',
-        "        for found in record.committables():\n"
-        "            self._all_sinks[found.branch_id.sink].abort(found)\n"
-        '        reach("abandon.before", batch=batch_id)\n',
+        PAGE,
+        '    with step("abandon", batch=batch_id, pipeline=lease.name) as abandoning:\n',
+        '    for found in record.committables():\n        lease.pipeline.all_sinks[found.branch_id.sink].abort(found)\n    with step("abandon", batch=batch_id, pipeline=lease.name) as abandoning:\n',
     ),
-    _coordinator(
+    _simulated(
         "PREPARED decided without looking at Spark's commit log",
         "I5",
-        "        if is_checkpointed:\n",
-        "        if True:\n",
-    ),
-    _coordinator(
-        "PREPARED abandoned without looking at Spark's commit log",
-        "I5",
-        "        if is_checkpointed:\n",
-        "        if False:\n",
-    ),
-    _coordinator(
-        "abandoned batch committed",
-        "I2",
-        "            if record.state is not State.DECIDED:\n",
-        "            if record.state is State.COMPLETE:\n",
-    ),
-    _coordinator(
-        "recovery passes over what is decided",
-        "I8",
-        "            if record.state is not State.DECIDED:\n",
+        DECISIONS,
+        "            if is_checkpointed(batch_id, committed):\n",
         "            if True:\n",
     ),
-    _coordinator(
+    _simulated(
+        "PREPARED abandoned without looking at Spark's commit log",
+        "I5",
+        DECISIONS,
+        "            if is_checkpointed(batch_id, committed):\n",
+        "            if False:\n",
+    ),
+    _simulated(
+        "abandoned batch committed",
+        "I2",
+        PAGE,
+        "            if record.state is State.DECIDED:\n                problem",
+        "            if record.state is not State.COMPLETE:\n                problem",
+    ),
+    _simulated(
+        "recovery passes over what is decided",
+        "I8",
+        PAGE,
+        "            if record.state is State.DECIDED:\n                problem",
+        "            if False:\n                problem",
+    ),
+    _simulated(
         "no sweep at recovery",
         "I8",
-        "            self.sweep()  # what is left over may",
-        "            pass  # what is left over may",
+        PAGE,
+        "        sweep(lease)  # what is left over may",
+        "        pass  # what is left over may",
     ),
-    _coordinator(
+    _simulated(
         "no drain of a batch that is complete",
         "I5",
-        "            batch.drain()\n",
-        "            pass\n",
+        PAGE,
+        "        batch.drain()\n",
+        "        pass\n",
     ),
-    _coordinator(
+    _simulated(
         "decided and unfinished batch drained, not finished",
         "I5",
-        "            if standing.state is State.DECIDED:\n                self._finish",
-        "            if standing.state is None:\n                self._finish",
+        PAGE,
+        "        if record.state is State.DECIDED:\n            record = commit(record, batch, lease)  # until",
+        "        if not is_replay and record.state is State.DECIDED:\n            record = commit(record, batch, lease)  # until",
     ),
     _tested(
         "batch that another driver has prepared drained",
         "I5",
         Edit(
-            COORDINATOR,
-            "            if standing.state is State.PREPARED:\n                # Nothing",
-            "            if False:\n                # Nothing",
+            PAGE,
+            "    if record.state is State.PREPARED:\n        # Nothing",
+            "    if False:\n        # Nothing",
         ),
         "tests/test_protocol.py"
         "::test_driver_paused_before_it_looks_leaves_what_another_has_prepared",
@@ -203,12 +224,12 @@ _RECOVERY: Final = (
 )
 
 _COMMIT: Final = (
-    _coordinator(
+    _simulated(
         "complete before the commits",
         "I1",
-        "        is_replayed = batch is not None\n        lost = self._commit",
-        "        is_replayed = batch is not None\n"
-        "        self._complete(record)\n        lost = self._commit",
+        PAGE,
+        "    is_replayed = batch is not None\n    lost",
+        "    is_replayed = batch is not None\n    complete(record, lease)\n    lost",
     ),
     Mutant(
         "unknown taken for committed",
@@ -222,31 +243,33 @@ _COMMIT: Final = (
             ),
         ),
     ),
-    _coordinator(
+    _simulated(
         "unknown taken for lost",
         "I3",
-        "            left[:] = [c for c, error in outcomes if",
-        "            outcomes = [(c, PreparedBranchLostError(str(error))"
-        " if isinstance(error, CommitUnresolvedError) else error) for c, error in outcomes]\n"
-        "            left[:] = [c for c, error in outcomes if",
+        COMMITTING,
+        "        left[:] = [c for c, error in outcomes if",
+        "        outcomes = [(c, PreparedBranchLostError(str(error)) if isinstance(error, CommitUnresolvedError) else error) for c, error in outcomes]\n        left[:] = [c for c, error in outcomes if",
     ),
-    _coordinator(
+    _simulated(
         "loss passed over",
         "I1",
-        "        if lost:\n            why = ",
-        "        if False:\n            why = ",
+        PAGE,
+        "    if lost:\n        why = ",
+        "    if False:\n        why = ",
     ),
-    _coordinator(
+    _simulated(
         "redo without amendment",
         "I2",
-        "            return self._log.amend(amended, self.incarnation.token)\n",
-        "            return amended\n",
+        AMENDING,
+        "    return lease.pipeline.log.amend(amended, lease.token)\n",
+        "    return amended\n",
     ),
-    _coordinator(
+    _simulated(
         "content not compared in the redo",
         "I1",
-        "            if told := rewrite.difference(record, written):\n",
-        "            if (told := rewrite.difference(record, written)) and not told:\n",
+        AMENDING,
+        "    if difference := rewrite.difference(record, written):\n",
+        "    if (difference := rewrite.difference(record, written)) and not difference:\n",
     ),
     Mutant(
         "redo of one branch writes every partition",
@@ -258,9 +281,9 @@ _COMMIT: Final = (
                 "        return sink in self.partitions\n",
             ),
             Edit(
-                COORDINATOR,
-                "            if told := rewrite.difference(record, written):\n",
-                "            if (told := rewrite.difference(record, written)) and not told:\n",
+                AMENDING,
+                "    if difference := rewrite.difference(record, written):\n",
+                "    if (difference := rewrite.difference(record, written)) and not difference:\n",
             ),
         ),
     ),
@@ -284,9 +307,8 @@ _COMMIT: Final = (
         "safe_until ignored in the redo",
         "I2",
         Edit(
-            COORDINATOR,
-            "            self._check_safe(record.id, "
-            "(c for s in voted.values() for c in s.committables))\n",
+            AMENDING,
+            "    check_safe(record.id, branches, now=lease.pipeline.clock(), write_began=write_began)\n",
             "",
         ),
         "tests/test_protocol.py::test_branch_written_again_that_is_too_old_is_not_named",
@@ -297,12 +319,12 @@ _SWEEP: Final = (
     Mutant(
         "sweep hits a decided branch",
         "I1",
-        (Edit(ORPHANS, " or branch_id.name in named:", ":"),),
+        (Edit(SWEEPING, " or branch_id.name in named:", ":"),),
     ),
     Mutant(
         "sweep hits a younger driver's branch",
         "I6",
-        (Edit(ORPHANS, " or branch_id.token > token", ""),),
+        (Edit(SWEEPING, " or branch_id.token not in tokens", ""),),
     ),
     Mutant(
         "staging part not protected from a sweep",
@@ -446,7 +468,7 @@ _GUARD_AND_SINKS: Final = (
     _tested(
         "perishable branches are not committed first",
         "I1",
-        Edit(COORDINATOR, "key=lambda c: c.safe_until or math.inf", "key=lambda c: 0"),
+        Edit(COMMITTING, "key=lambda c: c.safe_until or math.inf", "key=lambda c: 0"),
         "tests/test_protocol.py::test_branches_that_expire_first_are_committed_first",
     ),
 )
@@ -457,9 +479,9 @@ _SETTLEMENT: Final = (
         "I3",
         (
             Edit(
-                COORDINATOR,
-                "            if record.is_ruled_out(committable):",
-                "            if False:",
+                COMMITTING,
+                "        if not record.is_ruled_out(committable):\n",
+                "        if True:\n",
             ),
         ),
         ("tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",),
@@ -467,13 +489,7 @@ _SETTLEMENT: Final = (
     Mutant(
         "settled branch is left standing for a zombie",
         "I7",
-        (
-            Edit(
-                COORDINATOR,
-                "self._all(end, settled)",
-                "pass",
-            ),
-        ),
+        (Edit(COMMITTING, "    running.lease.pipeline.patience.together(end, branches)\n", ""),),
         (
             "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
         ),
@@ -481,7 +497,7 @@ _SETTLEMENT: Final = (
     Mutant(
         "commit repeated without a look at the log",
         "I6",
-        (Edit(COORDINATOR, "            if unknown is not None:\n", "            if False:\n"),),
+        (Edit(COMMITTING, "        if unknown is not None:\n", "        if False:\n"),),
         (
             "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
             "tests/test_protocol.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
@@ -497,7 +513,7 @@ _SETTLEMENT: Final = (
         "operator's word above proof",
         "I4",
         Edit(
-            COORDINATOR,
+            RULED,
             "    if proven is None or isinstance(proven, PreparedBranchLostError):\n",
             "    if isinstance(proven, PreparedBranchLostError):\n",
         ),
@@ -513,9 +529,9 @@ _SETTLEMENT: Final = (
         "older copy of the checkpoint taken for the one that ran",
         "I3",
         Edit(
-            COORDINATOR,
-            "if is_checkpointed is None or not self._checkpoint.has_offsets(batch_id):",
-            "if is_checkpointed is None:",
+            DECISIONS,
+            "            if committed is None or not has_begun:\n",
+            "            if committed is None:\n",
         ),
         "tests/test_protocol.py::test_checkpoint_that_has_not_begun_the_batch_abandons_nothing",
     ),
@@ -523,9 +539,9 @@ _SETTLEMENT: Final = (
         "checkpoint that cannot be read taken for empty",
         "I5",
         Edit(
-            COORDINATOR,
-            "if is_checkpointed is None or not",
-            "if is_checkpointed is not None and not",
+            PAGE,
+            "    has_begun = committed is not None and checkpoint.has_offsets(batch_id)\n",
+            "    committed, has_begun = -1 if committed is None else committed, True\n",
         ),
         "tests/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
     ),
@@ -542,14 +558,14 @@ _SETTLEMENT: Final = (
     _tested(
         "given up branch committed by the sweep",
         "I3",
-        Edit(COORDINATOR, " and not record.is_ruled_out(committable)", ""),
+        Edit(SWEEPING, " and not record.is_ruled_out(committable)", ""),
         "tests/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
     ),
     _tested(
         "committed branches of a settled batch swept",
         "I1",
         Edit(
-            COORDINATOR,
+            SWEEPING,
             "if record is None or not record.state.is_finished:",
             "if record is None or record.state is not State.COMPLETE:",
         ),
@@ -558,36 +574,105 @@ _SETTLEMENT: Final = (
 )
 
 _ASK_FOR_THE_ONE_COMMIT: Final = (
-    "                self._patiently(lambda: self._log.complete(done, record.token), "
-    'f"find {record.id}")\n'
+    "                pipeline.ask_log(lambda: pipeline.log.complete(done, lease.token), looking)\n"
 )
 _ONE_PHASE: Final = (
     _tested(
         "lost answer of the one COMMIT taken for a yes",
         "I5",
-        Edit(COORDINATOR, _ASK_FOR_THE_ONE_COMMIT, "                pass\n"),
+        Edit(DECIDERS, _ASK_FOR_THE_ONE_COMMIT, "                pass\n"),
         "tests/test_one_phase.py::test_message_is_lost",
     ),
     _tested(
         "any record taken for the one COMMIT's",
         "I5",
         Edit(
-            COORDINATOR,
+            DECIDERS,
             _ASK_FOR_THE_ONE_COMMIT,
-            "                if self._log.find(record.id) is None:\n"
-            "                    raise ProtocolError(record.id)\n",
+            "                if pipeline.log.find(done.id) is None:\n                    raise ProtocolError(done.id)\n",
         ),
         "tests/test_one_phase.py::test_replay_of_an_abandoned_batch_that_does_not_commit",
     ),
     _tested(
         "one phase, though Spark has to commit first",
         "I5",
-        Edit(COORDINATOR, '        if self._policy != "immediate":\n', "        if False:\n"),
+        Edit(DECIDERS, '    if pipeline.commit == "after_checkpoint":\n', "    if False:\n"),
         "tests/test_one_phase.py::test_policy_that_waits_for_spark_takes_two_phases",
     ),
 )
 
+_LEASE_AND_STEPS: Final = (
+    _tested(
+        "released lease acts on",
+        "I6",
+        Edit(LEASE, "        if self._is_released:\n", "        if False:\n"),
+        "tests/test_lease.py::test_lease_that_was_released",
+    ),
+    _tested(
+        "token taken again though the run has ended",
+        "I6",
+        Edit(LEASE, "            entrance.check_may_begin(is_first_try=next(tries) == 0)\n", ""),
+        "tests/test_protocol.py::test_run_that_ends_while_it_waits_for_a_token_takes_none",
+    ),
+    _tested(
+        "driver that could not enter the checkpoint goes on",
+        "I6",
+        Edit(LEASE, "        if not entrance.enter(incarnation):\n", "        if False:\n"),
+        "tests/test_lease.py::test_checkpoint_that_another_driver_has_entered",
+    ),
+    _tested(
+        "fenced driver leaves what it prepared",
+        "I8",
+        Edit(SWEEPING, "        if lease.is_fenced():\n", "        if False:\n"),
+        "tests/test_protocol.py::test_fenced_driver_ends_what_it_prepared",
+    ),
+    _tested(
+        "fenced driver sweeps beside a copy of the log",
+        "I6",
+        Edit(SWEEPING, "        if lease.is_fenced():\n", "        if True:\n"),
+        "tests/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
+    ),
+    _tested(
+        "vote lost to a left-over branch is not repeated",
+        "I8",
+        Edit(
+            PREPARING,
+            "        if not sweep(lease, tokens=range(lease.token)):\n",
+            "        if True:\n",
+        ),
+        "tests/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",
+    ),
+    Mutant(
+        "sweep before the second vote hits this driver's own branches",
+        "I2",
+        (
+            Edit(
+                PREPARING,
+                "sweep(lease, tokens=range(lease.token))",
+                "sweep(lease, tokens=range(lease.token + 1))",
+            ),
+        ),
+        ("tests/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",),
+        simulated=False,
+    ),
+    _tested(
+        "prepared batch forgotten by its decider",
+        "I5",
+        Edit(
+            DECIDERS, "            self.pending = _record_first", "            return _record_first"
+        ),
+        "tests/test_protocol.py::test_settling_that_is_interrupted_goes_on",
+    ),
+    _tested(
+        "fail points reached after a step that failed",
+        "I8",
+        Edit(STEPS, "        if error is None and failpoints", "        if failpoints"),
+        "tests/test_steps.py::test_step_that_fails_reaches_no_point_after_it",
+    ),
+)
+
 MUTANTS: Final = (
+    *_LEASE_AND_STEPS,
     *_BEFORE_THE_DECISION,
     *_RECOVERY,
     *_COMMIT,
