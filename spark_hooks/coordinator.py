@@ -32,7 +32,8 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from functools import partial
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from tenacity import (
     Retrying,
@@ -61,13 +62,11 @@ from sparkonce.model import (
     CommittedBatch,
     TransactionId,
 )
-from sparkonce.sinks.base import (
-    AnySink,
-    OnePhaseSink,
-    TwoPhaseCommitSink,
-    at_once,
-    check_committable,
-)
+from sparkonce.parallel import at_once
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import AbortsDecided, CommitsOnePhase, Publishes
+from sparkonce.sinks.committables import check_committable
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.rewrite import Lost, Rewrite, cannot_redo
 from sparkonce.spark_hooks.ruled import End, end_ruled
@@ -209,7 +208,7 @@ class Coordinator:
             begin, f"take a fencing token of pipeline {claim.pipeline!r}"
         )
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
-        self._one_phase: OnePhaseSink[Any] | None = None
+        self._one_phase: CommitsOnePhase | None = None
         self.two_phases = self._choose_phases()
 
     def _choose_phases(self) -> str | None:
@@ -218,9 +217,9 @@ class Coordinator:
         if len(self._sinks) != 1:
             return "the pipeline has several sinks"
         (sink,) = self._sinks.values()
-        if not isinstance(sink, OnePhaseSink):
+        if not isinstance(sink, CommitsOnePhase):
             return f"{sink!r} shares no transaction with a log"
-        if type(sink).publish is not TwoPhaseCommitSink.publish:
+        if isinstance(sink, Publishes):
             return f"{sink!r} publishes each batch before the log knows that it is complete"
         reason = sink.why_two_phases(self._log.why_two_phases)
         self._one_phase = sink if reason is None else None
@@ -393,7 +392,7 @@ class Coordinator:
             raise
 
     def _commit_one_phase(
-        self, sink: OnePhaseSink[Any], record: TransactionRecord
+        self, sink: CommitsOnePhase, record: TransactionRecord
     ) -> TransactionRecord:
         """Commit rows and record in one transaction; returns the record as it stands.
 
@@ -445,7 +444,7 @@ class Coordinator:
             sink = self._sinks[name]
             # What is written again is decided already, so it takes two phases.
             one_phase = self._one_phase if write_pass == 0 else None
-            vote = sink.vote if one_phase is None else one_phase.prepare_one_phase
+            vote = partial(verbs.vote, sink) if one_phase is None else one_phase.prepare_one_phase
             with waiting_for(f"prepare {self._name_of(batch.batch_id)} in {sink!r}"):
                 prepared = [
                     check_committable(sink, committable, branch_id)
@@ -811,7 +810,7 @@ class Coordinator:
 
             def once() -> None:
                 with _unresolved(sink, "publish"):
-                    sink.publish(batch)
+                    verbs.publish(sink, batch)
 
             self._until_known(
                 once,
@@ -868,9 +867,9 @@ class Coordinator:
                 failures=failures,
             )
         )
-        if sink.lists_uncommitted_only:
+        if verbs.lists_uncommitted_only(sink):
             orphans = [found for found in orphans if not self._commit_again(sink, found)]
-        errors = sink.abort_many(orphans) if orphans else ()
+        errors = verbs.abort_many(sink, orphans) if orphans else ()
         for found, error in zip(orphans, errors, strict=True):
             if error is not None:
                 logger.warning("%s could not be aborted now: %s", found.branch_id, error)
@@ -969,7 +968,7 @@ def _commit_once(
     sink: AnySink, committables: Sequence[Committable]
 ) -> Sequence[SparkOnceError | None]:
     with _unresolved(sink, "commit_many", committables[0].branch_id):
-        return sink.commit_many(committables)
+        return verbs.commit_many(sink, committables)
 
 
 def _redone(sink: AnySink, committable: Committable) -> SparkOnceError | None:
@@ -979,7 +978,7 @@ def _redone(sink: AnySink, committable: Committable) -> SparkOnceError | None:
     to: the word is older, and says nothing of a commit whose answer was lost.
     """
     error: SparkOnceError | None = CommitUnresolvedError("it was ended before it was asked")
-    if type(sink).abort_decided is not TwoPhaseCommitSink.abort_decided:
+    if isinstance(sink, AbortsDecided):
         (error,) = _commit_once(sink, [committable])
     return _given_up(sink, committable, error)
 
@@ -995,7 +994,7 @@ def _given_up(
     if error is None or isinstance(error, PreparedBranchLostError):
         return error
     try:
-        sink.abort_decided(committable)
+        verbs.abort_decided(sink, committable)
     except Exception as failure:  # noqa: BLE001 - repeated, as any unknown outcome
         unresolved = CommitUnresolvedError(
             f"{sink!r}: an operator ruled that {committable.branch_id} is written again, and it "

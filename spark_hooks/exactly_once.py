@@ -42,6 +42,7 @@ from sparkonce.errors import (
     ProtocolError,
 )
 from sparkonce.model import is_label
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
@@ -114,8 +115,8 @@ class ExactlyOnce:
             "after_checkpoint": once Spark's checkpoint has it too, so that output and state agree
             also for queries that compute other rows in a replay; a batch is visible about a
             second after that, and a prepared batch has to outlive a driver that is down. Make the
-            pipeline after the SparkSession and in that of its query (Spark's listeners hear their own
-            session only), so that it hears of a start that finds no new data.
+            pipeline after the SparkSession and in that of its query (Spark's listeners hear only
+            their own session), so that it hears of a start that finds no new data.
         removed: sinks that the pipeline had: they get no rows any more, what is decided for them
             is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
@@ -168,7 +169,7 @@ class ExactlyOnce:
             raise ConfigurationError(f"driver_rows={driver_rows}: expected 0 or more")
         if log != IN_CHECKPOINT:  # before one is made there
             for sink in sinks:
-                sink.check_log(log if isinstance(log, str) else log.address)
+                verbs.check_log(sink, log if isinstance(log, str) else log.address)
         self.name = name
         self.sinks = tuple(sinks)
         # That in the checkpoint is opened as soon as a query tells where its checkpoint is.
@@ -743,11 +744,6 @@ def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
             raise ConfigurationError(
                 f"{type(sink).__name__} has no name: call super().__init__(name=name) in its "
                 "__init__"
-            )
-        if sink.dealt_by and sink.writers is None:
-            raise ConfigurationError(
-                f"{sink!r} has dealt_by={sink.dealt_by!r} and no writers=: say to how many tasks "
-                "its rows are dealt out"
             )
     names = [sink.name for sink in (*sinks, *removed)]
     for name in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from sparkonce.model import Committable, Owner
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.txn_log.record import TransactionRecord
 
@@ -47,6 +48,6 @@ def find_orphans(
 
 def _found(sink: AnySink, owner: Owner, failures: list[Exception]) -> Iterator[Committable]:
     try:
-        yield from sink.find_branches(owner)
+        yield from verbs.find_branches(sink, owner)
     except Exception as error:  # noqa: BLE001 - the caller says it
         failures.append(error)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
-from sparkonce.sinks.base import AnySink, at_once
+from sparkonce.parallel import at_once
+from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, UnknownCheckpoint
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.orphans import find_orphans, named_by

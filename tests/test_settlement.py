@@ -19,6 +19,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable
+from sparkonce.sinks.capabilities import AbortsDecided
 from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.spark_hooks.recovery import claim_again
@@ -252,9 +253,9 @@ def test_branch_that_was_visible_all_along_is_not_redone(
 def test_branch_of_which_something_stands_is_not_redone(world: World) -> None:
     """Its sink says so after it has ended the rest: nothing is written again (I4)."""
 
-    class HalfVisible(MemorySink):
+    class HalfVisible(MemorySink, AbortsDecided):
         def abort_decided(self, committable: Committable) -> None:
-            super().abort_decided(committable)
+            self.abort(committable)
             raise CommitRejectedError("one of its files stands", committable.branch_id)
 
     chosen = branches(world)

@@ -32,7 +32,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable, TransactionId
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import FindsBranches
 from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint
 from sparkonce.spark_hooks.drivers import is_running
 from sparkonce.spark_hooks.recovery import (
@@ -423,9 +423,7 @@ def _standing(pipeline: ExactlyOnce) -> Facts:
         "not_listed": {name: str(error) for name, error in failures.items()},
         "not_asked": {name: target for name, target in known.items() if name not in sinks},
         "cannot_list": [
-            name
-            for name, sink in sinks.items()
-            if type(sink).find_branches is TwoPhaseCommitSink.find_branches
+            name for name, sink in sinks.items() if not isinstance(sink, FindsBranches)
         ],
     }
 
