@@ -129,7 +129,12 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._hidden)
-        return Committable(handle.branch_id, {"folder": self._id}, _PAYLOAD_VERSION)
+        return Committable(
+            handle.branch_id,
+            {"folder": self._id},
+            _PAYLOAD_VERSION,
+            text=f"file {self._visible_path(handle.branch_id)}",
+        )
 
     def discard(self, handle: FileHandle) -> None:
         if handle.writer is not None:

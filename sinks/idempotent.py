@@ -183,7 +183,9 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._stage)
-        return Staged(handle.rows, self._id).committable(handle.branch_id)
+        return Staged(handle.rows, self._id).committable(
+            handle.branch_id, text=f"{handle.rows} rows staged in {handle.path}"
+        )
 
     def discard(self, handle: StagedRows) -> None:
         handle.close()

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -23,7 +24,7 @@ import pytest
 from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.model import BranchId, Committable, Owner, TransactionId
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
 from sparkonce.spark_hooks.drivers import is_running, this_driver
@@ -462,6 +463,34 @@ def decided(folder: Path) -> str:
     log.decide(TransactionRecord(record_id, 1, State.DECIDED, ("0",), {"file": share}))
     log.close()
     return branch_id.short
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ["bucket lake", "files [{'key': 'a'}]"]),
+        ("object s3://lake/a", ["object s3://lake/a"]),
+    ],
+)
+def test_what_stands_for_a_branch(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, told: list[str]
+) -> None:
+    """The sink's own line; the payload where a record has none, as older ones."""
+    log = SqliteLog(folder / "log.db")
+    owner = log.begin(Claim("orders", QUERY, "run", this_driver(), {"s3": "x"}, 0)).owner
+    branch_id = BranchId(owner, 0, 1, "s3", 0, 3)
+    payload: Any = {"bucket": "lake", "files": [{"key": "a"}]}
+    share = Share("x", (), (Committable(branch_id, payload, text=text),))
+    log.decide(
+        TransactionRecord(
+            TransactionId("orders", QUERY, 0), 1, State.DECIDED, ("0",), {"s3": share}
+        )
+    )
+    log.close()
+    assert run(["log", "show", "jobs:make", "0"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    place = lines.index(f"{branch_id.short}  0 rows")
+    assert lines[place + 1 :] == told
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "replaced"])

@@ -345,6 +345,21 @@ def test_zone_of_an_instant_is_dropped(tmp_path: Path) -> None:
         )
 
 
+class ListsItsFiles(FileSink):
+    """Describes a branch by several lines."""
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        committable = super().preCommit(handle)
+        return replace(committable, text=f"{committable.text}\nno other file")
+
+
+def test_text_for_people_has_several_lines(tmp_path: Path) -> None:
+    def described(contract: SinkContract, stage: Stage) -> None:
+        contract.test_text_for_people_is_one_line(stage, stage.sink())
+
+    caught(file_world(tmp_path, ListsItsFiles), described)
+
+
 class PublishesOnce(FileSink, Publishes):
     def publish(self, batch: CommittedBatch) -> None:
         (self._folder / f"_batch-{batch.batch_id}-of-{batch.owner.digest}").touch(exist_ok=False)

@@ -431,6 +431,13 @@ class SinkContract(SinkRows):
                 ahead_s = safe_until - time.time()
                 assert 0 < ahead_s < _HUNDRED_YEARS_S, f"safe_until lies {ahead_s:.0f} s ahead"
 
+    def test_text_for_people_is_one_line(self, stage: Stage, sink: AnySink) -> None:
+        """`text`, where a sink sets it, is a line that `sparkonce log show` can print."""
+        for committable in stage.prepare(sink, BRANCH, A):
+            text = committable.text
+            assert len(text.splitlines()) <= 1, f"text has several lines: {text!r}"
+            assert text.isprintable(), f"text has characters that no terminal prints: {text!r}"
+
     # -- helpers -----------------------------------------------------------------------------------
 
     def _at_each_line(
