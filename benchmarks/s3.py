@@ -33,8 +33,8 @@ from harness import (
 
 from sparkonce import ExactlyOnce
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks import S3Sink
-from sparkonce.sinks.base import PARALLEL_BRANCHES
+from sparkonce.parallel import MAX_THREADS
+from sparkonce.sinks import S3Sink, verbs
 from sparkonce.sinks.s3.upload import StagedFile
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.services import (
@@ -123,7 +123,7 @@ def commit_of_many_objects(s3: S3Server) -> list[float]:
     owner = Owner("0" * 16, "bench")
     rows = pa.RecordBatch.from_pydict({"id": list(range(10))})
     target = sink(s3, f"many-{uuid.uuid4().hex[:10]}")
-    bare = s3_client(s3, connections=PARALLEL_BRANCHES)
+    bare = s3_client(s3, connections=MAX_THREADS)
 
     def prepare(attempt: int) -> Committable:
         handle = target.beginTransaction(BranchId(owner, 0, 1, "s3", 0, attempt))
@@ -140,9 +140,9 @@ def commit_of_many_objects(s3: S3Server) -> list[float]:
             bare.head_object(Bucket=BUCKET, Key=file.key)
 
     def commit(committables: list[Committable]) -> None:
-        assert not any(target.commit_many(committables))
+        assert not any(verbs.commit_many(target, committables))
 
-    with ThreadPoolExecutor(PARALLEL_BRANCHES) as pool:
+    with ThreadPoolExecutor(MAX_THREADS) as pool:
 
         def complete_all(committables: list[Committable], *, look: bool) -> None:
             list(pool.map(partial(complete, look=look), committables))
@@ -204,7 +204,7 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
     title = f"{rows:,} rows ({sizes[0] >> 20:,} MiB) in 4 batches into S3 ({kind}), as Parquet"
     report(title, figures)
     print(
-        f"{OBJECTS:,} objects by {PARALLEL_BRANCHES} threads: commit {commit_ms:,.0f} ms, bare "
+        f"{OBJECTS:,} objects by {MAX_THREADS} threads: commit {commit_ms:,.0f} ms, bare "
         f"completions {completions_ms:,.0f} ms, completions and HEADs {with_heads_ms:,.0f} ms"
     )
     medians = {

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks import Payload, RowSink
+from sparkonce.sinks import FindsBranches, Payload, RowSink
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Staged(Payload):
     rows: int
 
 
-class SqliteSink(RowSink[Staging]):
+class SqliteSink(RowSink[Staging], FindsBranches):
     """Writes into a table of an SQLite database; a Spark task's rows appear at once."""
 
     kind: ClassVar[str] = "sqlite"

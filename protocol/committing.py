@@ -27,6 +27,7 @@ from sparkonce.model import BranchId, Committable, CommittedBatch
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.rewriting import Lost
 from sparkonce.protocol.rulings import End, ask_again_by_ruling, end_ruled
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.record import Share, TransactionRecord
@@ -122,7 +123,10 @@ def _ask(
     usual = [c for c in branches if c not in redo]
     with _unresolved(sink, "commit_many", branches[0].branch_id):
         outcomes = [(c, ask_again_by_ruling(sink, c)) for c in redo]
-        return [*outcomes, *zip(usual, sink.commit_many(usual) if usual else (), strict=True)]
+        return [
+            *outcomes,
+            *zip(usual, verbs.commit_many(sink, usual) if usual else (), strict=True),
+        ]
 
 
 def _until_known(running: _Commit, action: Callable[[], None], what: step) -> None:
@@ -219,7 +223,7 @@ def _publish(running: _Commit) -> None:
 
         def once() -> None:
             with _unresolved(sink, "publish"):
-                sink.publish(batch)
+                verbs.publish(sink, batch)
 
         with running.step("publish", sink) as publishing:
             _until_known(running, once, publishing)

@@ -16,7 +16,6 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -32,7 +31,8 @@ from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.preparing import aborting_on_failure, ask_for_vote, check_safe
 from sparkonce.protocol.sweeping import sweep
-from sparkonce.sinks.base import AnySink, OnePhaseSink, TwoPhaseCommitSink
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import CommitsOnePhase, Publishes
 from sparkonce.steps import step
 from sparkonce.txn_log.record import TransactionRecord
 
@@ -120,7 +120,7 @@ class AfterCheckpoint(Decider):
 class WithTheLog(Decider):
     """Commit rows and record in one transaction of the database that sink and log share."""
 
-    def __init__(self, sink: OnePhaseSink[Any]) -> None:
+    def __init__(self, sink: CommitsOnePhase) -> None:
         self._sink = sink
 
     def vote(
@@ -197,9 +197,9 @@ def choose(pipeline: Pipeline) -> tuple[Decider, str | None]:
     if len(pipeline.sinks) != 1:
         return Immediate(), "the pipeline has several sinks"
     (sink,) = pipeline.sinks.values()
-    if not isinstance(sink, OnePhaseSink):
+    if not isinstance(sink, CommitsOnePhase):
         return Immediate(), f"{sink!r} shares no transaction with a log"
-    if type(sink).publish is not TwoPhaseCommitSink.publish:
+    if isinstance(sink, Publishes):
         return (
             Immediate(),
             f"{sink!r} publishes each batch before the log knows that it is complete",

@@ -12,13 +12,14 @@ from typing import Final, NamedTuple, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
+from sparkonce.parallel import at_once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import Checkpoint, Pipeline
 from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.protocol.rulings import Ended, end_ruled
 from sparkonce.protocol.sweeping import find_orphans, named_by
-from sparkonce.sinks.base import AnySink, at_once
+from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, next_batch

@@ -10,8 +10,9 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
+from sparkonce.parallel import at_once
 from sparkonce.protocol.rewriting import Rewrite
-from sparkonce.sinks.base import AnySink, at_once
+from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.record import Incarnation, Share

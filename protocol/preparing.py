@@ -17,7 +17,9 @@ from sparkonce.model import ATTEMPT_BOUND, DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.sweeping import sweep
-from sparkonce.sinks.base import AnySink, check_committable
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.committables import check_committable
 from sparkonce.steps import step
 from sparkonce.txn_log.record import Share, State, TransactionRecord
 
@@ -110,7 +112,7 @@ def ask_for_vote(
     sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
 ) -> Sequence[Committable]:
     """The usual vote, for a commit in two phases."""
-    return sink.vote(branch_id, committables)
+    return verbs.vote(sink, branch_id, committables)
 
 
 def check_safe(

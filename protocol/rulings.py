@@ -21,7 +21,9 @@ from typing import NamedTuple
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, SparkOnceError
 from sparkonce.model import Committable
-from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import AbortsDecided
 
 
 class End(StrEnum):
@@ -80,8 +82,8 @@ def ask_again_by_ruling(sink: AnySink, committable: Committable) -> SparkOnceErr
         rewritten; any other error as its commit would give it.
     """
     error: SparkOnceError | None = CommitUnresolvedError("it was ended before it was asked")
-    if type(sink).abort_decided is not TwoPhaseCommitSink.abort_decided:
-        (error,) = sink.commit_many([committable])
+    if isinstance(sink, AbortsDecided):
+        (error,) = verbs.commit_many(sink, [committable])
     return end_for_rewrite(sink, committable, error)
 
 
@@ -92,7 +94,7 @@ def end_for_rewrite(
     if error is None or isinstance(error, PreparedBranchLostError):
         return error
     try:
-        sink.abort_decided(committable)
+        verbs.abort_decided(sink, committable)
     except Exception as failure:  # noqa: BLE001 - repeated, as any unknown outcome
         unresolved = CommitUnresolvedError(
             f"{sink!r}: an operator ruled that {committable.branch_id} is rewritten, and it "
@@ -101,7 +103,7 @@ def end_for_rewrite(
         )
         unresolved.__cause__ = failure
         return unresolved
-    (proven,) = sink.commit_many([committable])
+    (proven,) = verbs.commit_many(sink, [committable])
     if proven is None or isinstance(proven, PreparedBranchLostError):
         return proven
     lost = PreparedBranchLostError(

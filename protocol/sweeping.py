@@ -18,6 +18,7 @@ from sparkonce.errors import FencedError
 from sparkonce.model import Committable, Owner, TransactionId
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.record import TransactionRecord
@@ -102,7 +103,7 @@ def find_orphans(
 
 def _found(sink: AnySink, owner: Owner, failures: list[Exception]) -> Iterator[Committable]:
     try:
-        yield from sink.find_branches(owner)
+        yield from verbs.find_branches(sink, owner)
     except Exception as error:  # noqa: BLE001 - the caller logs it
         failures.append(error)
 
@@ -133,9 +134,9 @@ def _abort_orphans(sink: AnySink, lease: Lease, named: Collection[str], tokens: 
             failures=failures,
         )
     )
-    if sink.lists_uncommitted_only:
+    if verbs.lists_uncommitted_only(sink):
         orphans = [found for found in orphans if not _commit_again(sink, found, lease.pipeline)]
-    errors = sink.abort_many(orphans) if orphans else ()
+    errors = verbs.abort_many(sink, orphans) if orphans else ()
     for found, error in zip(orphans, errors, strict=True):
         if error is not None:
             logger.warning("%s could not be aborted now: %s", found.branch_id, error)

@@ -1,7 +1,7 @@
 """The sinks, and the base classes for your own.
 
-Each is imported at its first use, so that a pipeline needs the client libraries of its own sinks
-only.
+Each sink is imported at its first use, so that a pipeline needs only the client libraries of its
+own sinks.
 """
 
 from __future__ import annotations
@@ -9,8 +9,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from sparkonce.sinks.base import RowSink, TwoPhaseCommitSink
+from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    AbortsMany,
+    ChecksLog,
+    CommitsMany,
+    CommitsOnePhase,
+    Diagnoses,
+    FindsBranches,
+    Publishes,
+    Votes,
+)
 from sparkonce.sinks.payload import Payload
+from sparkonce.sinks.rows import RowSink
 
 if TYPE_CHECKING:
     from sparkonce.sinks.file import FileSink
@@ -20,14 +32,23 @@ if TYPE_CHECKING:
     from sparkonce.sinks.s3 import S3Sink
 
 __all__ = [
+    "AbortsDecided",
+    "AbortsMany",
+    "ChecksLog",
+    "CommitsMany",
+    "CommitsOnePhase",
+    "Diagnoses",
     "FileSink",
+    "FindsBranches",
     "IdempotentSink",
     "KafkaSink",
     "Payload",
     "PostgresSink",
+    "Publishes",
     "RowSink",
     "S3Sink",
     "TwoPhaseCommitSink",
+    "Votes",
 ]
 
 _MODULE_AND_EXTRA = {

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar, Literal
+from typing import IO, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,13 +35,10 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
 from sparkonce.paths import expanded
-from sparkonce.sinks.base import (
-    SPARK_METADATA,
-    Transform,
-    TwoPhaseCommitSink,
-    check_version,
-    written_by_spark,
-)
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches
+from sparkonce.sinks.committables import check_version
+from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
 
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."
@@ -61,7 +58,7 @@ class FileHandle:
     writer: pq.ParquetWriter | None = None
 
 
-class FileSink(TwoPhaseCommitSink[FileHandle]):
+class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
     """Writes Parquet files into a folder, one for each Spark task of a batch.
 
     Give readers that do not hide names with an underscore, such as DuckDB, the pattern
@@ -85,7 +82,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: Literal[1] | None = None,
+        writers: int | None = None,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._folder = expanded(folder).absolute()
@@ -132,7 +129,12 @@ class FileSink(TwoPhaseCommitSink[FileHandle]):
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._hidden)
-        return Committable(handle.branch_id, {"folder": self._id}, _PAYLOAD_VERSION)
+        return Committable(
+            handle.branch_id,
+            {"folder": self._id},
+            _PAYLOAD_VERSION,
+            text=f"file {self._visible_path(handle.branch_id)}",
+        )
 
     def discard(self, handle: FileHandle) -> None:
         if handle.writer is not None:

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
@@ -41,6 +41,7 @@ from sparkonce.errors import (
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.paths import expanded
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches
 from sparkonce.sinks.file import (
     branch_here,
     branches_in,
@@ -89,7 +90,7 @@ class Staged(Payload):
         return fields if version > 1 else {**fields, "folder": None}
 
 
-class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
+class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranches):
     """Stages rows in files, and hands each branch to `put` once it is decided.
 
     Args:
@@ -111,7 +112,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         name: str | None = None,
         select: Sequence[str] | None = None,
         transform: Transform | None = None,
-        writers: Literal[1] | None = None,
+        writers: int | None = None,
     ) -> None:
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._stage = expanded(stage).absolute()
@@ -182,7 +183,9 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows]):
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._stage)
-        return Staged(handle.rows, self._id).committable(handle.branch_id)
+        return Staged(handle.rows, self._id).committable(
+            handle.branch_id, text=f"{handle.rows} rows staged in {handle.path}"
+        )
 
     def discard(self, handle: StagedRows) -> None:
         handle.close()

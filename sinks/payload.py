@@ -38,7 +38,9 @@ class Payload:
 
     VERSION: ClassVar[int] = 1
 
-    def committable(self, branch_id: BranchId, *, safe_until: float | None = None) -> Committable:
+    def committable(
+        self, branch_id: BranchId, *, safe_until: float | None = None, text: str = ""
+    ) -> Committable:
         """What `preCommit` returns.
 
         Raises:
@@ -48,7 +50,7 @@ class Payload:
             field.name: _encoded(getattr(self, field.name), f"{type(self).__name__}.{field.name}")
             for field in fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
         }
-        return Committable(branch_id, payload, self.VERSION, safe_until)
+        return Committable(branch_id, payload, self.VERSION, safe_until, text)
 
     @classmethod
     def of(cls, committable: Committable) -> Self:

@@ -27,9 +27,11 @@ from pyspark.sql.types import StructField, StructType
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
+from sparkonce.parallel import at_once
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import in_zone
-from sparkonce.sinks.base import AnySink, at_once, quoted
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.spark_sql import quoted
 from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from sparkonce.sinks.base import quoted
+from sparkonce.sinks.spark_sql import quoted
 from sparkonce.txn_log.record import Fingerprint
 
 if TYPE_CHECKING:

@@ -38,7 +38,8 @@ from sparkonce.errors import ConfigurationError, PrepareRejectedError, SparkOnce
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import plain
-from sparkonce.sinks.base import AnySink, check_committable
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.committables import check_committable
 from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.steps import step
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share

@@ -9,6 +9,7 @@ from typing import get_args
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import is_label
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Patience, Pipeline, by_name
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog
 
@@ -52,7 +53,7 @@ class Settings:
             raise ConfigurationError(f"driver_rows={self.driver_rows}: expected 0 or more")
         if not self.is_log_in_checkpoint:  # before one is made there
             for sink in self.sinks:
-                sink.check_log(self.log if isinstance(self.log, str) else self.log.address)
+                verbs.check_log(sink, self.log if isinstance(self.log, str) else self.log.address)
 
     @property
     def is_log_in_checkpoint(self) -> bool:
@@ -89,11 +90,6 @@ def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
             raise ConfigurationError(
                 f"{type(sink).__name__} has no name: call super().__init__(name=name) in its "
                 "__init__"
-            )
-        if sink.dealt_by and sink.writers is None:
-            raise ConfigurationError(
-                f"{sink!r} has dealt_by={sink.dealt_by!r} and no writers=: say to how many tasks "
-                "its rows are dealt out"
             )
     names = [sink.name for sink in (*sinks, *removed)]
     for name in names:

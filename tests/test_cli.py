@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -23,7 +24,7 @@ import pytest
 from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.model import BranchId, Committable, Owner, TransactionId
 from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, find_checkpoint
@@ -55,6 +56,20 @@ def broken():
 
 class settings:
     pipeline = make()
+"""
+LISTS_NOTHING = """
+from sparkonce.sinks import TwoPhaseCommitSink
+
+class FileSink(TwoPhaseCommitSink):
+    kind = "file"
+    target = "a place of which nobody has a list"
+
+    def __init__(self, folder):
+        super().__init__()
+
+    def verb(self, *_): ...
+
+    beginTransaction = write = preCommit = commit = abort = verb
 """
 STARTS = """
 from pyspark.sql.streaming import DataStreamWriter
@@ -449,6 +464,34 @@ def decided(folder: Path) -> str:
     return branch_id.short
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ["bucket lake", "files [{'key': 'a'}]"]),
+        ("object s3://lake/a", ["object s3://lake/a"]),
+    ],
+)
+def test_what_stands_for_a_branch(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, told: list[str]
+) -> None:
+    """The sink's own line; the payload where a record has none, as older ones."""
+    log = SqliteLog(folder / "log.db")
+    owner = log.begin(Claim("orders", QUERY, "run", this_driver(), {"s3": "x"}, 0)).owner
+    branch_id = BranchId(owner, 0, 1, "s3", 0, 3)
+    payload: Any = {"bucket": "lake", "files": [{"key": "a"}]}
+    share = Share("x", (), (Committable(branch_id, payload, text=text),))
+    log.decide(
+        TransactionRecord(
+            TransactionId("orders", QUERY, 0), 1, State.DECIDED, ("0",), {"s3": share}
+        )
+    )
+    log.close()
+    assert run(["log", "show", "jobs:make", "0"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    place = lines.index(f"{branch_id.short}  0 rows")
+    assert lines[place + 1 :] == told
+
+
 @pytest.mark.parametrize("way", ["checkpoint", "replaced"])
 @pytest.mark.parametrize("where", [["jobs:make"], ["--log", "sqlite:///log.db"]])
 def test_nothing_is_redone_where_spark_does_not_replay(
@@ -795,7 +838,9 @@ def test_sink_that_nobody_asks_is_not_free_of_orphans(
     assert head is not None
     assert head.token == 2
     monkeypatch.setattr(SqliteLog, "head", lambda *_: replace(head, sinks={}))
-    monkeypatch.delattr(FileSink, "find_branches")
+    plain = JOB.replace("from sparkonce.sinks import FileSink", LISTS_NOTHING)
+    (folder / "jobs.py").write_text(plain)
+    sys.modules.pop("jobs")
     assert run(["orphans", "jobs:make"]) == 0
     assert "file: the sink has no find_branches" in capsys.readouterr().err
 

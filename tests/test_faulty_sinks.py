@@ -26,7 +26,9 @@ from sparkonce.errors import PreparedBranchLostError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import AbortsMany, CommitsMany, Publishes, Votes
 from sparkonce.sinks.file import FileHandle
+from sparkonce.sinks.verbs import abort_each, commit_each
 from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
 from tests.test_sink_contracts import file_world, sqlite_world
@@ -91,7 +93,7 @@ def test_commit_is_a_copy(tmp_path: Path, copy: Callable[[Path, Path], object]) 
 def test_outcome_of_a_batch_is_that_of_all(tmp_path: Path) -> None:
     """One statement for the batch, and one count of its rows: a lost branch is called committed."""
 
-    class Joint(SqliteSink):
+    class Joint(SqliteSink, CommitsMany):
         def commit_many(
             self, committables: Sequence[Committable]
         ) -> Sequence[SparkOnceError | None]:
@@ -115,7 +117,7 @@ def test_outcome_of_a_batch_is_that_of_all(tmp_path: Path) -> None:
 
 
 def test_vote_counts_on_a_task(tmp_path: Path) -> None:
-    class FirstOf(FileSink):
+    class FirstOf(FileSink, Votes):
         def vote(
             self, branch_id: BranchId, committables: Sequence[Committable]
         ) -> Sequence[Committable]:
@@ -156,18 +158,18 @@ class AbortsByPrefix(FileSink):
             path.unlink()
 
 
-class AbortsAll(FileSink):
+class AbortsAll(FileSink, AbortsMany):
     """One order for all of an owner's branches, whichever were asked for."""
 
     def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
-        return super().abort_many([c for b in found for c in self.find_branches(b.branch_id.owner)])
+        return abort_each(self, [c for b in found for c in self.find_branches(b.branch_id.owner)])
 
 
-class AbortsSilently(FileSink):
+class AbortsSilently(FileSink, AbortsMany):
     """Gives no outcomes."""
 
     def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
-        return super().abort_many(found)[:0]
+        return abort_each(self, found)[:0]
 
 
 class DiscardsAll(FileSink):
@@ -343,12 +345,27 @@ def test_zone_of_an_instant_is_dropped(tmp_path: Path) -> None:
         )
 
 
-class PublishesOnce(FileSink):
+class ListsItsFiles(FileSink):
+    """Describes a branch by several lines."""
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        committable = super().preCommit(handle)
+        return replace(committable, text=f"{committable.text}\nno other file")
+
+
+def test_text_for_people_has_several_lines(tmp_path: Path) -> None:
+    def described(contract: SinkContract, stage: Stage) -> None:
+        contract.test_text_for_people_is_one_line(stage, stage.sink())
+
+    caught(file_world(tmp_path, ListsItsFiles), described)
+
+
+class PublishesOnce(FileSink, Publishes):
     def publish(self, batch: CommittedBatch) -> None:
         (self._folder / f"_batch-{batch.batch_id}-of-{batch.owner.digest}").touch(exist_ok=False)
 
 
-class PublishesRows(FileSink):
+class PublishesRows(FileSink, Publishes):
     def publish(self, batch: CommittedBatch) -> None:
         first = batch.committables[0].branch_id
         (self._folder / f"_batch-{first.batch_id}").touch()
@@ -429,7 +446,7 @@ class KeepsLastProof(SqliteSink):
             db.execute("DELETE FROM sparkonce_commits WHERE branch <> ?", last)
 
 
-class ProvesByTheFirst(SqliteSink):
+class ProvesByTheFirst(SqliteSink, CommitsMany):
     """Takes the proof of a batch's first branch for that of all."""
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
@@ -438,7 +455,7 @@ class ProvesByTheFirst(SqliteSink):
             proof = "SELECT 1 FROM sparkonce_commits WHERE branch = ?"
             if first and db.execute(proof, first).fetchone():
                 return [None] * len(committables)
-        return super().commit_many(committables)
+        return commit_each(self, committables)
 
 
 class ReadsOthersText(SqliteSink):

@@ -75,6 +75,10 @@ def test_what_is_promised_is_on_the_disk(
     assert disk.done == [f"sync {tmp_path.name}"]
 
 
+def test_operators_read_where_the_rows_are(sink: FileSink, tmp_path: Path) -> None:
+    assert prepare(sink).text == f"file {tmp_path}/{BRANCH}parquet"
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_hidden_folder_is_on_the_disk_before_anything_is_in_it(
     sink: FileSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool

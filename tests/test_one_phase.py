@@ -27,12 +27,19 @@ from sparkonce.failpoints import InjectedError
 from sparkonce.model import Ask, BranchId, Committable, CommittedBatch, TransactionId
 from sparkonce.protocol.deciders import choose
 from sparkonce.protocol.driver import Driver
-from sparkonce.sinks.base import OnePhaseSink, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import CommitsOnePhase, Publishes
 from sparkonce.steps import POINTS
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
-from tests.world import Crash, Handle, MemoryEntrance, MemorySink, Process, World, at_point
+from tests.world import (
+    Crash,
+    MemoryEntrance,
+    Process,
+    QuietSink,
+    World,
+    at_point,
+)
 
 BATCHES = [[[1, 2], [3]], [[], []], [[4], []]]
 
@@ -152,10 +159,8 @@ class DatabaseLog(OptimisticLog):
         return done, text
 
 
-class DatabaseSink(OnePhaseSink[Handle], MemorySink):
+class DatabaseSink(QuietSink, CommitsOnePhase):
     """Stages in tasks, merges in an open transaction that dies with its process."""
-
-    publish = TwoPhaseCommitSink.publish
 
     def __init__(self, world: OneWorld, process: Process) -> None:
         super().__init__(world.stores["only"], process, "only")
@@ -266,7 +271,7 @@ def test_policy_that_waits_for_spark_takes_two_phases(world: OneWorld) -> None:
 def test_sink_that_publishes_takes_two_phases(world: OneWorld) -> None:
     """Readers are told that a batch is whole before the log knows it, also after a crash."""
 
-    class Publishing(DatabaseSink):
+    class Publishing(DatabaseSink, Publishes):
         def publish(self, batch: CommittedBatch) -> None:
             raise NotImplementedError
 
@@ -378,7 +383,7 @@ def test_newer_driver_takes_over_behind_the_read(world: OneWorld) -> None:
             world.prepare_sinks = lambda sinks: None
             world.start(Process())
 
-    def prepare(sinks: Sequence[MemorySink]) -> None:
+    def prepare(sinks: Sequence[QuietSink]) -> None:
         sinks[0].fail = take_over
 
     world.prepare_sinks = prepare

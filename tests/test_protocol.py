@@ -31,6 +31,8 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import CommitPolicy, Patience
 from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import CommitsMany
+from sparkonce.sinks.verbs import commit_each
 from sparkonce.steps import POINTS
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, LocalFolder
@@ -255,12 +257,12 @@ def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> N
     """commit_many says for each branch how it ended; the others are not asked for twice."""
     asked: list[list[str]] = []
 
-    class Batching(MemorySink):
+    class Batching(MemorySink, CommitsMany):
         def commit_many(self, committables: Any) -> Any:
             asked.append([str(c.branch_id) for c in committables])
             if len(asked) == 1:
-                return [*super().commit_many(committables[:1]), CommitUnresolvedError("away")]
-            return super().commit_many(committables)
+                return [*commit_each(self, committables[:1]), CommitUnresolvedError("away")]
+            return commit_each(self, committables)
 
     process = Process()
     driver = world.driver(process)
@@ -284,10 +286,10 @@ def test_sink_whose_commit_of_a_batch_raises_is_asked_again(world: World) -> Non
     """An error that the sink does not name says nothing about any branch's outcome."""
     asked: list[int] = []
 
-    class Raising(MemorySink):
+    class Raising(MemorySink, CommitsMany):
         def commit_many(self, committables: Any) -> Any:
             asked.append(len(committables))
-            outcomes = super().commit_many(committables)
+            outcomes = commit_each(self, committables)
             if len(asked) == 1:
                 raise ConnectionError("the answer is lost")
             return outcomes

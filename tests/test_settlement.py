@@ -25,6 +25,7 @@ from sparkonce.protocol.operating import claim_again
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.protocol.transaction import recover
+from sparkonce.sinks.capabilities import AbortsDecided
 from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
@@ -255,9 +256,9 @@ def test_branch_that_was_visible_all_along_is_not_redone(
 def test_branch_of_which_something_stands_is_not_redone(world: World) -> None:
     """Its sink says so after it has ended the rest: nothing is written again (I4)."""
 
-    class HalfVisible(MemorySink):
+    class HalfVisible(MemorySink, AbortsDecided):
         def abort_decided(self, committable: Committable) -> None:
-            super().abort_decided(committable)
+            self.abort(committable)
             raise CommitRejectedError("one of its files stands", committable.branch_id)
 
     chosen = branches(world)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from sparkonce import ExactlyOnce
+from sparkonce import ExactlyOnce, parallel
 from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
@@ -28,9 +29,12 @@ from sparkonce.errors import (
     PrepareRejectedError,
     ProtocolError,
 )
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
-from sparkonce.sinks import FileSink, IdempotentSink, Payload, RowSink, base
-from sparkonce.sinks.base import AnySink, at_once, check_committable
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatch, Owner
+from sparkonce.parallel import at_once
+from sparkonce.sinks import FileSink, IdempotentSink, Payload, RowSink, capabilities, verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import AbortsMany, ChecksLog
+from sparkonce.sinks.committables import check_committable
 from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.s3 import S3Sink
@@ -178,8 +182,8 @@ def test_payload_that_a_record_cannot_keep() -> None:
 @pytest.mark.parametrize(
     ("committable", "told"),
     [
-        (None, "returned None where a Committable is due"),
-        ({"file": "x"}, "returned a dict where a Committable is due"),
+        (None, "returned None instead of a Committable"),
+        ({"file": "x"}, "returned a dict instead of a Committable"),
         (Committable(replace(BRANCH, attempt=12)), "of another branch"),
         (Committable(replace(BRANCH, sink="other")), "of another branch"),
         (Committable(BRANCH, {"path": Path()}), "'path' holds a PosixPath"),  # type: ignore[dict-item]
@@ -228,7 +232,7 @@ def test_sink_without_a_lasting_name() -> None:
     class Careless(ListSink):
         def __init__(self) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="Nameless has no lasting name"):
+    with pytest.raises(ConfigurationError, match="Nameless has no permanent name"):
         Nameless()
     assert Nameless(name="given").name == "given"
     with pytest.raises(ConfigurationError, match=r"Careless has no name: call super\(\)"):
@@ -273,12 +277,113 @@ def test_function_that_a_snapshot_has_no_answer_to(function: str) -> None:
             FileSink(".", select=["id", call])
 
 
-def test_rows_that_are_dealt_out_need_a_number_of_tasks() -> None:
-    class Dealing(ListSink):
-        dealt_by = ("id",)
+class DealingSink(ListSink):
+    dealt_by = ("id",)
 
-    with pytest.raises(ConfigurationError, match="has dealt_by=.* and no writers="):
-        ExactlyOnce("test", sinks=[Dealing()], log="sqlite:///:memory:")
+
+@pytest.mark.parametrize("writers", [0, -1, True, 1.0, "1"])
+@pytest.mark.parametrize("sink", [ListSink, DealingSink])
+def test_writers_are_a_number_of_tasks(sink: type[ListSink], writers: Any) -> None:
+    with pytest.raises(ConfigurationError, match="must be a whole number from 1"):
+        sink(writers=writers)
+
+
+def test_rows_that_are_dealt_out_need_a_number_of_tasks() -> None:
+    """Any other way of dealing them would differ in a replay, and a number without columns says
+    no more than columns without a number."""
+    assert [sink(writers=1).writers for sink in (ListSink, DealingSink)] == [1, 1]
+    assert (ListSink().writers, DealingSink(writers=4).writers) == (None, 4)
+    with pytest.raises(ConfigurationError, match="writers=4 needs columns"):
+        ListSink(writers=4)
+    with pytest.raises(ConfigurationError, match=r"deals its rows out by \['id'\]: set writers="):
+        DealingSink()
+
+
+# -- optional verbs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "mixin"),
+    [
+        ("vote", "Votes"),
+        ("commit_many", "CommitsMany"),
+        ("abort_many", "AbortsMany"),
+        ("abort_decided", "AbortsDecided"),
+        ("publish", "Publishes"),
+        ("find_branches", "FindsBranches"),
+        ("lists_uncommitted_only", "FindsBranches"),
+        ("commit_one_phase", "CommitsOnePhase"),
+        ("check_log", "ChecksLog"),
+        ("diagnose", "Diagnoses"),
+    ],
+)
+def test_optional_verb_without_its_mixin(verb: str, mixin: str) -> None:
+    """Nobody would call it, so the class is refused; also where it inherits the verb."""
+
+    def called(self: object, *_: object) -> None: ...
+
+    helper = type("Helper", (), {verb: called})
+    for bases, namespace in (((ListSink,), {verb: called}), ((helper, ListSink), {})):
+        with pytest.raises(ProtocolError, match=f"Own defines {verb} but is no {mixin}, .*inherit"):
+            type("Own", bases, namespace)
+
+
+def test_every_optional_verb_has_its_mixin_and_a_default() -> None:
+    """No mixin is left out of the check, and none of its verbs is missing in a plain sink."""
+    mixins = [
+        m for m in vars(capabilities).values() if isinstance(m, type) and m.__bases__ == (ABC,)
+    ]
+    assert len(mixins) == 9
+    for mixin in mixins:
+        for verb in mixin.__abstractmethods__:  # type: ignore[attr-defined]
+            with pytest.raises(ProtocolError, match=f"is no {mixin.__name__}"):
+                type("Own", (ListSink,), {verb: None})
+            assert hasattr(verbs, verb) or mixin is capabilities.CommitsOnePhase
+
+
+def test_sink_without_optional_verbs() -> None:
+    """Each has a default: branches one by one, and nothing to tell or to find."""
+
+    class Plain(ListSink):
+        def commit(self, committable: Committable) -> None:
+            raise PreparedBranchLostError("gone", committable.branch_id)
+
+        def abort(self, branch: BranchId | Committable) -> None:
+            ended.append(branch)
+
+    ended: list[object] = []
+    sink, branch = Plain(), Committable(BRANCH)
+    assert verbs.vote(sink, BRANCH, [branch]) == [branch]
+    assert [type(error) for error in verbs.commit_many(sink, [branch])] == [PreparedBranchLostError]
+    assert verbs.abort_many(sink, [branch]) == [None]
+    verbs.abort_decided(sink, branch)
+    assert ended == [branch, branch]
+    assert not list(verbs.find_branches(sink, BRANCH.owner))
+    assert not verbs.lists_uncommitted_only(sink)
+    assert not list(verbs.diagnose(sink))
+    verbs.check_log(sink, "sqlite:///log.db")
+    verbs.publish(sink, CommittedBatch("orders", BRANCH.owner, 7, 0, (), (branch,)))
+
+
+def test_sink_with_an_optional_verb() -> None:
+    """It is used in place of the default."""
+
+    class Refusing(ListSink, AbortsMany, ChecksLog):
+        def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+            return [TimeoutError() for _ in found]
+
+        def check_log(self, address: str) -> None:
+            raise ConfigurationError(f"{address} is among the rows")
+
+    assert isinstance(verbs.abort_many(Refusing(), [Committable(BRANCH)])[0], TimeoutError)
+    with pytest.raises(ConfigurationError, match="log.db is among"):
+        ExactlyOnce("test", sinks=[Refusing()], log="sqlite:///log.db")
+
+
+@pytest.mark.parametrize("sink", [FileSink, IdempotentSink, KafkaSink, PostgresSink, S3Sink])
+def test_sinks_can_abort_what_is_decided_and_list_what_is_left(sink: type[AnySink]) -> None:
+    assert issubclass(sink, capabilities.AbortsDecided)
+    assert issubclass(sink, capabilities.FindsBranches)
 
 
 # -- idempotent stores -----------------------------------------------------------------------------
@@ -314,7 +419,7 @@ def test_rows_stay_staged_until_the_batch_is_complete(tmp_path: Path) -> None:
     sink = StoreSink(tmp_path)
     committable = staged(sink)
     sink.failure = TimeoutError("no answer")
-    (outcome,) = sink.commit_many([committable])
+    (outcome,) = verbs.commit_many(sink, [committable])
     assert isinstance(outcome, CommitUnresolvedError)
     sink.failure = None
     sink.commit(committable)
@@ -442,7 +547,7 @@ def test_staged_file_that_was_cut(tmp_path: Path) -> None:
     told = set()
     for length in range(0, end, 8):
         path.write_bytes(whole[:length])
-        (outcome,) = sink.commit_many([committable])
+        (outcome,) = verbs.commit_many(sink, [committable])
         assert isinstance(outcome, CommitUnresolvedError), length
         assert sink.store == {}
         told.add(str(outcome))
@@ -543,7 +648,7 @@ def test_interrupt_waits_for_what_has_begun(monkeypatch: pytest.MonkeyPatch) -> 
         waits.set()
         wait(futures)
 
-    monkeypatch.setattr(base, "wait", wait_for)
+    monkeypatch.setattr(parallel, "wait", wait_for)
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -558,7 +663,7 @@ def test_work_goes_on_when_the_main_thread_has_ended() -> None:
     """A script's end: a commit that is repeated then would fail until its patience is over."""
     script = """
         import concurrent.futures.thread, threading
-        from sparkonce.sinks.base import at_once
+        from sparkonce.parallel import at_once
 
         def late():
             while not concurrent.futures.thread._shutdown:

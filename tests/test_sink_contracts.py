@@ -264,7 +264,8 @@ import json
 from pathlib import Path
 from sparkonce.errors import PreparedBranchLostError
 from sparkonce.model import BranchId, Committable
-from sparkonce.sinks import RowSink
+from sparkonce.sinks import CommitsMany, RowSink
+from sparkonce.sinks.verbs import outcome_of_commit
 
 class LazySink(RowSink):
     kind = "lazy"
@@ -358,7 +359,10 @@ IN_A_POOL = """
     def commit_many(self, committables):
         from concurrent.futures import ThreadPoolExecutor
         with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(self._outcome_of, committables))
+            return list(pool.map(self._outcome, committables))
+
+    def _outcome(self, committable):
+        return outcome_of_commit(self, committable)
 """
 IN_AN_OLDER_THREAD = """
     from concurrent.futures import ThreadPoolExecutor
@@ -370,7 +374,10 @@ IN_AN_OLDER_THREAD = """
 
     def commit_many(self, committables):
         pool = vars(self).get("_pool") or self.ThreadPoolExecutor(1)
-        return list(pool.map(self._outcome_of, committables))
+        return list(pool.map(self._outcome, committables))
+
+    def _outcome(self, committable):
+        return outcome_of_commit(self, committable)
 """
 
 
@@ -452,7 +459,8 @@ def test_commit_is_killed_in_its_helper_module(tmp_path: Path, module: str, help
 @pytest.mark.parametrize("commit_batch", [IN_A_POOL, IN_AN_OLDER_THREAD])
 def test_commit_is_killed_in_its_thread(tmp_path: Path, commit_batch: str) -> None:
     """A commit may run in a thread, made for it or older than it."""
-    said = killed_between_the_lines(tmp_path, lazy_sink() + commit_batch)
+    source = lazy_sink().replace("LazySink(RowSink)", "LazySink(RowSink, CommitsMany)")
+    said = killed_between_the_lines(tmp_path, source + commit_batch)
     assert "too much: {'id': 0" in said
 
 

@@ -25,6 +25,7 @@ from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import CommitPolicy, Patience, Pipeline, by_name
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import FindsBranches, Publishes, Votes
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter, shares_of
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim
@@ -71,8 +72,8 @@ class Handle:
     rows: list[int] = field(default_factory=list)
 
 
-class MemorySink(TwoPhaseCommitSink[Handle]):
-    """Prepares into and commits within a `Store`."""
+class QuietSink(TwoPhaseCommitSink[Handle], Votes, FindsBranches):
+    """Prepares into and commits within a `Store`; publishes nothing."""
 
     kind = "memory"
 
@@ -108,7 +109,7 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
         self._called("vote")
-        return super().vote(branch_id, committables)
+        return committables
 
     def commit(self, committable: Committable) -> None:
         self._called("commit")
@@ -119,13 +120,6 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
             raise PreparedBranchLostError(f"{name} is gone", committable.branch_id)
         self.fail("after commit")
 
-    def publish(self, batch: CommittedBatch) -> None:
-        self._called("publish")
-        names = [str(committable.branch_id) for committable in batch.committables]
-        assert set(names) <= self.store.visible.keys(), "published before it was committed"
-        self.store.published[batch.batch_id] = names
-        self.fail("after publish")
-
     def abort(self, branch: BranchId | Committable) -> None:
         self._called("abort")
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
@@ -135,6 +129,17 @@ class MemorySink(TwoPhaseCommitSink[Handle]):
         self._called("find_branches")
         found = [BranchId.from_name(name) for name in self.store.prepared]
         return [Committable(b) for b in found if b is not None and b.owner == owner]
+
+
+class MemorySink(QuietSink, Publishes):
+    """A `QuietSink` that publishes each batch in its `Store`."""
+
+    def publish(self, batch: CommittedBatch) -> None:
+        self._called("publish")
+        names = [str(committable.branch_id) for committable in batch.committables]
+        assert set(names) <= self.store.visible.keys(), "published before it was committed"
+        self.store.published[batch.batch_id] = names
+        self.fail("after publish")
 
 
 def hashed(ids: Sequence[int]) -> pa.RecordBatch:

@@ -35,6 +35,7 @@ from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
 from sparkonce.sinks.postgres.sql import staging_name
 from sparkonce.sinks.postgres.staging import StagingWriter
+from sparkonce.sinks.verbs import abort_each
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -230,7 +231,7 @@ def test_table_that_is_read_for_long_keeps_nothing_waiting(world: World, way: st
 
     def end_all() -> None:
         found = list(sink.find_branches(OWNER))
-        outcomes[:] = (sink if way == "sweep" else super(PostgresSink, sink)).abort_many(found)
+        outcomes[:] = sink.abort_many(found) if way == "sweep" else abort_each(sink, found)
 
     with psycopg.connect(world.dsn) as backup:
         backup.execute(f"LOCK TABLE {world.schema}.{held} IN ACCESS SHARE MODE".encode())

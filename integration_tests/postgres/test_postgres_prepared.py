@@ -40,7 +40,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks import PostgresSink
+from sparkonce.sinks import PostgresSink, verbs
 from sparkonce.sinks.postgres import merging
 from sparkonce.sinks.postgres.server import leave_prepared
 from sparkonce.spark_hooks.batch import with_hashes
@@ -195,7 +195,7 @@ def test_many_branches_are_committed_by_few_connections(prepared: World) -> None
     prepared.table()
     sink = ready(prepared)
     committables = [prepare(sink, ROWS.slice(0, 1), task(n)) for n in range(40)]
-    assert sink.commit_many(committables) == [None] * 40
+    assert verbs.commit_many(sink, committables) == [None] * 40
     query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sparkonce'"
     assert prepared.run(query)[0][0] <= 4
     assert prepared.state() == (40, 40, 0, 0)
@@ -524,9 +524,9 @@ def test_role_with_the_least_rights_can_do_everything(prepared: World) -> None:
     ("options", "message"),
     [
         ({"mode": "fast"}, 'must be "staged" or "prepared"'),
-        ({"mode": "prepared", "writers": 2}, "writers=2 must be 1"),
-        ({"mode": "staged", "key": ["id"], "writers": 2}, "writers=2 must be 1"),
-        ({"mode": "prepared", "key": ["id"], "writers": 0}, "writers=0 must be 1 or more"),
+        ({"mode": "prepared", "writers": 2}, "writers=2 needs columns"),
+        ({"mode": "staged", "key": ["id"], "writers": 2}, "writers=2 needs columns"),
+        ({"mode": "prepared", "key": ["id"], "writers": 0}, "writers=0 must be a whole number"),
     ],
 )
 def test_setting_that_cannot_work(options: dict[str, Any], message: str) -> None:

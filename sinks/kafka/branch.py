@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from sparkonce.errors import ProtocolError
 from sparkonce.model import BranchId, Committable
-from sparkonce.sinks.base import check_version
+from sparkonce.sinks.committables import check_version
 
 PAYLOAD_VERSION: Final = 2
 MAX_MARGIN_S: Final = 60.0

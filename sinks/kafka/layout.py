@@ -16,8 +16,8 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.base import quoted
 from sparkonce.sinks.kafka.rows import CONVENTION, is_text
+from sparkonce.sinks.spark_sql import quoted
 
 Format: TypeAlias = Literal["json", "avro"]
 

@@ -16,7 +16,16 @@ from kafka.admin import ACLOperation
 
 from sparkonce.errors import ConfigurationError, PrepareRejectedError, SinkError, SparkOnceError
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, at_once
+from sparkonce.parallel import at_once
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    AbortsMany,
+    CommitsMany,
+    Diagnoses,
+    FindsBranches,
+    Votes,
+)
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.kafka.access import PREFIX, RefusedError, missing_right
 from sparkonce.sinks.kafka.branch import MAX_MARGIN_S, TIMEOUT, KafkaBranch
@@ -29,6 +38,7 @@ from sparkonce.sinks.kafka.outcome import PATIENCE_S, Outcome, proof_kept_s
 from sparkonce.sinks.kafka.producer import OpenTransaction, Reports
 from sparkonce.sinks.kafka.rows import RowError, check_schema
 from sparkonce.sinks.kafka.settings import KafkaSettings, check_topic_name
+from sparkonce.sinks.verbs import commit_each, outcome_of_abort
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +85,15 @@ the clock that nobody sets."""
 _NOTHING_YET: Final[_TakenOver] = (frozenset(), 0.0, 0.0)
 
 
-class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
+class KafkaSink(
+    TwoPhaseCommitSink[OpenTransaction],
+    Votes,
+    CommitsMany,
+    AbortsMany,
+    AbortsDecided,
+    FindsBranches,
+    Diagnoses,
+):
     """Writes rows to Kafka topics; visible to consumers with ``isolation.level=read_committed``.
 
     The rows have the columns that Spark's own Kafka sink knows: `value`, and optionally `key`,
@@ -209,14 +227,14 @@ class KafkaSink(TwoPhaseCommitSink[OpenTransaction]):
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         proven = self._outcome.commit_together(committables)
         left = [c for c in committables if c.branch_id.name not in proven]
-        errors_left = iter(at_once(partial(self._outcome_of, commit=self._outcome.commit), left))
+        errors_left = iter(commit_each(self, left, self._outcome.commit))
         return [None if c.branch_id.name in proven else next(errors_left) for c in committables]
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._outcome.abort(branch)
 
     def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
-        return at_once(partial(self._abort_outcome, abort=self._outcome.abort), found)
+        return at_once(partial(outcome_of_abort, self, abort=self._outcome.abort), found)
 
     def abort_decided(self, committable: Committable) -> None:
         self._outcome.abort_decided(committable)

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from sparkonce.errors import ProtocolError
 from sparkonce.model import BranchId, Committable, JsonValue
-from sparkonce.sinks.base import check_version
+from sparkonce.sinks.committables import check_version
 from sparkonce.sinks.postgres.attaching import attach_partitions
 from sparkonce.sinks.postgres.catalog import Target
 from sparkonce.sinks.postgres.resolving import DELETED, has_null, last_of_each_key

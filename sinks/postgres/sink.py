@@ -31,7 +31,15 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import DRIVER_ATTEMPT, Ask, BranchId, Committable, Owner
-from sparkonce.sinks.base import OnePhaseSink, Transform
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    AbortsMany,
+    CommitsOnePhase,
+    Diagnoses,
+    FindsBranches,
+    Votes,
+)
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.attaching import Attach, warn_of_slots, with_attached
@@ -75,6 +83,7 @@ from sparkonce.sinks.postgres.sql import (
 )
 from sparkonce.sinks.postgres.staging import StagingWriter
 from sparkonce.sinks.postgres.writing import Write, Writing
+from sparkonce.sinks.verbs import abort_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +109,15 @@ _TIDY_EACH_LOCK_S = 0.01
 """One by one, after they were waited for together: a backup may hold hundreds."""
 
 
-class PostgresSink(OnePhaseSink[StagingWriter]):
+class PostgresSink(
+    TwoPhaseCommitSink[StagingWriter],
+    Votes,
+    CommitsOnePhase,
+    AbortsMany,
+    AbortsDecided,
+    FindsBranches,
+    Diagnoses,
+):
     """Writes each batch into a Postgres table, visible as a whole unless you choose otherwise.
 
     Tasks COPY into staging tables beside the target. Before the decision the driver merges them in
@@ -428,7 +445,7 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         merges = [c for c in found if "staging" not in c.payload]
         staged = [c for c in found if "staging" in c.payload]
         # Merges first: they lock their staging tables.
-        errors = dict(zip((c.branch_id for c in merges), super().abort_many(merges), strict=True))
+        errors = dict(zip((c.branch_id for c in merges), abort_each(self, merges), strict=True))
         try:
             for schema in {str(c.payload["schema"]) for c in staged}:
                 names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]

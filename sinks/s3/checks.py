@@ -13,10 +13,10 @@ from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from sparkonce.errors import ConfigurationError
 from sparkonce.s3_errors import code_of, status_of
 from sparkonce.sinks.arrow_types import zone_of
-from sparkonce.sinks.base import SPARK_METADATA, written_by_spark
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, is_passing
 from sparkonce.sinks.s3.formats import FileFormat
 from sparkonce.sinks.s3.layout import Place
+from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -22,8 +22,8 @@ import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.arrow_types import in_zone
-from sparkonce.sinks.base import quoted
 from sparkonce.sinks.s3.upload import PARTS_IN_FLIGHT, PartSizes
+from sparkonce.sinks.spark_sql import quoted
 
 Format: TypeAlias = Literal["parquet", "json", "csv"]
 Compression: TypeAlias = Literal["zstd", "snappy", "lz4", "gzip", "brotli", "none"]

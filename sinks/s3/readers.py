@@ -20,10 +20,10 @@ import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.arrow_types import zone_of
-from sparkonce.sinks.base import quoted
 from sparkonce.sinks.s3.committed import Files, find_committed, find_newest
 from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
 from sparkonce.sinks.s3.layout import NULL_FOLDER
+from sparkonce.sinks.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,8 +27,17 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
+from sparkonce.parallel import at_once
 from sparkonce.sinks.arrow_types import loosened
-from sparkonce.sinks.base import Transform, TwoPhaseCommitSink, at_once, check_version
+from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    ChecksLog,
+    Diagnoses,
+    FindsBranches,
+    Publishes,
+)
+from sparkonce.sinks.committables import check_version
 from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe, server_at
@@ -55,7 +64,14 @@ _PAYLOAD_VERSION = 2
 _PARALLEL_FILES = 8
 
 
-class S3Sink(TwoPhaseCommitSink[BranchWriter]):
+class S3Sink(
+    TwoPhaseCommitSink[BranchWriter],
+    AbortsDecided,
+    Publishes,
+    FindsBranches,
+    ChecksLog,
+    Diagnoses,
+):
     """Writes files into an S3 bucket: one for each Spark task and folder of a batch.
 
     Works with every server that has S3's multipart uploads. Rows are streamed, so with the default

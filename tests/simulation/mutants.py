@@ -24,7 +24,7 @@ LOG: Final = "txn_log/base.py"
 RECORD: Final = "txn_log/record.py"
 IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
-SINK: Final = "sinks/base.py"
+VERBS: Final = "sinks/verbs.py"
 MODEL: Final = "src/sparkonce/model.py"
 STEPS: Final = "src/sparkonce/steps.py"
 
@@ -105,7 +105,7 @@ _BEFORE_THE_DECISION: Final = (
         "no orphan is ever aborted",
         "I8",
         SWEEPING,
-        "errors = sink.abort_many(orphans) if orphans else ()",
+        "errors = verbs.abort_many(sink, orphans) if orphans else ()",
         "errors = [None for _ in orphans]",
     ),
     _tested(
@@ -236,10 +236,9 @@ _COMMIT: Final = (
         "I1",
         (
             Edit(
-                SINK,
-                "            # An error that the sink does not name says nothing about the "
-                "outcome.\n",
-                "            return None\n",
+                VERBS,
+                "        # An error that sparkonce does not know says nothing about the outcome.\n",
+                "        return None\n",
             ),
         ),
     ),
@@ -463,7 +462,7 @@ _GUARD_AND_SINKS: Final = (
     Mutant(
         "vote drops what the tasks prepared",
         "I1",
-        (Edit(SINK, "        return committables\n", "        return committables[:1]\n"),),
+        (Edit(VERBS, "    return committables\n", "    return committables[:1]\n"),),
     ),
     _tested(
         "perishable branches are not committed first",

@@ -25,6 +25,8 @@ from sparkonce.errors import (
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import CommitsMany, FindsBranches, Votes
+from sparkonce.sinks.verbs import outcome_of_commit
 from tests.simulation.world import OTHER_ROWS, World
 
 if TYPE_CHECKING:
@@ -185,7 +187,7 @@ class Postgres(System):
             self.prepared.pop(full, None)
 
 
-class SimSink(TwoPhaseCommitSink[None]):
+class SimSink(TwoPhaseCommitSink[None], CommitsMany, FindsBranches):
     """The sink of `System`; the base of the others."""
 
     kind = "plain"
@@ -208,7 +210,7 @@ class SimSink(TwoPhaseCommitSink[None]):
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         """All at once means in any order."""
         self.world.rng.shuffle(order := list(range(len(committables))))
-        outcomes = {number: self._outcome_of(committables[number]) for number in order}
+        outcomes = {number: outcome_of_commit(self, committables[number]) for number in order}
         return [outcomes[number] for number in sorted(outcomes)]
 
     def commit(self, committable: Committable) -> None:
@@ -264,7 +266,7 @@ class KafkaSink(SimSink):
                 yield Committable(seen, {"epoch": standing.epoch})
 
 
-class PostgresSink(SimSink):
+class PostgresSink(SimSink, Votes):
     kind = "postgres"
     system: Postgres
 

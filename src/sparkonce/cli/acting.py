@@ -41,7 +41,7 @@ from sparkonce.protocol.operating import (
 )
 from sparkonce.protocol.processes import is_running
 from sparkonce.protocol.rulings import End
-from sparkonce.sinks.base import TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import FindsBranches
 from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint, find_checkpoint
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
@@ -422,9 +422,7 @@ def _standing(pipeline: ExactlyOnce) -> Facts:
         "not_listed": {name: str(error) for name, error in failures.items()},
         "not_asked": {name: target for name, target in known.items() if name not in sinks},
         "cannot_list": [
-            name
-            for name, sink in sinks.items()
-            if type(sink).find_branches is TwoPhaseCommitSink.find_branches
+            name for name, sink in sinks.items() if not isinstance(sink, FindsBranches)
         ],
     }
 

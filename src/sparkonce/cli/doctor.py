@@ -13,7 +13,9 @@ from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
 from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SparkOnceError
-from sparkonce.sinks.base import AnySink, at_once
+from sparkonce.parallel import at_once
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.finding import Finding, Level
 from sparkonce.spark_hooks.binding import read_binding
 from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
@@ -67,7 +69,7 @@ def _told(about: str, findings: Iterable[Finding]) -> list[Facts]:
 def _ask(sink: AnySink) -> list[Finding]:
     found: list[Finding] = []
     try:
-        found.extend(sink.diagnose())
+        found.extend(verbs.diagnose(sink))
     except Exception as error:  # noqa: BLE001 - a sink of somebody else's may raise anything
         found.append(Finding(Level.ERROR, f"{sink.where}: {type(error).__name__}: {error}"))
     return found or [Finding(Level.OK, f"{sink.where}: the sink has no check of its own")]

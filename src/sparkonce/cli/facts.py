@@ -1,9 +1,12 @@
-"""What the log and the sinks know, as JSON values; `screen` shows the same values as text."""
+"""What the log and the sinks know, as JSON values; `screen` shows the same values as text.
+
+Nothing here knows a vendor: a committable carries its own line of text.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from sparkonce.model import Committable
@@ -21,7 +24,7 @@ def utc(at: float | None) -> str | None:
 
 
 def status(log: TransactionLog, heads: Iterable[Head]) -> Facts:
-    """Every pipeline: who holds it, what is complete, what is not."""
+    """Every pipeline: which driver holds it, what is complete, what is not."""
     pipelines = [pipeline(log, head) for head in heads]
     return {"log": log.address, "log_id": log.log_id, "pipelines": pipelines}
 
@@ -30,7 +33,7 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
     unfinished = log.unfinished(head.pipeline)
     states = {record.state for record in unfinished}
     last = log.newest(head.pipeline, head.query_id)
-    # 100: it follows the unfinished ones.
+    # 100 records reach past the unfinished ones.
     finished = [found for found in newest(log, head, 100) if found.state.is_finished]
     abandoned = last.id.batch_id if last is not None and last.state is State.ABANDONED else None
     return {
@@ -51,7 +54,7 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
         "last_complete": next(
             (record(found) for found in finished if found.id.query_id == head.query_id), None
         ),
-        # Each start takes a token, and so does an operator's command that fences.
+        # Each start takes a token, and so does a command that fences.
         "starts_since_last_batch": head.token - max((r.token for r in finished), default=0),
         "abandoned": abandoned,
         "unfinished": [record(found) for found in unfinished],
@@ -59,7 +62,7 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
 
 
 def holder(log: TransactionLog, head: Head) -> Facts:
-    """Who has the token, and the latest write of a batch; a command says of no driver."""
+    """What holds the token: a driver, or an operator's command; and the latest write of a batch."""
     by_operator = is_held_by_operator(head)
     newest = log.newest(head.pipeline, head.query_id)
     wrote = None if newest is None else max(newest.times.values())
@@ -75,7 +78,7 @@ def holder(log: TransactionLog, head: Head) -> Facts:
 
 
 def newest(log: TransactionLog, head: Head, limit: int) -> list[TransactionRecord]:
-    """The query's records, highest batch first; then those of each that had the name before."""
+    """The query's records, highest batch first; then those of each earlier query of the name."""
     found: list[TransactionRecord] = []
     for query_id in (head.query_id, *reversed(head.retired)):
         if len(found) < limit:
@@ -84,7 +87,7 @@ def newest(log: TransactionLog, head: Head, limit: int) -> list[TransactionRecor
 
 
 def record(found: TransactionRecord) -> Facts:
-    """One batch: offsets, rows, branches, what they are outside, times."""
+    """One batch: offsets, rows, branches, what stands for them outside, times."""
     return {
         "batch": found.id.batch_id,
         "pipeline": found.id.pipeline,
@@ -115,7 +118,7 @@ def _share(found: TransactionRecord, name: str, share: Share) -> Facts:
                 "rows": rows_of(share, c),
                 "safe_until": utc(c.safe_until),
                 "ruling": None if (ruling := found.ruling(c)) is None else ruling.value,
-                "stands_for": list(stands_for(c.payload)),
+                "stands_for": stands_for(c),
             }
             for c in share.committables
         ],
@@ -128,29 +131,15 @@ def rows_of(share: Share, committable: Committable) -> int:
     return by_task.get(committable.branch_id.name, share.rows)
 
 
-def stands_for(payload: Mapping[str, Any]) -> Iterator[str]:
-    """The objects, tables and transaction ids behind a branch, in words.
+def stands_for(committable: Committable) -> list[str]:
+    """What stands for a branch in the external system, in lines for people.
 
-    A sink of somebody else's shows its payload, which never holds a secret.
+    A sink describes its branches itself. Records of older versions, and sinks that describe
+    nothing, show the payload, which never holds a secret.
     """
-    match payload:
-        case {"transactional_id": name, "producer_id": producer, "producer_epoch": generation}:
-            yield f"transaction {name} of producer {producer}/{generation}"
-            topics = payload.get("partitions") or {}
-            for topic, partitions in topics.items():
-                yield f"topic {topic}, partitions {', '.join(map(str, partitions))}"
-        case {"files": [*files], "bucket": bucket}:
-            for file in files:
-                yield f"object s3://{bucket}/{file.get('key')}"
-        case {"schema": schema, "table": table}:
-            yield f"table {schema}.{table}"
-            if payload.get("prepared"):
-                yield "prepared transaction, named as the full branch id"
-            for name in payload.get("staging") or ():
-                yield f"staging table {schema}.{name}"
-        case _:
-            for key, value in payload.items():
-                yield f"{key} {value}"
+    if committable.text:
+        return [committable.text]
+    return [f"{key} {value}" for key, value in committable.payload.items()]
 
 
 def orphan(found: Orphan) -> Facts:

@@ -16,6 +16,11 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.sinks.capabilities import Votes
+from sparkonce.sinks.rows import RowSink
+
+_CONTRACT = {kind.__module__ for kind in (TwoPhaseCommitSink, RowSink, Votes)}
+"""Modules that every sink inherits from."""
 
 TraceFunction: TypeAlias = "Callable[[FrameType, str, Any], TraceFunction | None]"
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -77,7 +82,7 @@ def _writes_a_file(frame: FrameType) -> bool:
 
 def _own_code(sink: AnySink) -> Callable[[str], bool]:
     """Whether a file holds code of the sink."""
-    names = {kind.__module__ for kind in type(sink).__mro__} - {TwoPhaseCommitSink.__module__}
+    names = {kind.__module__ for kind in type(sink).__mro__} - _CONTRACT
     files: set[Path] = set()
     folders: set[Path] = set()
     for name in names:

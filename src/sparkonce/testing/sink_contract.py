@@ -27,6 +27,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable, Owner
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.sink_process import (
@@ -146,7 +147,7 @@ class SinkContract(SinkRows):
             prepared = [stage.vote(sink, task) for sink, task in zip(sinks, tasks, strict=True)]
             made = {c.branch_id.name for c in (*tasks, *chain(*prepared))}
             for sink, task in zip(sinks, tasks, strict=True):
-                found = {c.branch_id.name for c in sink.find_branches(task.branch_id.owner)}
+                found = {c.branch_id.name for c in verbs.find_branches(sink, task.branch_id.owner)}
                 assert found <= made, f"find_branches lists {found - made}, which nobody made"
             if end == "abort":
                 stage.abort(sinks[first], prepared[first])
@@ -188,7 +189,7 @@ class SinkContract(SinkRows):
             stage.commit_all(stage.sink(), again)
             stage.sees(C, *[A] * len(attempts))
         # It may succeed or fail: only what readers see counts, since the log refuses this driver.
-        stage.sink().commit_many(older)
+        verbs.commit_many(stage.sink(), older)
         stage.sees(C, *[A] * len(attempts))
 
     def test_amended_batch(self, stage: Stage, sink: AnySink) -> None:
@@ -198,7 +199,7 @@ class SinkContract(SinkRows):
         tasks = [stage.task(sink, branch(attempt), rows) for attempt, rows in parts.items()]
         *left, gone = stage.vote(sink, *tasks)
         sink.abort(gone)
-        sink.commit_many([*left, gone])
+        verbs.commit_many(sink, [*left, gone])
         stage.commit_all(sink, left)
         lost = parts.keys() - {committable.branch_id.attempt for committable in left}
         again = stage.prepare(sink, branch(3, write_pass=1), *(parts[n] for n in sorted(lost)))
@@ -319,7 +320,7 @@ class SinkContract(SinkRows):
         bare.abort(stage.named(bare, BRANCH))
         sink = stage.sink()
         gone, left = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
-        list(stage.bare_sink().find_branches(OWNER))
+        list(verbs.find_branches(stage.bare_sink(), OWNER))
         stage.abort(stage.bare_sink(), gone)
         stage.commit(stage.bare_sink(), left)
         stage.sees(A)
@@ -357,7 +358,7 @@ class SinkContract(SinkRows):
         committables = stage.vote(sink, *tasks)
         gone, *left = committables
         sink.abort(gone)
-        error, *others = sink.commit_many(committables)
+        error, *others = verbs.commit_many(sink, committables)
         assert isinstance(error, SparkOnceError), (
             f"commit_many returned {error!r} for a branch that was aborted, and not its error"
         )
@@ -365,7 +366,7 @@ class SinkContract(SinkRows):
         assert all(e is None or isinstance(e, CommitUnresolvedError) for e in others), others
         stage.commit(sink, left)
         stage.sees(*(parts[committable.branch_id.attempt] for committable in left))
-        assert list(sink.commit_many([])) == []
+        assert list(verbs.commit_many(sink, [])) == []
 
     def test_batch_without_rows(self, stage: Stage, sink: AnySink) -> None:
         """No task had rows for the sink: it is asked for its vote all the same, over nothing."""
@@ -400,7 +401,7 @@ class SinkContract(SinkRows):
         """Each found branch has the identity of the one that was made: the coordinator compares."""
         self._needs_listing(sink)
         task = stage.task(sink, replace(BRANCH, token=7, write_pass=1), A)
-        (found,) = {c.branch_id for c in sink.find_branches(OWNER)}
+        (found,) = {c.branch_id for c in verbs.find_branches(sink, OWNER)}
         made = task.branch_id
         assert replace(found, batch_id=made.batch_id) == made
         assert found.batch_id in {None, made.batch_id}
@@ -429,6 +430,13 @@ class SinkContract(SinkRows):
             if safe_until is not None:
                 ahead_s = safe_until - time.time()
                 assert 0 < ahead_s < _HUNDRED_YEARS_S, f"safe_until lies {ahead_s:.0f} s ahead"
+
+    def test_text_for_people_is_one_line(self, stage: Stage, sink: AnySink) -> None:
+        """`text`, where a sink sets it, is a line that `sparkonce log show` can print."""
+        for committable in stage.prepare(sink, BRANCH, A):
+            text = committable.text
+            assert len(text.splitlines()) <= 1, f"text has several lines: {text!r}"
+            assert text.isprintable(), f"text has characters that no terminal prints: {text!r}"
 
     # -- helpers -----------------------------------------------------------------------------------
 

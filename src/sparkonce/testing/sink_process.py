@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from sparkonce.model import Committable
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import LineTrace
 from sparkonce.testing.sink_world import SinkWorld, Stage
@@ -233,7 +234,7 @@ def main(folder: Path) -> None:
     elif verb == "commit":
         trace.begin(sink)
         if fate == signal.SIGSTOP:  # once: its repetition would be a commit from the beginning
-            sink.commit_many(args)
+            verbs.commit_many(sink, args)
         else:
             Stage(SinkWorld(lambda: sink, list, list)).commit_all(sink, args)
         trace.end()

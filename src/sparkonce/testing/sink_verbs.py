@@ -19,6 +19,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, rows_of
 
@@ -158,7 +159,7 @@ class SinkVerbs:
         stage.sweep(sink)
         late = stage.sink()
         # It may succeed or fail: only what readers see counts, since the log refuses this driver.
-        late.commit_many(committables)
+        verbs.commit_many(late, committables)
         stage.sees(A)
 
     def test_validate_twice(self, stage: Stage, sink: AnySink) -> None:
@@ -232,7 +233,7 @@ class SinkVerbs:
             stage.abort(other, stage.prepare(other, ended, B))
         else:
             orphans = stage.prepare(other, ended, B)
-            assert list(other.abort_many(orphans)) == [None] * len(orphans)
+            assert list(verbs.abort_many(other, orphans)) == [None] * len(orphans)
         stage.commit(sink, committables)
         stage.sees(A)
 
@@ -270,7 +271,7 @@ class SinkVerbs:
         """It raises, and shows nothing: success would be a lie."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.abort(sink, committables)
-        for error in sink.commit_many(committables):
+        for error in verbs.commit_many(sink, committables):
             assert isinstance(error, SparkOnceError), (
                 "commit of an aborted branch returned as if it had succeeded: where nothing is "
                 "prepared and nothing proves an earlier commit, raise PreparedBranchLostError"
@@ -317,7 +318,7 @@ class SinkVerbs:
             pytest.skip("the world gives no lost_answer=")
         committables = stage.prepare(sink, BRANCH, A)
         with lost_answer() as lost:
-            outcomes = sink.commit_many(committables)
+            outcomes = verbs.commit_many(sink, committables)
         assert lost or any(outcomes), (
             "no answer was lost: world.lost_answer() must lose those to the client of commit"
         )
@@ -337,7 +338,7 @@ class SinkVerbs:
         with away():
             with suppress(Exception):
                 late = stage.prepare(sink, branch(3, batch_id=3), B)
-            for error in sink.commit_many(decided):
+            for error in verbs.commit_many(sink, decided):
                 assert isinstance(error, CommitUnresolvedError), (
                     f"commit said {error!r} while the target was away: whether it has the rows is "
                     "not known, so raise CommitUnresolvedError, or let the client's error pass"
@@ -354,7 +355,7 @@ class SinkVerbs:
     @staticmethod
     def _is_not_lost(sink: AnySink, committables: Sequence[Committable]) -> None:
         """That what was committed is still committed, or not known."""
-        for error in sink.commit_many(committables):
+        for error in verbs.commit_many(sink, committables):
             assert error is None or isinstance(error, CommitUnresolvedError), (
                 "a branch that was committed, and then aborted, is not lost, and its rows must not "
                 f"be written again: abort has to leave the proof alone ({error!r})"

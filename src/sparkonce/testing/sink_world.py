@@ -19,7 +19,10 @@ import pyarrow as pa
 
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatch, Owner
-from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink, check_committable
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import FindsBranches
+from sparkonce.sinks.committables import check_committable
 
 Row: TypeAlias = "Mapping[str, Any]"
 
@@ -129,7 +132,7 @@ class Stage:
         """The driver's vote over what the tasks prepared; the committables of the decision."""
         first = tasks[0].branch_id if tasks else self.named(sink, branch())
         by_driver = replace(first, attempt=DRIVER_ATTEMPT)
-        voted = sink.vote(by_driver, tasks)
+        voted = verbs.vote(sink, by_driver, tasks)
         return [stored(check_committable(sink, committable, by_driver)) for committable in voted]
 
     def prepare(
@@ -146,14 +149,14 @@ class Stage:
             "contract", first.owner, first.batch_id or 0, 0, (), tuple(committables)
         )
         for _ in range(2):
-            sink.publish(whole)
+            verbs.publish(sink, whole)
 
     def commit_all(self, sink: AnySink, committables: Sequence[Committable]) -> None:
         """Commit all; repeated, as by the coordinator, while the outcome is unknown."""
         deadline = time.monotonic() + self.patience_s
         left = list(committables)
         while left:
-            outcomes = list(zip(left, sink.commit_many(left), strict=True))
+            outcomes = list(zip(left, verbs.commit_many(sink, left), strict=True))
             unsure = [e for _, e in outcomes if isinstance(e, CommitUnresolvedError)]
             for _, error in outcomes:
                 if error is not None and not isinstance(error, CommitUnresolvedError):
@@ -172,8 +175,8 @@ class Stage:
 
     def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
         """Abort what `find_branches` shows, as after each batch; which ones."""
-        found = list(sink.find_branches(owner))
-        errors = sink.abort_many(found) if found else ()
+        found = list(verbs.find_branches(sink, owner))
+        errors = verbs.abort_many(sink, found) if found else ()
         for _, error in zip(found, errors, strict=True):
             if error is not None:
                 raise error
@@ -234,8 +237,8 @@ class Stage:
 
 
 def lists_branches(sink: AnySink) -> bool:
-    """Whether the sink has a `find_branches` of its own."""
-    return type(sink).find_branches is not TwoPhaseCommitSink.find_branches
+    """Whether the sink can list what it left."""
+    return isinstance(sink, FindsBranches)
 
 
 def stored(committable: Committable) -> Committable:

@@ -1,0 +1,229 @@
+"""What a sink may be able to do besides the five verbs, each an abstract mixin.
+
+    class ShopSink(TwoPhaseCommitSink[Handle], FindsBranches, Publishes): ...
+
+| mixin | verb | the driver calls it | without it |
+|---|---|---|---|
+| `Votes` | `vote` | after every task has prepared | the tasks' committables are decided |
+| `CommitsMany` | `commit_many` | in place of each `commit` | each `commit`, in threads |
+| `AbortsMany` | `abort_many` | in place of each `abort` of a sweep | each `abort`, in order |
+| `AbortsDecided` | `abort_decided` | when an operator wants a rewrite | `abort` |
+| `Publishes` | `publish` | after every branch of every sink is committed | nothing |
+| `FindsBranches` | `find_branches` | after each start and batch | left-over branches stay |
+| `CommitsOnePhase` | three verbs | where the sink's database holds the log | two phases |
+| `ChecksLog` | `check_log` | before it opens the log | every log is accepted |
+| `Diagnoses` | `diagnose` | in `sparkonce doctor` | the doctor asks nothing |
+
+`sparkonce.sinks.verbs` calls these verbs and holds the defaults; nothing else asks what a sink is.
+A sink that defines a verb without its mixin is refused when its class is created.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Final
+
+from sparkonce.errors import ProtocolError, SparkOnceError
+from sparkonce.model import Ask, BranchId, Committable, CommittedBatch, Owner
+from sparkonce.sinks.finding import Finding
+
+
+class Votes(ABC):
+    """A sink whose tasks alone cannot promise that `commit` will succeed."""
+
+    @abstractmethod
+    def vote(
+        self, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        """Vote on the whole batch.
+
+        The driver calls it after every task has prepared and before the decision.
+
+        Args:
+            branch_id: names a branch that the driver may make for this batch.
+            committables: what the sink's tasks prepared; maybe none.
+
+        Returns:
+            What the decision names for this sink: `committables`, or the driver's own branch.
+
+        Raises:
+            PrepareRejectedError: the batch is aborted in every sink.
+        """
+
+
+class CommitsMany(ABC):
+    """A sink that can commit the branches of a batch cheaper than one by one."""
+
+    @abstractmethod
+    def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
+        """Commit all of this sink's branches of one transaction.
+
+        Each branch has its own outcome: return an error in the branch's place, and let it hold up
+        no other branch.
+
+        Returns:
+            For each committable, in order: None when it is committed, or the error that `commit`
+            would raise. The driver calls again with those that are a CommitUnresolvedError.
+        """
+
+
+class AbortsMany(ABC):
+    """A sink that can abort left-over branches cheaper than one by one."""
+
+    @abstractmethod
+    def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
+        """Abort what `find_branches` has shown, in its order.
+
+        Each branch has its own outcome: one that fails keeps no other branch alive.
+
+        Returns:
+            For each branch, in order: None when it is aborted, or the error that `abort` raised.
+        """
+
+
+class AbortsDecided(ABC):
+    """A sink whose branches may be visible in part, or committed while `commit` cannot prove it."""
+
+    @abstractmethod
+    def abort_decided(self, committable: Committable) -> None:
+        """Abort a decided branch that an operator wants rewritten (`settle --as redo`).
+
+        An error keeps the batch unresolved.
+
+        Raises:
+            CommitRejectedError: some of its rows are committed, and a rewrite would double them;
+                the message says which.
+        """
+
+
+class Publishes(ABC):
+    """A sink whose branches appear one by one, and whose readers can learn when all are there."""
+
+    @abstractmethod
+    def publish(self, batch: CommittedBatch) -> None:
+        """Tell readers that a batch is whole.
+
+        The driver calls it once every branch of every sink is committed, for batches without rows
+        too, and before the log records that. So it is called again after a crash, perhaps while a
+        paused driver still calls it, and must leave the same result.
+
+        Raises:
+            CommitUnresolvedError: the driver calls it again.
+        """
+
+
+class FindsBranches(ABC):
+    """A sink that can list what is open, prepared or left over.
+
+    Attributes:
+        lists_uncommitted_only: True if `find_branches` never shows a committable that was once
+            committed. If one of a complete batch is found nevertheless, the server went back in
+            time, and the sweep commits it again instead of aborting it.
+    """
+
+    lists_uncommitted_only: ClassVar[bool] = False
+
+    @abstractmethod
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        """List what exists in the owner's name: open, prepared, or left over after a commit.
+
+        The driver decides which of them are orphans and aborts those. A committable found this way
+        holds what `abort` needs; its `batch_id` is None where the external system does not carry
+        it.
+        """
+
+
+class CommitsOnePhase(ABC):
+    """A sink in a database that may hold the transaction log too.
+
+    Where it does, and the sink is the pipeline's only one, rows and record are committed in one
+    transaction: by these verbs, in place of `vote` and `commit`. What older starts have decided is
+    still finished by those.
+    """
+
+    @abstractmethod
+    def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
+        """Say why a transaction of this sink cannot include the log's write; None where it can.
+
+        Args:
+            why_not: the log's answer to the same question; it takes a function that runs a query
+                in the sink's database.
+        """
+
+    @abstractmethod
+    def prepare_one_phase(
+        self, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        """As `Votes.vote`, but leave the transaction open in this process.
+
+        `commit_one_phase`, `abort` or the loss of its connection ends it. If this process is
+        paused, the server must end it too, after some time.
+
+        Returns:
+            The driver's one branch; nothing for a batch without rows.
+        """
+
+    @abstractmethod
+    def commit_one_phase(self, committable: Committable, log_write: str) -> None:
+        """Run `log_write` in the open transaction and commit it, in one message to the server.
+
+        So no lock that it takes in the log waits for this process. `find_branches` shows what the
+        tasks have left over, which is aborted next.
+
+        Raises:
+            CommitUnresolvedError: it is not committed, or that is unknown: the log tells.
+        """
+
+
+class ChecksLog(ABC):
+    """A sink whose target could hold the files of a transaction log."""
+
+    @abstractmethod
+    def check_log(self, address: str) -> None:
+        """Refuse a transaction log at this address if its files would be among the rows.
+
+        Raises:
+            ConfigurationError: naming both places.
+        """
+
+
+class Diagnoses(ABC):
+    """A sink that can find problems before a query does."""
+
+    @abstractmethod
+    def diagnose(self) -> Iterable[Finding]:
+        """Ask the server, without a schema, what could fail later; for `sparkonce doctor`.
+
+        An error that it raises is shown as a finding. It changes neither rows nor targets.
+        """
+
+
+_OWNERS: Final = {
+    "vote": Votes,
+    "commit_many": CommitsMany,
+    "abort_many": AbortsMany,
+    "abort_decided": AbortsDecided,
+    "publish": Publishes,
+    "find_branches": FindsBranches,
+    "lists_uncommitted_only": FindsBranches,
+    "why_two_phases": CommitsOnePhase,
+    "prepare_one_phase": CommitsOnePhase,
+    "commit_one_phase": CommitsOnePhase,
+    "check_log": ChecksLog,
+    "diagnose": Diagnoses,
+}
+
+
+def check_capabilities(sink: type) -> None:
+    """Refuse a sink's class that defines a verb without its mixin: nobody would call it.
+
+    Raises:
+        ProtocolError: naming the verb and the mixin.
+    """
+    for verb, mixin in _OWNERS.items():
+        if hasattr(sink, verb) and not issubclass(sink, mixin):
+            raise ProtocolError(
+                f"{sink.__name__} defines {verb} but is no {mixin.__name__}, so nothing would use "
+                f"it: let the class inherit {mixin.__name__} (from sparkonce.sinks) too"
+            )

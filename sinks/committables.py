@@ -1,0 +1,102 @@
+"""Checks of what a sink returns, and of what it is given to commit."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
+
+
+class Named(Protocol):
+    """A sink, for error messages."""
+
+    name: str
+
+
+def check_committable(sink: Named, committable: object, branch_id: BranchId) -> Committable:
+    """Check what `preCommit` or `vote` returned; return it as the log will return it.
+
+    JSON turns numbers among a dictionary's keys into text, and tuples into lists.
+
+    Args:
+        sink: that returned it.
+        committable: as the sink returned it.
+        branch_id: of the task, or of the driver where `vote` returned it.
+
+    Raises:
+        ProtocolError: it is no committable, belongs to another branch, or its payload is not JSON.
+    """
+    where = f"{type(sink).__name__} {sink.name!r}"
+    if not isinstance(committable, Committable):
+        raise ProtocolError(
+            f"{where} returned {_kind_of(committable)} instead of a Committable: end preCommit "
+            "with return Committable(handle.branch_id, {…})"
+        )
+    found = committable.branch_id
+    by_driver = branch_id.attempt == DRIVER_ATTEMPT  # it passes the tasks' on, or makes its own
+    wanted = branch_id if not by_driver else replace(branch_id, attempt=found.attempt)
+    if found != wanted:
+        raise ProtocolError(
+            f"{where} returned a committable of another branch, {found}, for {branch_id}: "
+            "keep the branch id of beginTransaction in the handle, and put that one in"
+        )
+    try:
+        payload = json.loads(json.dumps(dict(committable.payload), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"{where}: the payload of {found} is not JSON ({_not_json(committable.payload)}"
+            f"{error}): put text, numbers, lists and dictionaries in, or make it a Payload "
+            "(sparkonce.sinks), which also holds bytes"
+        ) from error
+    return replace(committable, payload=payload)
+
+
+def check_version(committable: Committable, newest: int) -> None:
+    """Refuse what a newer version of a sink has prepared: its proofs may differ.
+
+    Raises:
+        ConfigurationError: the payload's version is above `newest`.
+    """
+    if committable.version > newest:
+        raise ConfigurationError(
+            f"{committable.branch_id}: written by a newer sparkonce (payload version "
+            f"{committable.version}, this one reads up to {newest}): use the newer one"
+        )
+
+
+def takes_committables(
+    commit: Callable[[Any, Committable], None],
+) -> Callable[[Any, Committable], None]:
+    """Wrap a sink's `commit` so that it refuses anything but a committable.
+
+    A handle that is committed is the one mistake that no sink could tell from a lost branch.
+    """
+
+    @functools.wraps(commit)
+    def checked(self: Any, committable: Committable) -> None:
+        if not isinstance(committable, Committable):
+            raise ProtocolError(
+                f"commit of {type(self).__name__} got {_kind_of(committable)}: call "
+                "preCommit(handle) first, and commit what it returns"
+            )
+        commit(self, committable)
+
+    return checked
+
+
+def _not_json(payload: Mapping[str, Any]) -> str:
+    for key, value in payload.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            return f"{key!r} holds {_kind_of(value)}; "
+    return ""
+
+
+def _kind_of(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

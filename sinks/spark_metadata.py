@@ -1,0 +1,23 @@
+"""Folders that Spark's own file sink has written to: its readers see only the files it lists."""
+
+from __future__ import annotations
+
+from sparkonce.errors import ConfigurationError
+
+SPARK_METADATA = "_spark_metadata"
+"""The subfolder in which Spark's file sink lists its files."""
+
+
+def written_by_spark(target: str, other: str) -> ConfigurationError:
+    """Build the error that refuses such a folder.
+
+    Args:
+        target: the sink's class, and where it writes.
+        other: what the user can give instead.
+    """
+    return ConfigurationError(
+        f"{target} was written by Spark's file sink: Spark's readers of it see only the files that "
+        f"{SPARK_METADATA} lists, and no row of this sink. Give {other}. Or first remove the files "
+        "that it does not list, since failed attempts wrote some of them, and then "
+        f"{SPARK_METADATA} itself"
+    )

@@ -1,0 +1,143 @@
+"""Every optional verb of a sink: the sink's own where it has one, else the default.
+
+    protocol ─► verbs.vote(sink, …) ─┬─ the sink is a Votes ─► sink.vote(…)
+                                     └─ else ─────────────────► the default
+
+The protocol, the command line and `SinkContract` call sinks only through these functions and the
+verbs that every sink has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from sparkonce.errors import CommitUnresolvedError, SparkOnceError
+from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
+from sparkonce.parallel import at_once
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    AbortsMany,
+    ChecksLog,
+    CommitsMany,
+    Diagnoses,
+    FindsBranches,
+    Publishes,
+    Votes,
+)
+from sparkonce.sinks.finding import Finding
+
+End: TypeAlias = "Callable[[Committable], None]"
+"""A `commit` or an `abort`."""
+
+
+def vote(
+    sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
+) -> Sequence[Committable]:
+    """See `Votes`; by default the tasks' committables are what the decision names."""
+    if isinstance(sink, Votes):
+        return sink.vote(branch_id, committables)
+    return committables
+
+
+def commit_many(
+    sink: AnySink, committables: Sequence[Committable]
+) -> Sequence[SparkOnceError | None]:
+    """See `CommitsMany`; by default `commit` is called for each, several at once."""
+    if isinstance(sink, CommitsMany):
+        return sink.commit_many(committables)
+    return commit_each(sink, committables)
+
+
+def abort_many(sink: AnySink, found: Sequence[Committable]) -> Sequence[Exception | None]:
+    """See `AbortsMany`; by default `abort` is called for each, in their order."""
+    return sink.abort_many(found) if isinstance(sink, AbortsMany) else abort_each(sink, found)
+
+
+def abort_decided(sink: AnySink, committable: Committable) -> None:
+    """See `AbortsDecided`; by default as any other abort."""
+    if isinstance(sink, AbortsDecided):
+        sink.abort_decided(committable)
+    else:
+        sink.abort(committable)
+
+
+def publish(sink: AnySink, batch: CommittedBatch) -> None:
+    """See `Publishes`; by default readers are not told."""
+    if isinstance(sink, Publishes):
+        sink.publish(batch)
+
+
+def find_branches(sink: AnySink, owner: Owner) -> Iterable[Committable]:
+    """See `FindsBranches`; by default nothing is found."""
+    return sink.find_branches(owner) if isinstance(sink, FindsBranches) else ()
+
+
+def lists_uncommitted_only(sink: AnySink) -> bool:
+    """See `FindsBranches`."""
+    return isinstance(sink, FindsBranches) and sink.lists_uncommitted_only
+
+
+def check_log(sink: AnySink, address: str) -> None:
+    """See `ChecksLog`; by default every log is accepted."""
+    if isinstance(sink, ChecksLog):
+        sink.check_log(address)
+
+
+def diagnose(sink: AnySink) -> Iterable[Finding]:
+    """See `Diagnoses`; by default nothing is asked."""
+    return sink.diagnose() if isinstance(sink, Diagnoses) else ()
+
+
+# -- outcomes, for a sink's own commit_many and abort_many -----------------------------------------
+
+
+def commit_each(
+    sink: AnySink, committables: Iterable[Committable], commit: End | None = None
+) -> list[SparkOnceError | None]:
+    """Commit each branch, several at once; return the outcome of each.
+
+    Args:
+        sink: for error messages.
+        committables: of its branches.
+        commit: default: the sink's.
+    """
+    return at_once(partial(outcome_of_commit, sink, commit=commit), committables)
+
+
+def abort_each(
+    sink: AnySink, found: Iterable[Committable], abort: End | None = None
+) -> list[Exception | None]:
+    """Abort each branch, in their order; return the outcome of each."""
+    return [outcome_of_abort(sink, committable, abort) for committable in found]
+
+
+def outcome_of_commit(
+    sink: AnySink, committable: Committable, commit: End | None = None
+) -> SparkOnceError | None:
+    """Commit one branch, and return its error instead of raising it."""
+    try:
+        (commit or sink.commit)(committable)
+    except SparkOnceError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - the caller raises it
+        # An error that sparkonce does not know says nothing about the outcome.
+        unresolved = CommitUnresolvedError(
+            f"{sink!r} raised {type(error).__name__} from commit: {error}", committable.branch_id
+        )
+        unresolved.__cause__ = error
+        return unresolved
+    return None
+
+
+def outcome_of_abort(
+    sink: AnySink, committable: Committable, abort: End | None = None
+) -> Exception | None:
+    """Abort one branch, and return its error instead of raising it."""
+    try:
+        (abort or sink.abort)(committable)
+    except Exception as error:  # noqa: BLE001 - the caller logs it, and the next sweep tries again
+        return error
+    return None
