@@ -920,10 +920,10 @@ def test_pipelines_with_copies_of_one_checkpoint_need_logs_of_their_own(job: Job
     writer.trigger(availableNow=True).start().awaitTermination()
     shutil.copytree(job.folder / job.checkpoint, job.folder / "copy")
     job.add(*ids(2))
-    job.run(job.pipeline(adopt=True))
+    job.run(job.pipeline(adopt="batch 1"))
     job.checkpoint = "copy"
     again = job.sink_folder("again")
-    settings: dict[str, Any] = {"sinks": [FileSink(again)], "adopt": True}
+    settings: dict[str, Any] = {"sinks": [FileSink(again)], "adopt": "batch 1"}
     copied = ExactlyOnce("orders-us", log=f"sqlite:///{job.folder}/txn.db", **settings)
     assert "has the query id of the pipeline 'orders'" in refused(job, copied)
     job.run(ExactlyOnce("orders-us", log=f"sqlite:///{job.folder}/us.db", **settings))

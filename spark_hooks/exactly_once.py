@@ -52,7 +52,7 @@ from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS, SmallBatches
 from sparkonce.spark_hooks.waiting import still_trying
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
-from sparkonce.txn_log.identity import Claim, check_is_no_copy
+from sparkonce.txn_log.identity import Claim, adopted, check_is_no_copy
 from sparkonce.txn_log.record import TransactionRecord
 
 if TYPE_CHECKING:
@@ -114,17 +114,18 @@ class ExactlyOnce:
             "after_checkpoint": once Spark's checkpoint has it too, so that output and state agree
             also for queries that compute other rows in a replay; a batch is visible about a
             second after that, and a prepared batch has to outlive a driver that is down. Make the
-            pipeline after the SparkSession and in that of its query (Spark's listeners hear their own
-            session only), so that it hears of a start that finds no new data.
+            pipeline after the SparkSession and in that of its query (Spark's listeners hear their
+            own session only), so that it hears of a start that finds no new data.
         removed: sinks that the pipeline had: they get no rows any more, what is decided for them
             is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
             go on under it, once.
-        adopt: "batch 12" takes over a checkpoint that ran without a transaction log until now and
-            is at that batch, or goes on at that batch behind others that were delivered in some
-            other way; True takes over such a checkpoint at whatever batch it is; the id of a
-            transaction log takes over a checkpoint whose log with that id is lost. Each form says
-            that nothing of the batch which Spark runs next is in any sink.
+        adopt: lets one start pass the identity guard; a string, or several. "batch 12": the
+            checkpoint is at batch 12, and ran without this log until now. The id of a transaction
+            log: the checkpoint's log with that id is lost. Both say that every batch below the
+            next one is complete in every sink, and that nothing of the next one is in any. "moved
+            from /old/checkpoint": the checkpoint was moved with the log inside it, and the old
+            place is never run again.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start carries on, so nothing is lost.
         retain: batches of history that the log keeps.
@@ -146,7 +147,7 @@ class ExactlyOnce:
         commit: CommitPolicy = "immediate",
         removed: Sequence[AnySink] = (),
         replaces: str | None = None,
-        adopt: bool | str = False,
+        adopt: str | Sequence[str] | None = None,
         commit_timeout_s: float = 600.0,
         retain: int = 10_000,
         driver_rows: int = DEFAULT_ROWS,
@@ -178,7 +179,7 @@ class ExactlyOnce:
         self._removed = tuple(removed)
         self._commit: CommitPolicy = commit
         self._replaces = replaces
-        self._adopt = adopt
+        self._adopt = adopted(adopt)
         self._commit_timeout_s = commit_timeout_s
         self._retain = retain
         self._small = SmallBatches(driver_rows)
@@ -189,6 +190,7 @@ class ExactlyOnce:
         self._coordinator: Coordinator | None = None
         self._is_validated = False
         self._failure: Exception | None = None
+        self._first_look: tuple[RunId, str] | None = None
         self._listener: StartListener | None = None
         _listening.append(weakref.ref(self, _listening.remove))
         self._listen()
@@ -331,6 +333,11 @@ class ExactlyOnce:
         return (*self.sinks, *self._removed)
 
     @property
+    def adopt(self) -> tuple[str, ...]:
+        """What lets a start pass the identity guard."""
+        return self._adopt
+
+    @property
     def commit(self) -> CommitPolicy:
         """When a batch becomes visible."""
         return self._commit
@@ -456,9 +463,11 @@ class ExactlyOnce:
             self._is_validated = True
 
     def _begin(self, query: RunningQuery, batch_id: int) -> Coordinator:
+        head = self.log.head(self.name)  # before the checkpoint is read
+        if self._first_look is None or self._first_look[0] != query.run:
+            self._first_look = (query.run, "" if head is None else head.run_id)
         bound, seen = query.binding(), query.last_entry()
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
-        head = self.log.head(self.name)
         is_known = head is not None and head.query_id == query.run.query_id
         claim = Claim(
             pipeline=self.name,
@@ -476,6 +485,7 @@ class ExactlyOnce:
             adopt=self._adopt,
             goes_on=_begun.get((self.log.log_id, self.name)) == query.run,
             namesake=None if is_known else self._namesake(query),
+            seen_run=self._first_look[1],
         )
         had_ended = query.is_stopping
 

@@ -6,6 +6,7 @@ claim_again ─► a token of the operator's own, which fences a driver that sti
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -20,6 +21,7 @@ from sparkonce.spark_hooks.ruled import Ended, end_ruled
 from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, next_batch
+from sparkonce.txn_log.places import place_of_log
 from sparkonce.txn_log.record import Head, TransactionRecord
 
 if TYPE_CHECKING:
@@ -61,8 +63,17 @@ def head_of(log: TransactionLog, pipeline: str) -> Head:
     return head
 
 
-def claim_again(log: TransactionLog, head: Head, sinks: Mapping[str, str]) -> Claim:
-    """The claim of an operator, who goes on where the log stands and has seen no batch."""
+def claim_again(
+    log: TransactionLog, head: Head, sinks: Mapping[str, str], adopt: tuple[str, ...] = ()
+) -> Claim:
+    """The claim of an operator, who goes on where the log stands and has seen no batch.
+
+    Args:
+        log: the transaction log.
+        head: what the operator saw in it; a driver that begins after that is not fenced.
+        sinks: targets by sink name.
+        adopt: see `ExactlyOnce`.
+    """
     return Claim(
         pipeline=head.pipeline,
         query_id=head.query_id,
@@ -70,8 +81,19 @@ def claim_again(log: TransactionLog, head: Head, sinks: Mapping[str, str]) -> Cl
         driver=this_driver(),
         sinks=sinks,
         batch_id=next_batch(log.newest(head.pipeline, head.query_id), head),
-        checkpoint=head.checkpoint,
+        checkpoint=_checkpoint_with(log, head),
+        adopt=adopt,
+        seen_run=head.run_id,
     )
+
+
+def _checkpoint_with(log: TransactionLog, head: Head) -> str:
+    """Where the query's checkpoint is; a log that is inside the checkpoint shows where."""
+    place = place_of_log(log.address)
+    if place is not None:
+        with contextlib.suppress(ConfigurationError):
+            return CheckpointFiles(place, head.query_id, start_jvm=True).location
+    return head.checkpoint
 
 
 def is_held_by_operator(head: Head) -> bool:
@@ -101,7 +123,7 @@ def take_over(job: ExactlyOnce, checkpoint: Checkpoint) -> Coordinator:
     """A coordinator that holds a token of its own; whoever held the one before is fenced."""
     head = head_of(job.log, job.name)
     sinks = {sink.name: sink.target for sink in job.all_sinks}
-    return job.coordinator(claim_again(job.log, head, sinks), checkpoint)
+    return job.coordinator(claim_again(job.log, head, sinks, job.adopt), checkpoint)
 
 
 def look_for_orphans(job: ExactlyOnce, failures: dict[str, Exception]) -> list[Orphan]:
