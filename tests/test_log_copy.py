@@ -363,7 +363,7 @@ def test_moved_twice(tmp_path: Path) -> None:
 
 
 def test_copied_checkpoint_with_its_log_fences_nobody(tmp_path: Path) -> None:
-    """The copy and the original would write under equal names; a move needs a word, and is noted."""
+    """Both would write under equal names; a move takes a word, and is noted."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     (old / "metadata").write_text(f'{{"id":"{QUERY}"}}')
