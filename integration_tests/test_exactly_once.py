@@ -827,6 +827,30 @@ def test_rolled_back_checkpoint_of_a_query_that_reads_a_source_twice(
     assert job.visible() == Counter([1, 10, 100, 100, 101, 101])
 
 
+def test_copied_checkpoint_with_its_log_overwrites_nothing(job: Job) -> None:
+    """Its branches would have the names of those that the original commits; a move takes a word."""
+    job.add(*ids(1))
+    job.run(job.pipeline(log="checkpoint"))
+    shutil.copytree(job.folder / job.checkpoint, job.folder / "copy")
+    job.add(*ids(2))
+    job.run(job.pipeline(log="checkpoint"))
+    job.checkpoint = "copy"
+    job.add(*ids(3))
+    told = refused(job, job.pipeline(log="checkpoint"))
+    assert f'adopt="moved from file:{job.folder}/ckpt"' in told
+    assert job.visible() == Counter([1, 2])
+    job.checkpoint = "ckpt"
+    job.run(job.pipeline(log="checkpoint"))
+    shutil.move(job.folder / "ckpt", job.folder / "new")
+    job.checkpoint = "new"
+    job.add(*ids(4))
+    word = f"moved from {job.folder}/ckpt"
+    job.run(job.pipeline(log="checkpoint", adopt=word))
+    job.add(*ids(5))
+    job.run(job.pipeline(log="checkpoint"))
+    assert job.visible() == Counter([1, 2, 3, 4, 5])
+
+
 def test_fresh_log_for_an_old_checkpoint_is_refused(job: Job) -> None:
     """Another working directory or host: the whole path of the log is shown."""
     job.add(*ids(1))
@@ -920,10 +944,10 @@ def test_pipelines_with_copies_of_one_checkpoint_need_logs_of_their_own(job: Job
     writer.trigger(availableNow=True).start().awaitTermination()
     shutil.copytree(job.folder / job.checkpoint, job.folder / "copy")
     job.add(*ids(2))
-    job.run(job.pipeline(adopt=True))
+    job.run(job.pipeline(adopt="batch 1"))
     job.checkpoint = "copy"
     again = job.sink_folder("again")
-    settings: dict[str, Any] = {"sinks": [FileSink(again)], "adopt": True}
+    settings: dict[str, Any] = {"sinks": [FileSink(again)], "adopt": "batch 1"}
     copied = ExactlyOnce("orders-us", log=f"sqlite:///{job.folder}/txn.db", **settings)
     assert "has the query id of the pipeline 'orders'" in refused(job, copied)
     job.run(ExactlyOnce("orders-us", log=f"sqlite:///{job.folder}/us.db", **settings))

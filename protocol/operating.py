@@ -23,6 +23,7 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, next_batch
+from sparkonce.txn_log.places import place_of_log
 from sparkonce.txn_log.record import Head, TransactionRecord
 
 _OPERATOR: Final = "operator "
@@ -59,8 +60,17 @@ def head_of(log: TransactionLog, pipeline: str) -> Head:
     return head
 
 
-def claim_again(log: TransactionLog, head: Head, sinks: Mapping[str, str]) -> Claim:
-    """The claim of an operator, who goes on where the log stands and has seen no batch."""
+def claim_again(
+    log: TransactionLog, head: Head, sinks: Mapping[str, str], adopt: tuple[str, ...] = ()
+) -> Claim:
+    """The claim of an operator, who goes on where the log stands and has seen no batch.
+
+    Args:
+        log: the transaction log.
+        head: what the operator saw in it; a driver that begins after that is not fenced.
+        sinks: targets by sink name.
+        adopt: see `ExactlyOnce`.
+    """
     return Claim(
         pipeline=head.pipeline,
         query_id=head.query_id,
@@ -68,7 +78,9 @@ def claim_again(log: TransactionLog, head: Head, sinks: Mapping[str, str]) -> Cl
         driver=this_driver(),
         sinks=sinks,
         batch_id=next_batch(log.newest(head.pipeline, head.query_id), head),
-        checkpoint=head.checkpoint,
+        checkpoint=place_of_log(log.address) or head.checkpoint,  # a log inside it shows where
+        adopt=adopt,
+        seen_run=head.run_id,
     )
 
 
@@ -91,6 +103,10 @@ class Job(Protocol):
     def all_sinks(self) -> tuple[AnySink, ...]:
         """The sinks, and those that were removed."""
 
+    @property
+    def adopt(self) -> tuple[str, ...]:
+        """What lets a start pass the identity guard."""
+
     def pipeline(self, checkpoint: Checkpoint) -> Pipeline:
         """The pipeline's settings, over this checkpoint."""
 
@@ -99,7 +115,7 @@ def take_over(job: Job, checkpoint: Checkpoint) -> Driver:
     """A driver with a token of its own; the driver that held the one before is fenced."""
     head = head_of(job.log, job.name)
     sinks = {sink.name: sink.target for sink in job.all_sinks}
-    claim = claim_again(job.log, head, sinks)
+    claim = claim_again(job.log, head, sinks, job.adopt)
     return Driver.start(job.pipeline(checkpoint), claim, NoEntrance())
 
 

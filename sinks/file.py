@@ -1,7 +1,7 @@
 """A folder of files, each of which appears whole or not at all.
 
     FOLDER/_sparkonce/BRANCH.parquet   written and fsynced by preCommit
-        │  rename
+        │  a second name, which replaces no file; then the first name goes
         ▼
     FOLDER/BRANCH.parquet              the branch, visible
     FOLDER/_sparkonce_folder.ID        empty; made once, and kept in every committable
@@ -9,11 +9,12 @@
 BRANCH is the full branch id, so it is unique for ever: the target's existence is the proof that the
 branch was committed. Its absence proves a loss only in the folder with the same ID: another one may
 be the empty folder below a mount that is away. The folder must be on one file system that driver
-and executors share, with an atomic rename (a local disk, NFS).
+and executors share, with hard links (a local disk, NFS).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import uuid
@@ -108,11 +109,15 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
             raise written_by_spark(f"FileSink: {self._folder}", "another folder")
         try:
             self._hidden.mkdir(exist_ok=True)
-            fsync_folder(self._folder)
             self._id = id_of_folder(self._folder)
+            probe = self._hidden / f".{uuid.uuid4().hex}"
+            os.link(self._folder / f"{_ID}{self._id}", probe)
+            probe.unlink()
+            fsync_folder(self._folder)
         except OSError as error:
             raise ConfigurationError(
-                f"FileSink: cannot write into {self._folder} ({error}): check its permissions"
+                f"FileSink: cannot write into {self._folder} ({error}): check its permissions, and "
+                "that its file system has hard links"
             ) from error
 
     def beginTransaction(self, branch_id: BranchId) -> FileHandle:
@@ -129,12 +134,9 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         if handle.writer is not None:
             handle.writer.close()
         close_durably(handle.file, self._hidden)
-        return Committable(
-            handle.branch_id,
-            {"folder": self._id},
-            _PAYLOAD_VERSION,
-            text=f"file {self._visible_path(handle.branch_id)}",
-        )
+        payload = {"folder": self._id, **digest_of(handle.path)}
+        text = f"file {self._visible_path(handle.branch_id)}"
+        return Committable(handle.branch_id, payload, _PAYLOAD_VERSION, text=text)
 
     def discard(self, handle: FileHandle) -> None:
         if handle.writer is not None:
@@ -147,7 +149,10 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         branch_id = committable.branch_id
         hidden, visible = self._hidden_path(branch_id), self._visible_path(branch_id)
         try:
-            hidden.rename(visible)
+            os.link(hidden, visible)  # a rename would replace what has the name
+        except FileExistsError:
+            if not is_same(committable, hidden, visible):
+                raise other_file(visible, f"{hidden} is prepared", branch_id) from None
         except FileNotFoundError:
             # Committed before, or lost: the target tells, where it is the folder that was written
             # to. It is asked for first: it may be mounted at any moment, and is not unmounted.
@@ -165,7 +170,10 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
                     f"and {visible} was never written: somebody deleted it. Restore it from a copy",
                     branch_id,
                 ) from None
+            if not is_same(committable, hidden, visible):
+                raise other_file(visible, f"{hidden} is gone", branch_id) from None
         fsync_folder(self._folder)
+        hidden.unlink(missing_ok=True)
 
     def abort(self, branch: BranchId | Committable) -> None:
         branch_id = branch_here(self._folder, branch)
@@ -250,6 +258,44 @@ def branch_here(folder: Path, branch: BranchId | Committable) -> BranchId:
             branch.branch_id,
         )
     return branch.branch_id
+
+
+def digest_of(path: Path) -> dict[str, JsonValue]:
+    """What tells the file from every other one: its size and the digest of its bytes."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}
+
+
+def is_same(committable: Committable, hidden: Path, visible: Path) -> bool:
+    """Whether the visible file is the one that was prepared.
+
+    It is if both names are of one file, as after a crash between the two steps of a commit, or if
+    its bytes are those that were prepared, also after it was restored from a copy.
+    """
+    try:
+        if hidden.samefile(visible):
+            return True
+        is_committed = False
+    except FileNotFoundError:
+        is_committed = True  # by this name, which is all that committables of older versions have
+    expected = committable.payload
+    if "sha256" not in expected:
+        return is_committed
+    is_as_long = visible.stat().st_size == expected["bytes"]
+    return is_as_long and digest_of(visible)["sha256"] == expected["sha256"]
+
+
+def other_file(visible: Path, prepared: str, branch_id: BranchId) -> CommitRejectedError:
+    """The name is taken; nothing was replaced."""
+    return CommitRejectedError(
+        f"FileSink: {visible} exists with other rows than batch {branch_id.batch_id} has prepared "
+        f"under that name ({prepared}), and was not replaced. Two runs have used one name: a "
+        "checkpoint was copied, and both copies ran. Stop the run that should not be. If its file "
+        "is the visible one, move that out of the folder, and start again; else "
+        f"{settle_command(branch_id)}",
+        branch_id,
+    )
 
 
 def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable]:

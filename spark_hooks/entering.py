@@ -48,8 +48,9 @@ class CheckpointEntrance:
         batch_id: int,
         *,
         replaces: str | None,
-        adopt: bool | str,
+        adopt: tuple[str, ...],
         goes_on: bool,
+        seen_run: str,
     ) -> Self:
         """Look at the log and the checkpoint, and make the claim.
 
@@ -60,6 +61,7 @@ class CheckpointEntrance:
             replaces: see `sparkonce.ExactlyOnce`.
             adopt: see `sparkonce.ExactlyOnce`.
             goes_on: whether this run has had a token before.
+            seen_run: the run that held the pipeline when this run first looked at the log.
         """
         log, run = pipeline.log, query.run
         bound = query.binding()
@@ -81,6 +83,7 @@ class CheckpointEntrance:
             replaces=replaces,
             adopt=adopt,
             goes_on=goes_on,
+            seen_run=seen_run,
             namesake=None if is_known else log.namesake(pipeline.name, run.query_id),
         )
         return cls(pipeline, query, claim, seen)

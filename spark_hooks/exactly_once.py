@@ -26,6 +26,7 @@ from sparkonce.spark_hooks.run import Run, while_active
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
+from sparkonce.txn_log.identity import adopted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,11 +63,12 @@ class ExactlyOnce:
             is finished, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
             go on under it, once.
-        adopt: "batch 12" takes over a checkpoint that ran without a transaction log until now and
-            is at that batch, or goes on at that batch behind others that were delivered in some
-            other way; True takes over such a checkpoint at whatever batch it is; the id of a
-            transaction log takes over a checkpoint whose log with that id is lost. Each form says
-            that nothing of the batch which Spark runs next is in any sink.
+        adopt: lets one start pass the identity guard; a string, or several. "batch 12": the
+            checkpoint is at batch 12, and ran without this log until now. The id of a transaction
+            log: the checkpoint's log with that id is lost. Both say that every batch below the
+            next one is complete in every sink, and that nothing of the next one is in any. "moved
+            from /old/checkpoint": the checkpoint was moved with the log inside it, and the old
+            place is never run again.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start carries on, so nothing is lost.
         retain: batches of history that the log keeps.
@@ -88,7 +90,7 @@ class ExactlyOnce:
         commit: CommitPolicy = "immediate",
         removed: Sequence[AnySink] = (),
         replaces: str | None = None,
-        adopt: bool | str = False,
+        adopt: str | Sequence[str] | None = None,
         commit_timeout_s: float = 600.0,
         retain: int = 10_000,
         driver_rows: int = DEFAULT_ROWS,
@@ -100,7 +102,7 @@ class ExactlyOnce:
             commit=commit,
             removed=tuple(removed),
             replaces=replaces,
-            adopt=adopt,
+            adopt=adopted(adopt),
             commit_timeout_s=commit_timeout_s,
             retain=retain,
             driver_rows=driver_rows,
@@ -145,6 +147,11 @@ class ExactlyOnce:
     def all_sinks(self) -> tuple[AnySink, ...]:
         """The sinks, and those that were removed."""
         return self._settings.all_sinks
+
+    @property
+    def adopt(self) -> tuple[str, ...]:
+        """What lets a start pass the identity guard."""
+        return self._settings.adopt
 
     @property
     def commit(self) -> CommitPolicy:

@@ -87,6 +87,7 @@ class Run:
         self._lock = lock
         self._driver: Driver | None = None
         self._had_token = False
+        self._seen_run: str | None = None
         self._delivered = -1
         self._is_validated = False
         self._small = SmallBatches(settings.driver_rows)
@@ -155,6 +156,7 @@ class Run:
             replaces=self._settings.replaces,
             adopt=self._settings.adopt,
             goes_on=self._had_token,
+            seen_run=self._look_first(),
         )
         if not self._had_token:
             self._check_no_other_call(batch_id)
@@ -163,6 +165,13 @@ class Run:
         self._log_start(driver, entrance)
         driver.recover()
         return driver
+
+    def _look_first(self) -> str:
+        """The run that held the pipeline when this one first looked; empty where none did."""
+        if self._seen_run is None:
+            head = self.pipeline.log.head(self.pipeline.name)
+            self._seen_run = "" if head is None else head.run_id
+        return self._seen_run
 
     def _log_start(self, driver: Driver, entrance: CheckpointEntrance) -> None:
         settings, log = self._settings, self.pipeline.log

@@ -28,7 +28,7 @@ class Settings:
     commit: CommitPolicy
     removed: tuple[AnySink, ...]
     replaces: str | None
-    adopt: bool | str
+    adopt: tuple[str, ...]
     commit_timeout_s: float
     retain: int
     driver_rows: int

@@ -273,3 +273,51 @@ def test_missing_folder_is_named_before_data_moves(tmp_path: Path) -> None:
 def test_sink_name_with_other_characters_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="name="):
         FileSink(tmp_path, name=name)
+
+
+def other_file(sink: FileSink, tmp_path: Path) -> tuple[Committable, Path]:
+    """A prepared branch, and a file of other rows that has its name already."""
+    committable = prepare(sink)
+    path = tmp_path / f"{BRANCH}parquet"
+    pq.write_table(pa.table({"id": [7, 8, 9]}), path)
+    return committable, path
+
+
+def test_commit_replaces_no_file(sink: FileSink, tmp_path: Path) -> None:
+    """A copied checkpoint makes equal names: what the other run has committed stays."""
+    committable, path = other_file(sink, tmp_path)
+    for _ in range(2):
+        with pytest.raises(CommitRejectedError, match=f"{path} .*{tmp_path}/_sparkonce/"):
+            sink.commit(committable)
+        assert pq.read_table(path)["id"].to_pylist() == [7, 8, 9]
+        assert hidden(tmp_path) == 1
+
+
+def test_file_of_another_run_is_no_proof(sink: FileSink, tmp_path: Path) -> None:
+    """The prepared file is gone too: what is there is not what was prepared."""
+    committable, path = other_file(sink, tmp_path)
+    (tmp_path / "_sparkonce" / path.name).unlink()
+    with pytest.raises(CommitRejectedError, match=str(path)):
+        sink.commit(committable)
+    assert pq.read_table(path)["id"].to_pylist() == [7, 8, 9]
+
+
+def test_commit_that_was_cut_between_its_names(sink: FileSink, tmp_path: Path) -> None:
+    """Both names are of one file."""
+    committable = prepare(sink)
+    name = f"{BRANCH}parquet"
+    os.link(tmp_path / "_sparkonce" / name, tmp_path / name)
+    sink.commit(committable)
+    assert (hidden(tmp_path), visible(tmp_path)) == (0, 2)
+
+
+def test_committed_file_that_was_restored_is_the_same(sink: FileSink, tmp_path: Path) -> None:
+    """A backup has another inode; what was prepared before sizes were kept has no digest."""
+    committable = prepare(sink)
+    sink.commit(committable)
+    path = tmp_path / f"{BRANCH}parquet"
+    shutil.copy(path, tmp_path / "restored")
+    (tmp_path / "restored").replace(path)
+    sink.commit(committable)
+    sink.commit(Committable(BRANCH, {"folder": committable.payload["folder"]}, 2))
+    assert visible(tmp_path) == 2

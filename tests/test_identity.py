@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.model import Owner
-from sparkonce.txn_log.identity import Claim, Known, admit
+from sparkonce.txn_log.identity import Claim, Known, admit, adopted
 from sparkonce.txn_log.record import Head, Incarnation, Share, State, TransactionRecord
 from tests.test_log import QUERY, claim, record
 
@@ -77,10 +78,9 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         known(1, 2, head=replace(HEAD, query_id="other", retired=(QUERY,))),
     ),
     "sink added": (claim(3, sinks={"kafka": "topic", "s3": "bucket"}), known(2)),
-    "checkpoint that ran without us, adopted": (claim(9, adopt="batch 9"), known(head=None)),
-    "checkpoint that ran without us, at whatever batch": (claim(9, adopt=True), known(head=None)),
+    "checkpoint that ran without us, adopted": (claim(9, adopt=("batch 9",)), known(head=None)),
     "checkpoint that ran without us, adopted at its batch": (
-        claim(9, adopt="batch 9"),
+        claim(9, adopt=("batch 9",)),
         known(head=None),
     ),
     "adopted, and crashed before the first decision": (
@@ -88,7 +88,7 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         known(head=replace(HEAD, first_batch=9)),
     ),
     "other log lost, adopted": (
-        claim(9, adopt="f" * 16, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
+        claim(9, adopt=("f" * 16,), checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
         known(head=None),
     ),
     "fresh checkpoint that replaces the old one": (
@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "fresh checkpoint under an old name": (
         claim(0, query_id="new"),
         known(),
-        f'begin behind what is delivered.*replaces="{QUERY}".*with targets of its own',
+        f'begin right after the last delivered batch.*replaces="{QUERY}".*with targets of its own',
     ),
     "replaces names another query": (claim(0, query_id="new", replaces="x"), known(), "replaces="),
     "fresh log for an old checkpoint": (
@@ -125,8 +125,8 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         known(head=None),
         r"log= is sqlite:////var/txn\.db.* below 5 is complete .* nothing of batch 5, which Spark",
     ),
-    "adopt=True left in the settings, another log": (
-        claim(5, adopt=True, checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
+    "word for a batch, another log": (
+        claim(5, adopt=("batch 5",), checkpoint_log_id="f" * 16, checkpoint_pipeline="orders"),
         known(head=None),
         f'adopt="{"f" * 16}"',
     ),
@@ -159,14 +159,14 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         'adopt="batch 5" if .*nothing of batch 5',
     ),
     "old checkpoint that never met a log, adopted at another batch": (
-        claim(5, adopt="batch 4"),
+        claim(5, adopt=("batch 4",)),
         known(head=None),
         'adopt="batch 5" if .*nothing of batch 5',
     ),
     "log that has lost its records": (
-        claim(5, checkpoint_log_id=LOG_ID, adopt=True),
+        claim(5, checkpoint_log_id=LOG_ID, adopt=(LOG_ID,)),
         known(head=None),
-        "its records are lost. Restore.*adopt=.batch 5",
+        "the log.s records are lost. Restore.*adopt=.batch 5",
     ),
     "query that takes its name back, behind a gap": (
         claim(9, replaces="other"),
@@ -179,14 +179,14 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         "keep the old name.* would be written again",
     ),
     "copy of another pipeline's checkpoint": (
-        claim(5, adopt=True, namesake="orders-eu"),
+        claim(5, adopt=("batch 5",), namesake="orders-eu"),
         known(head=None),
-        "'orders-eu', so that it is a copy.* a transaction log of its own",
+        "'orders-eu': it is a copy.* a transaction log of its own",
     ),
     "copy of another pipeline's checkpoint that replaces the pipeline's own": (
-        claim(5, query_id="copied", adopt=True, replaces=QUERY, namesake="orders-eu"),
+        claim(5, query_id="copied", adopt=("batch 5",), replaces=QUERY, namesake="orders-eu"),
         known(),
-        "'orders-eu', so that it is a copy",
+        "'orders-eu': it is a copy",
     ),
     "rolled-back checkpoint, other offsets": (
         claim(2, offsets={2: ("[77]",)}),
@@ -209,6 +209,11 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
         "no longer remembers.* would be written again",
     ),
     "batches ran without the log": (claim(9), known(2), "nothing of batch 9, which Spark"),
+    "Spark's state was repartitioned offline": (
+        claim(5),
+        known(2, 3),
+        'repartition.* a batch of its own.* adopt="batch 5"',
+    ),
     "log and targets restored to an earlier time": (
         claim(106),
         known(100),
@@ -241,15 +246,17 @@ def test_query_that_has_the_name_again_is_not_retired() -> None:
 
 def test_adopt_that_is_left_in_the_settings_changes_nothing() -> None:
     """Once the checkpoint is adopted the log answers for its batches from the first one on."""
-    adopted = replace(HEAD, first_batch=5)
-    assert admit(claim(9, adopt=True), known(8, head=adopted), now=5.0).first_batch == 5
+    adopted_head = replace(HEAD, first_batch=5)
+    assert (
+        admit(claim(9, adopt=("batch 5",)), known(8, head=adopted_head), now=5.0).first_batch == 5
+    )
     with pytest.raises(ConfigurationError, match='pass adopt="batch 12" if you know'):
-        admit(claim(12, adopt=True), known(8, head=adopted), now=5.0)
+        admit(claim(12, adopt=("batch 5",)), known(8, head=adopted_head), now=5.0)
 
 
 def test_gap_is_adopted_by_its_batch_and_only_once() -> None:
     """The word names where the log goes on, so that it says nothing of any later gap."""
-    word = {"adopt": "batch 12"}
+    word = {"adopt": ("batch 12",)}
     assert admit(claim(12, **word), known(8), now=5.0).first_batch == 12
     head = replace(HEAD, first_batch=12)
     assert admit(claim(13, **word), known(12, head=head), now=5.0).first_batch == 12
@@ -259,7 +266,7 @@ def test_gap_is_adopted_by_its_batch_and_only_once() -> None:
 
 def test_gap_that_the_lost_log_has_delivered_is_adopted() -> None:
     """Checkpoint and word name it; once the checkpoint has this log's id, the word says nothing."""
-    word = {"adopt": "f" * 16, "checkpoint_pipeline": "orders"}
+    word: dict[str, Any] = {"adopt": ("f" * 16,), "checkpoint_pipeline": "orders"}
     lost = claim(12, checkpoint_log_id="f" * 16, **word)
     assert admit(lost, known(8), now=5.0).first_batch == 12
     with pytest.raises(ConfigurationError, match="the ones between ran without it"):
@@ -267,11 +274,10 @@ def test_gap_that_the_lost_log_has_delivered_is_adopted() -> None:
 
 
 ADOPTED: dict[str, dict[str, Any]] = {
-    "True": {"adopt": True},
-    "batch 3": {"adopt": "batch 3"},
-    "batch 7": {"adopt": "batch 7"},
+    "batch 3": {"adopt": ("batch 3",)},
+    "batch 7": {"adopt": ("batch 7",)},
     "lost log": {
-        "adopt": "f" * 16,
+        "adopt": ("f" * 16,),
         "checkpoint_log_id": "f" * 16,
         "checkpoint_pipeline": "orders",
     },
@@ -289,8 +295,8 @@ def test_abandoned_batch_is_never_adopted(word: str, batch_id: int) -> None:
 
 def test_crash_before_the_first_decision_after_a_second_adoption_is_no_gap() -> None:
     """The log answers from the adopted batch on, also while older records are still there."""
-    adopted = replace(HEAD, first_batch=20)
-    assert admit(claim(20), known(10, head=adopted), now=5.0).first_batch == 20
+    adopted_head = replace(HEAD, first_batch=20)
+    assert admit(claim(20), known(10, head=adopted_head), now=5.0).first_batch == 20
 
 
 def test_sink_without_branches_may_go() -> None:
@@ -307,3 +313,112 @@ def test_run_that_goes_on_behind_another_is_fenced(head: Head | None) -> None:
     """Its token would fence that one, and abandon what it has prepared."""
     with pytest.raises(FencedError, match="was taken over by"):
         admit(claim(3, run_id="run", goes_on=True), known(2, head=head), 0.0)
+
+
+INSIDE = "checkpoint:/ckpt"
+
+SAME_PLACE = [
+    ("/ckpt", "file:/ckpt"),
+    ("file:///ckpt", "file:/ckpt/"),
+    ("file:/ckpt", "/ckpt//"),
+    ("hdfs://NameNode:8020/a/ckpt/", "hdfs://namenode:8020/a//ckpt"),
+    ("s3a://bucket/ckpt", "s3://bucket/ckpt"),
+]
+
+
+@pytest.mark.parametrize(("recorded", "now"), SAME_PLACE)
+def test_checkpoint_with_its_log_is_where_it_was(recorded: str, now: str) -> None:
+    """However the location is written."""
+    before = known(2, head=replace(HEAD, checkpoint=recorded), log=f"checkpoint:{now}")
+    assert admit(claim(3, checkpoint=now), before, now=5.0).token == HEAD.token + 1
+
+
+def test_checkpoint_with_its_log_behind_a_link(tmp_path: Path) -> None:
+    """A checkpoint that was moved, and has a link at its old place, is one place."""
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "old").symlink_to(tmp_path / "ckpt")
+    before = known(
+        2,
+        head=replace(HEAD, checkpoint=f"file:{tmp_path}/old"),
+        log=f"checkpoint:{tmp_path}/ckpt",
+    )
+    assert admit(claim(3, checkpoint=f"file:{tmp_path}/ckpt"), before, now=5.0).token
+
+
+@pytest.mark.parametrize("name", ["a run of the query", "an operator", "a fresh checkpoint"])
+def test_copied_checkpoint_with_its_log_is_refused(name: str) -> None:
+    """What the two prepare would have equal names, and each would overwrite or abort the other's.
+
+    The log was copied too, so that it fences nobody at the old place.
+    """
+    before = known(2, head=replace(HEAD, checkpoint="file:/old"), log=INSIDE)
+    asks = claim(3, checkpoint="file:/ckpt")
+    if name == "a fresh checkpoint":
+        asks = claim(0, checkpoint="file:/ckpt", query_id="new", replaces=QUERY)
+        before = replace(before, newest=None, records={})
+    if name == "an operator":
+        asks = replace(asks, run_id="operator 1")
+    with pytest.raises(ConfigurationError, match="never run again.*adopt=.moved from file:/old."):
+        admit(asks, before, now=5.0)
+    for word in ("moved from /old", "moved from file:///old/"):
+        head = admit(replace(asks, adopt=(word,)), before, now=5.0)
+        assert (head.token, head.checkpoint) == (HEAD.token + 1, "file:/ckpt")
+    for word in ("moved from /elsewhere", "moved from ", "batch 3", LOG_ID):
+        with pytest.raises(ConfigurationError, match="never run again"):
+            admit(replace(asks, adopt=(word,)), before, now=5.0)
+
+
+def test_word_for_a_move_says_nothing_of_the_next_one() -> None:
+    """Left in the settings, it admits no copy of what was moved."""
+    word = ("moved from /old",)
+    moved = known(2, head=replace(HEAD, checkpoint="file:/ckpt"), log="checkpoint:/third")
+    with pytest.raises(ConfigurationError, match="moved from file:/ckpt"):
+        admit(claim(3, checkpoint="/third", adopt=word), moved, now=5.0)
+
+
+@pytest.mark.parametrize("log", ["sqlite:////var/txn.db", "checkpoint:/shared/logs"])
+def test_log_elsewhere_takes_a_checkpoint_that_was_moved(log: str) -> None:
+    """It is one log for both places, so that it fences, and compares offsets."""
+    before = known(2, head=replace(HEAD, checkpoint="file:/old"), log=log)
+    assert admit(claim(3, checkpoint="file:/ckpt"), before, now=5.0).checkpoint == "file:/ckpt"
+
+
+def test_log_of_an_older_version_does_not_know_its_checkpoint() -> None:
+    """It is admitted where it is, and its place is noted from then on."""
+    before = known(2, head=replace(HEAD, checkpoint=""), log=INSIDE)
+    assert admit(claim(3, checkpoint="file:/ckpt"), before, now=5.0).checkpoint == "file:/ckpt"
+
+
+def test_gap_in_a_checkpoint_that_was_moved_takes_two_words() -> None:
+    """Spark's state was repartitioned on the way."""
+    before = known(2, head=replace(HEAD, checkpoint="file:/old"), log=INSIDE)
+    words = ("moved from /old", "batch 5")
+    assert admit(claim(5, checkpoint="/ckpt", adopt=words), before, now=5.0).first_batch == 5
+
+
+@pytest.mark.parametrize("seen", ["", "older"])
+def test_driver_that_slept_before_its_first_token_fences_nobody(seen: str) -> None:
+    """Another run has begun since it looked: the last token would win, and stop a healthy one."""
+    with pytest.raises(FencedError, match="host:1 .run run. .* start this query again"):
+        admit(claim(3, run_id="new", seen_run=seen), known(2), now=5.0)
+
+
+@pytest.mark.parametrize("head", [None, HEAD, replace(HEAD, run_id="new")])
+def test_driver_that_has_seen_the_newest_run_is_admitted(head: Head | None) -> None:
+    """Also where that run has taken one token more, or its own token was taken and not told."""
+    seen = "" if head is None else "run"
+    asks = claim(3 if head else 0, run_id="new", seen_run=seen)
+    assert admit(asks, known(*[2] if head else [], head=head), now=5.0).run_id == "new"
+
+
+@pytest.mark.parametrize("given", [True, False, "batch", "yes", "batch 1 ", ["batch 1", True]])
+def test_adopt_says_what_is_adopted(given: Any) -> None:
+    """A blank cheque is refused, and the forms are named."""
+    with pytest.raises(ConfigurationError, match='"batch 12".*id.*"moved from /old/checkpoint"'):
+        adopted(given)
+
+
+def test_adopt_takes_one_word_or_several() -> None:
+    assert adopted(None) == ()
+    assert adopted("batch 12") == ("batch 12",)
+    assert adopted(["moved from /a b", "f" * 16]) == ("moved from /a b", "f" * 16)

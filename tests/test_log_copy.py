@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sparkonce.spark_hooks.recovery import claim_again
 
 from sparkonce.errors import (
     ConfigurationError,
@@ -358,3 +360,30 @@ def test_moved_twice(tmp_path: Path) -> None:
         copy(first, third, "orders")
     newer = third.begin(claim(1, checkpoint_log_id=first.log_id))
     assert newer.owner.log_id == first.log_id
+
+
+def test_copied_checkpoint_with_its_log_fences_nobody(tmp_path: Path) -> None:
+    """Both would write under equal names; a move takes a word, and is noted."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    (old / "metadata").write_text(f'{{"id":"{QUERY}"}}')
+    first = open_log(f"checkpoint:{old}")
+    running = first.begin(claim(checkpoint=f"file:{old}"))
+    deliver(first, running, 0)
+    shutil.copytree(old, new)
+    copied = open_log(f"checkpoint:{new}")
+    before = copied.head("orders")
+    assert before is not None
+    asks = claim(1, run_id="copy", checkpoint=f"file:{new}")
+    for start in (asks, claim_again(copied, before, before.sinks)):
+        with pytest.raises(ConfigurationError, match=f"adopt=.moved from file:{old}."):
+            copied.begin(start)
+    assert copied.head("orders") == before
+    deliver(first, running, 1)
+    word = (f"moved from {old}",)
+    moved = copied.begin(claim(1, checkpoint=f"file:{new}", adopt=word))
+    deliver(copied, moved, 1)
+    head = copied.head("orders")
+    assert head is not None
+    assert head.checkpoint == f"file:{new}"
+    assert copied.begin(claim_again(copied, head, head.sinks)).token == moved.token + 1

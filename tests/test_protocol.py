@@ -718,7 +718,8 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
         if log == "copy":
             copy()
         if log == "another":
-            changes["checkpoint_log_id"] = changes["adopt"] = old.incarnation.owner.log_id
+            changes["checkpoint_log_id"] = old.incarnation.owner.log_id
+            changes["adopt"] = (old.incarnation.owner.log_id,)
         driver = Process()
         begun.append(other.driver(driver, **changes))
         begun[0].recover()
@@ -829,9 +830,9 @@ def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) ->
         world.start(Process())
 
 
-@pytest.mark.parametrize("adopt", [False, True, "batch 1"])
+@pytest.mark.parametrize("adopt", [(), ("batch 0",), ("batch 1",)])
 def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
-    world: World, adopt: bool | str
+    world: World, adopt: tuple[str, ...]
 ) -> None:
     """Nobody delivers it unless it is replayed, so no setting lets a start go on behind it (I5)."""
     world.commit = "after_checkpoint"

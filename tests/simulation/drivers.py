@@ -101,6 +101,8 @@ class Driver:
 
     Attributes:
         token: what it holds; None until it has one.
+        seen_run: the run that held the token when it first looked; empty if there was none.
+        first_look: the step of the world at which that was.
         outcome: how it ended: None while it runs, an exception, or "crashed", "done".
         paused_at: the step in which it stands still.
         is_recovering: for what is called interesting.
@@ -116,6 +118,8 @@ class Driver:
         self.number = len(world.drivers)
         self.sinks = process.sinks
         self.token: int | None = None
+        self.seen_run: str | None = None
+        self.first_look = 0
         self.outcome: Exception | str | None = None
         self.paused_at: str | None = None
         self.fault: str | None = None
@@ -215,6 +219,11 @@ class Driver:
 
     def _begin(self, batch_id: int) -> ProtocolDriver:
         world, spark = self.world, self.world.spark
+        log = SimLog(world.disk)
+        head = log.head(PIPELINE)
+        if self.seen_run is None:
+            self.seen_run = "" if head is None else head.run_id
+            self.first_look = world.steps
         shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
         claim = Claim(
             pipeline=PIPELINE,
@@ -224,13 +233,14 @@ class Driver:
             sinks={sink.name: sink.target for sink in self.sinks},
             batch_id=batch_id,
             offsets={b: (str(b),) for b in shown},
-            adopt=True,  # left in the settings: it changes nothing
+            adopt=(f"batch {spark.first}",),  # left in the settings: it changes nothing
+            seen_run=self.seen_run,
         )
         self.token = None
         pipeline = Pipeline(
             name=PIPELINE,
             sinks=by_name(self.sinks),
-            log=SimLog(world.disk),
+            log=log,
             checkpoint=spark,
             commit=self.policy,
             commit_timeout_s=1.0,

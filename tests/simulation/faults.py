@@ -57,7 +57,7 @@ SINKS: Final = ("plain", "kafka", "postgres")
 
 STEPS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(DRIVER_POINTS, POINT),
-    **dict.fromkeys(("log.find", "log.unfinished", "log.check_token"), READ),
+    **dict.fromkeys(("log.head", "log.find", "log.unfinished", "log.check_token"), READ),
     **dict.fromkeys(
         [
             f"log.{verb}"

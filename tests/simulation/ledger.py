@@ -37,6 +37,7 @@ class Ledger:
         self.by_word: dict[str, list[int]] = {name: [] for name in world.systems}
         """Rows that an operator has put in by hand, or given up, by system."""
         self.crashed = 0
+        self._begun_at = 0
 
     # -- the log -----------------------------------------------------------------------------------
 
@@ -44,6 +45,15 @@ class Ledger:
         self.world.require(
             new.token == (1 if old is None else old.token + 1), "I6: a token is taken twice"
         )
+        is_other = old is not None and old.run_id != new.run_id
+        if new.run_id.isdecimal():  # and not an operator's
+            driver = self.world.drivers[int(new.run_id)]
+            self.world.require(
+                not is_other or driver.first_look >= self._begun_at,
+                f"I6: {driver} slept since it looked, and fences its successor",
+            )
+        if is_other or old is None:
+            self._begun_at = self.world.steps
 
     def writes(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
         world, batch_id = self.world, new.id.batch_id

@@ -21,10 +21,12 @@ REWRITE: Final = "protocol/rewriting.py"
 RULED: Final = "protocol/rulings.py"
 SWEEPING: Final = "protocol/sweeping.py"
 LOG: Final = "txn_log/base.py"
+RULES: Final = "txn_log/rules.py"
 RECORD: Final = "txn_log/record.py"
 IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
 VERBS: Final = "sinks/verbs.py"
+FILE_SINK: Final = "sinks/file.py"
 MODEL: Final = "src/sparkonce/model.py"
 STEPS: Final = "src/sparkonce/steps.py"
 
@@ -341,35 +343,23 @@ _LOG_RULES: Final = (
     Mutant(
         "token not checked",
         "I6",
-        (Edit(LOG, "if head is None or head.token != token:", "if head is None:"),),
+        (Edit(RULES, "if head is None or head.token != token:", "if head is None:"),),
     ),
     Mutant(
         "token checked in a step before the write",
         "I6",
         (
             Edit(
-                LOG,
-                "        head = self._require_token(store, record.id.pipeline, record.token)\n",
-                "        head = store.head(record.id.pipeline)\n",
+                RULES,
+                "    head = require_token(store, record.id.pipeline, record.token)\n",
+                "    head = store.head(record.id.pipeline)\n",
             ),
             Edit(
                 LOG,
-                "            decided = record.moved(State.DECIDED, _now())\n",
-                "            decided = record.moved(State.DECIDED, _now())\n"
-                "            if record.state is State.PREPARED:\n"
-                "                now = token or record.token\n"
-                "                self._require_token(store, record.id.pipeline, now)\n",
-            ),
-            Edit(
-                LOG,
-                "            store.put(decided)\n"
-                "            return decided\n\n"
-                "        return self._write(step)\n",
-                "            store.put(decided)\n"
-                "            return decided\n\n"
+                "        return self._write(lambda store: rules.decide(",
                 "        now = record.token if token is None else token\n"
-                "        self._read(lambda s: self._require_token(s, record.id.pipeline, now))\n"
-                "        return self._write(step)\n",
+                "        self._read(lambda s: rules.require_token(s, record.id.pipeline, now))\n"
+                "        return self._write(lambda store: rules.decide(",
             ),
         ),
     ),
@@ -383,12 +373,12 @@ _LOG_RULES: Final = (
         "I3",
         (
             Edit(
-                LOG,
-                "        if standing is not None and standing.state is not State.ABANDONED:\n"
-                "            return standing\n",
+                RULES,
+                "    if standing is not None and standing.state is not State.ABANDONED:\n"
+                "        return standing\n",
                 "",
             ),
-            Edit(LOG, "        if record.id.batch_id != expected:\n", "        if False:\n"),
+            Edit(RULES, "    if record.id.batch_id != expected:\n", "    if False:\n"),
         ),
     ),
     Mutant(
@@ -396,7 +386,7 @@ _LOG_RULES: Final = (
         "I3",
         (
             Edit(
-                LOG,
+                RULES,
                 "below = min(record.id.batch_id, record.id.batch_id - retain + 1)",
                 "below = record.id.batch_id + 1",
             ),
@@ -405,13 +395,13 @@ _LOG_RULES: Final = (
     Mutant(
         "late abandonment hits the replay",
         "I5",
-        (Edit(LOG, "            if standing.token != record.token:", "            if False:"),),
+        (Edit(RULES, "    if standing.token != record.token:", "    if False:"),),
         ("tests/test_log.py::TestSqliteLog::test_abandonment_that_lands_late_spares_the_replay",),
     ),
     _tested(
         "log takes a batch behind an undecided one",
         "I5",
-        Edit(LOG, "        if undecided:\n", "        if False:\n"),
+        Edit(RULES, "    if undecided:\n", "    if False:\n"),
         "tests/test_log.py::TestSqliteLog::test_batch_does_not_follow_an_undecided_one",
     ),
     _tested(
@@ -440,17 +430,33 @@ _GUARD_AND_SINKS: Final = (
             ),
         ),
     ),
-    Mutant(
-        "adopt=True lets a start pass an abandoned batch",
+    _tested(
+        "adopt= lets a start pass an abandoned batch",
         "I5",
-        (
-            Edit(
-                IDENTITY,
-                "    if claim.batch_id > expected:\n",
-                "    if claim.batch_id > expected and not claim.adopt:\n",
-            ),
+        Edit(
+            IDENTITY,
+            "    if claim.batch_id > expected:\n",
+            "    if claim.batch_id > expected and not claim.adopt:\n",
         ),
-        ("tests/test_protocol.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",),
+        "tests/test_protocol.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",
+    ),
+    Mutant(
+        "driver that slept before its first token fences its successor",
+        "I6",
+        (Edit(IDENTITY, "    if head is None or claim.seen_run is None:\n", "    if True:\n"),),
+        ("tests/test_identity.py::test_driver_that_slept_before_its_first_token_fences_nobody",),
+    ),
+    _tested(
+        "copy of a checkpoint with its log taken for the checkpoint",
+        "I1",
+        Edit(IDENTITY, "    if place is None or head is None or not", "    if True or not"),
+        "tests/test_identity.py::test_copied_checkpoint_with_its_log_is_refused",
+    ),
+    _tested(
+        "file of another run replaced",
+        "I7",
+        Edit(FILE_SINK, "os.link(hidden, visible)", "hidden.rename(visible)"),
+        "tests/test_file_sink.py::test_commit_replaces_no_file",
     ),
     _tested(
         "guard compares no offsets",
@@ -521,7 +527,7 @@ _SETTLEMENT: Final = (
     Mutant(
         "operator's word shown as proof",
         "I3",
-        (Edit(LOG, "State.SETTLED if standing.settled else State.COMPLETE", "State.COMPLETE"),),
+        (Edit(RULES, "State.SETTLED if standing.settled else State.COMPLETE", "State.COMPLETE"),),
         ("tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",),
     ),
     _tested(
@@ -548,8 +554,8 @@ _SETTLEMENT: Final = (
         "settlement without a token",
         "I6",
         Edit(
-            LOG,
-            "            self._require_token(store, transaction_id.pipeline, token)\n",
+            RULES,
+            "    require_token(store, transaction_id.pipeline, token)\n",
             "",
         ),
         "tests/test_log.py::TestSqliteLog::test_only_what_is_decided_is_settled",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 from sparkonce import failpoints
-from sparkonce.errors import PreparedBranchLostError
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.txn_log import base as log_rules
 from tests.simulation.drivers import Driver, Process, SimWorld
@@ -184,6 +184,10 @@ class Simulation:
                 if world.rng.random() < 0.3:
                     return
                 settle_lost(world, driver.outcome)
+                continue
+            if isinstance(driver.outcome, CommitUnresolvedError):
+                # It waited for the locks of a zombie's merge, which its recovery has swept then.
+                world.states.add("a commit waits for a zombie's locks until the next start")
                 continue
             if not driver.is_loud_gap():
                 break

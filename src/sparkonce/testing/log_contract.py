@@ -485,7 +485,7 @@ class LogContract:
                 if verb == "decide":
                     log.decide(record(old, 0))
                 else:
-                    far = claim(40, pipeline=pipeline, adopt="batch 40")
+                    far = claim(40, pipeline=pipeline, adopt=("batch 40",))
                     tokens.append(log.begin(far).token)
 
             with at_round_trip(number, partial(pass_by_far, other, pipeline, seen)) as at:

@@ -115,7 +115,7 @@ def _open(contract: type[LogContract], address: str) -> TransactionLog:
 def _begin(log: TransactionLog, batch_id: int) -> Incarnation:
     while True:
         try:
-            return log.begin(claim(batch_id, adopt=True, offsets={}))
+            return log.begin(claim(batch_id, offsets={}))
         except _AGAIN:
             continue
 

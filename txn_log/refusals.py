@@ -1,0 +1,266 @@
+"""What the identity guard tells the operator: what failed, why, and the next step.
+
+`sparkonce.txn_log.identity` decides; each function here words one of its refusals. In every text
+"pass adopt=…" and "pass replaces=…" name arguments of `ExactlyOnce`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparkonce.errors import ConfigurationError, FencedError
+from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
+
+if TYPE_CHECKING:
+    from sparkonce.txn_log.identity import Claim, Known
+
+_IF_LOST: Final = (
+    "If that checkpoint is lost, a new one must begin right after the last delivered batch: run "
+    "`sparkonce recover JOB`, which delivers what is decided; then `sparkonce log list JOB` shows "
+    "the last batch that is complete or settled, and `sparkonce log show JOB BATCH` its source "
+    "offsets. If the new checkpoint begins earlier, delivered rows would be written again."
+)
+
+MOVED_FROM: Final = "moved from "
+
+ADOPT_FORMS: Final = (
+    'adopt="batch 12" (the checkpoint is at batch 12, and every batch below is delivered), '
+    'adopt="0123456789abcdef" (the id of a lost transaction log), or '
+    f'adopt="{MOVED_FROM}/old/checkpoint" (a checkpoint that was moved with the log inside it)'
+)
+
+
+def unknown_word(word: object) -> ConfigurationError:
+    """adopt= is given in no known form."""
+    return ConfigurationError(
+        f"adopt={word!r}: say what is adopted, with one of these forms or a list of them: "
+        f"{ADOPT_FORMS}"
+    )
+
+
+# -- another driver --------------------------------------------------------------------------------
+
+
+def overtaken(claim: Claim, head: Head | None) -> FencedError:
+    """The run had a token before, and another run has taken the next one."""
+    return FencedError(
+        f"pipeline {claim.pipeline!r} was taken over by {_holder(head)} while the run "
+        f"{claim.run_id} was paused: let that driver run, or stop it and start this query again"
+    )
+
+
+def late(claim: Claim, head: Head) -> FencedError:
+    """Another run has taken a token since this one looked at the log."""
+    return FencedError(
+        f"{_holder(head)} took a fencing token of pipeline {claim.pipeline!r} after the run "
+        f"{claim.run_id} had looked at the log and before it had a token of its own. This run is "
+        "the older one: it takes no token and has written nothing. Let that driver run, or stop "
+        "it and start this query again (an operator: run the command again)"
+    )
+
+
+def _holder(head: Head | None) -> str:
+    return "an unknown driver" if head is None else f"{head.driver} (run {head.run_id})"
+
+
+# -- the wrong log, checkpoint or name -------------------------------------------------------------
+
+
+def other_log(claim: Claim, known: Known) -> ConfigurationError:
+    """The checkpoint names another transaction log."""
+    return ConfigurationError(
+        f"the checkpoint {claim.checkpoint} belongs to the transaction log with id "
+        f"{claim.checkpoint_log_id}, but log= is {known.log} with id {known.log_id}. Without its "
+        "own log, batches that are already delivered would be written again. Point log= to the "
+        "first log (a relative path depends on the working directory), or, if that log is lost, "
+        f'pass adopt="{claim.checkpoint_log_id}" if {_you_know(claim)}.'
+    )
+
+
+def other_name(claim: Claim) -> ConfigurationError:
+    """The checkpoint names another pipeline."""
+    return ConfigurationError(
+        f"the checkpoint {claim.checkpoint} belongs to the pipeline {claim.checkpoint_pipeline!r}, "
+        f"not to {claim.pipeline!r}: keep the old name. A query has one pipeline, which can give "
+        "each sink rows of its own with transform=. A fresh checkpoint under the new name would "
+        "read the sources from their start, and delivered rows would be written again."
+    )
+
+
+def copied_or_moved(claim: Claim, head: Head) -> ConfigurationError:
+    """The log is inside the checkpoint, and both have another location than at the last run."""
+    return ConfigurationError(
+        f"the checkpoint {claim.checkpoint}, with the transaction log of pipeline "
+        f"{claim.pipeline!r} inside it, is a copy, or was moved: its last run used it at "
+        f"{head.checkpoint}. If both places were run, their branches would have equal names, and "
+        "each would overwrite or abort what the other has written. Nobody was fenced. Start the "
+        f"query at {head.checkpoint}. If the checkpoint was moved, and the old place is never run "
+        f'again (delete it first), pass adopt="{MOVED_FROM}{head.checkpoint}". To run both, give '
+        "the copy a new checkpoint and targets of its own."
+    )
+
+
+def namesake(claim: Claim) -> ConfigurationError:
+    """Another pipeline of the log has the same query id."""
+    return ConfigurationError(
+        f"the checkpoint {claim.checkpoint} has the query id of the pipeline {claim.namesake!r}: "
+        "it is a copy of that pipeline's checkpoint, or the same one. The branches of the two "
+        "would have equal names in every system, and each would overwrite or abort what the other "
+        f"has written. Give {claim.pipeline!r} a new checkpoint that begins right after the last "
+        "delivered batch; or, if both continue from copies of an old checkpoint, a transaction "
+        f"log of its own. If {claim.namesake!r} never delivered anything, start under that name"
+    )
+
+
+def fresh_checkpoint(claim: Claim, head: Head) -> ConfigurationError:
+    """The pipeline is bound to another query."""
+    return ConfigurationError(
+        f"the pipeline {claim.pipeline!r} is bound to the checkpoint of query {head.query_id}, "
+        f"but {claim.checkpoint} is of query {claim.query_id}. A fresh checkpoint reads its "
+        "sources from the start, so delivered rows would be written again. Use the old checkpoint. "
+        f'{_IF_LOST} Then pass replaces="{head.query_id}". Use another name only for a job with '
+        "targets of its own."
+    )
+
+
+def prepared_by_replaced(record: TransactionRecord) -> ConfigurationError:
+    """Only the checkpoint that is being replaced says whether the batch commits."""
+    return ConfigurationError(
+        f"{record.id} is prepared, and only its own checkpoint shows whether it commits: start "
+        "once with that checkpoint, then with the new one; or settle the batch without Spark: "
+        "sparkonce recover JOB --checkpoint LOCATION. If that checkpoint is lost, add "
+        f"--abandon {record.id.batch_id}: the batch is then in no sink, and the new checkpoint "
+        "must read its rows"
+    )
+
+
+def log_lost_its_records(claim: Claim, known: Known) -> ConfigurationError:
+    """The checkpoint ran with this log, which does not know the pipeline."""
+    return ConfigurationError(
+        f"{_unknown_here(claim, known)}, though it ran with this log: the log's records are lost. "
+        "Restore the log from a copy that has the newest batch (docs/operations.md, "
+        f'LogCorruptError), or pass adopt="batch {claim.batch_id}" if {_you_know(claim)}.'
+    )
+
+
+def ran_without_a_log(claim: Claim, known: Known) -> ConfigurationError:
+    """The checkpoint has batches that no log knows."""
+    return ConfigurationError(
+        f"{_unknown_here(claim, known)}. If it ran with another log, point log= to that one. If it "
+        f'ran without sparkonce until now, pass adopt="batch {claim.batch_id}" if '
+        f"{_you_know(claim)} (docs/operations.md, Moving a running query here)."
+    )
+
+
+def _unknown_here(claim: Claim, known: Known) -> str:
+    return (
+        f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, and the transaction log "
+        f"{known.log} has no record of its batches"
+    )
+
+
+# -- sinks -----------------------------------------------------------------------------------------
+
+
+def sink_is_missing(
+    claim: Claim, record: TransactionRecord, name: str, share: Share
+) -> ConfigurationError:
+    """An unfinished batch has branches in a sink that the pipeline lacks, or has elsewhere."""
+    now = claim.sinks.get(name, "not among the pipeline's sinks")
+    return ConfigurationError(
+        f"{record.id} is {record.state} and not finished. The sink {name!r} holds prepared "
+        f"branches of it in {share.target}, and now it is {now}. Start once with the old sinks and "
+        "let the batch finish, or pass the old sink in removed=[…]."
+    )
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def not_begun(claim: Claim, record: TransactionRecord) -> ConfigurationError:
+    """The checkpoint is older than what is prepared."""
+    batch_id = record.id.batch_id
+    return ConfigurationError(
+        f"{record.id} is prepared, and the checkpoint {claim.checkpoint}, which is at batch "
+        f"{claim.batch_id}, has not begun it: it was rolled back, copied before, or lost its last "
+        "files in a power cut. Only the checkpoint that has begun the batch shows whether it "
+        "commits: start with that one. If it is lost, abort what is prepared, and Spark makes the "
+        f"batch again: sparkonce recover JOB --abandon {batch_id}"
+    )
+
+
+def other_offsets(
+    record: TransactionRecord, shown: tuple[str, ...], checkpoint: str
+) -> ConfigurationError:
+    """The batch is known with other source offsets."""
+    made_again = (
+        " If Spark made that batch again because its files were deleted here, abort what is "
+        "prepared of it: sparkonce recover JOB --checkpoint LOCATION"
+    )
+    return ConfigurationError(
+        f"{record.id} was made with source offsets {list(record.offsets)}, but the checkpoint "
+        f"{checkpoint} now shows {list(shown)} for it: the checkpoint was rolled back, or copied "
+        "from another run. Rows would be lost or written twice. Start with the checkpoint that "
+        f"wrote batch {record.id.batch_id}. {_IF_LOST}"
+        f"{made_again if record.state is State.PREPARED else ''}"
+    )
+
+
+def rolled_back_too_far(claim: Claim, known: Known, expected: int) -> ConfigurationError:
+    """The log has forgotten the batch that Spark is about to run."""
+    return ConfigurationError(
+        f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the transaction log "
+        f"{known.log} has delivered up to batch {expected - 1} and no longer remembers batch "
+        f"{claim.batch_id}: the checkpoint was rolled back too far. Start with the newest "
+        f"checkpoint. {_IF_LOST}"
+    )
+
+
+def abandoned_gap(claim: Claim, known: Known, expected: int) -> ConfigurationError:
+    """Spark has moved on past a batch that was abandoned."""
+    return ConfigurationError(
+        f"{_gap(claim, known, expected)}it was abandoned and aborted, and another driver's Spark "
+        "has moved on past it. Its rows are in no sink, so adopt= does not help. Delete "
+        f"{_files_from(expected)} from the checkpoint, so that Spark replays the batch."
+    )
+
+
+def gap(claim: Claim, known: Known, expected: int) -> ConfigurationError:
+    """Spark has moved on past batches that the log does not know."""
+    return ConfigurationError(
+        f"{_gap(claim, known, expected)}the ones between ran without it. Either the query ran with "
+        "another log; or the function returned without calling the pipeline, as with "
+        "`if df.isEmpty(): return` (call it for each batch, empty ones too); or Spark's state was "
+        "repartitioned offline, which adds a batch of its own without rows. Point log= to the log "
+        f'that was in use; else pass adopt="batch {claim.batch_id}" if {_you_know(claim)}. '
+        f"If the log and its targets were restored to an earlier time, and nothing of batch "
+        f"{expected} and the later ones is in any sink, delete {_files_from(expected)} from the "
+        "checkpoint, so that Spark makes them again."
+    )
+
+
+def _gap(claim: Claim, known: Known, expected: int) -> str:
+    return (
+        f"the checkpoint {claim.checkpoint} is at batch {claim.batch_id}, but the next batch of "
+        f"the transaction log {known.log} is {expected}: "
+    )
+
+
+def _files_from(batch_id: int) -> str:
+    """The files to delete so that Spark runs the batch, and all later ones, again.
+
+    offsets/N of the batch itself stays: without it Spark would make the batch with other rows. An
+    old snapshot of a state version that Spark writes again would hide the new state.
+    """
+    return (
+        f"commits/{batch_id} and all later files of commits/, the files after offsets/{batch_id} "
+        "of offsets/ and, of a query with state, each N.delta, N.snapshot, N.changelog and N.zip "
+        f"below state/ with N above {batch_id}"
+    )
+
+
+def _you_know(claim: Claim) -> str:
+    return (
+        f"you know that every batch below {claim.batch_id} is complete in every sink, and that "
+        f"nothing of batch {claim.batch_id}, which Spark runs next, is in any"
+    )
