@@ -298,7 +298,7 @@ def test_small_batches(
     fresh_name: Callable[[], str],
     log_of: Callable[[LogKind], str],
 ) -> None:
-    """The old driver itself has written the batch in doubt: its branches have names of their own."""
+    """The old driver itself wrote the batch in doubt; such branches have attempt numbers apart."""
     log = log_of(case.log)
     run(case, tmp_path, tree, all_sinks(tmp_path, services, fresh_name), log)
 
