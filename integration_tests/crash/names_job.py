@@ -20,7 +20,7 @@ from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
 TEXTS = pa.array(["a", "b"])
-VALUES = {"id": pa.array([1, 2]), "day": TEXTS, "name": TEXTS, "value": TEXTS}
+VALUES = {"day": TEXTS, "name": TEXTS, "value": TEXTS}
 
 
 def branch(sink: str, attempt: int) -> BranchId:
@@ -29,10 +29,13 @@ def branch(sink: str, attempt: int) -> BranchId:
 
 def prepare(sink: Any, columns: list[str]) -> list[Any]:
     """What two tasks and the driver's vote make of a batch, as JSON."""
-    rows = pa.RecordBatch.from_pydict({name: VALUES[name] for name in columns})
-    sink.validate(rows.schema)
-    committables = []
+    tasks = {}
     for attempt in (5, 6):
+        values = {**VALUES, "id": pa.array([attempt, attempt + 10])}
+        tasks[attempt] = pa.RecordBatch.from_pydict({name: values[name] for name in columns})
+    sink.validate(tasks[5].schema)
+    committables = []
+    for attempt, rows in tasks.items():
         handle = sink.beginTransaction(branch(sink.name, attempt))
         sink.write(handle, rows)
         committables.append(sink.preCommit(handle))

@@ -93,14 +93,14 @@ def direct(server: PostgresServer, table: str) -> Both:
     return new, _old_postgres(server, table, "direct", mode="prepared")
 
 
-def staged_upsert(server: PostgresServer, table: str) -> Both:
-    new = postgres_target(server, table, name="staged", **UPSERT)
-    return new, _old_postgres(server, table, "staged", key=["id"])
+def staged_upsert(server: PostgresServer, table: str, name: str = "staged") -> Both:
+    new = postgres_target(server, table, name=name, **UPSERT)
+    return new, _old_postgres(server, table, name, key=["id"])
 
 
-def direct_upsert(server: PostgresServer, table: str) -> Both:
-    new = postgres_target(server, table, name="direct", **DIRECT_UPSERT)
-    old = _old_postgres(server, table, "direct", mode="prepared", key=["id"], writers=3)
+def direct_upsert(server: PostgresServer, table: str, name: str = "direct") -> Both:
+    new = postgres_target(server, table, name=name, **DIRECT_UPSERT)
+    old = _old_postgres(server, table, name, mode="prepared", key=["id"], writers=3)
     return new, old
 
 

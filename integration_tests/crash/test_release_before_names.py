@@ -1,7 +1,8 @@
 """The names outside are those of the release before: what a fixed branch looks like in each system.
 
-    tests/golden/release_before_names.json    what the release before made, as an outsider saw it
-    prepare ─► look ─► commit ─► look         the same under this tree must give the same
+    tests/golden/release_before_names.json          what the release before made, as seen outside
+                 release_before_committables.json   what it returned for that
+    prepare ─► look ─► commit ─► look               the same under this tree must give the same
 
 To record it anew, which only a new "release before" needs, run the slow test with
 SPARKONCE_RECORD_NAMES=1.
@@ -32,6 +33,7 @@ from sparkonce.testing import checks
 from sparkonce.testing.services import Services
 
 RECORDED = ARCHIVE.with_name("release_before_names.json")
+COMMITTABLES = ARCHIVE.with_name("release_before_committables.json")
 COLUMNS = {"kafka": ["value"], "s3": ["id", "day"]}
 
 
@@ -43,11 +45,13 @@ class Outside:
         self._topic, self._bucket, self._schema = fresh_name(), fresh_name(), fresh_name()
         with self._postgres() as connection:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
-        tables = f"{self._schema}.staged", f"{self._schema}.direct"
+        postgres, schema = services.postgres, self._schema
         self.sinks: list[Both] = [
             release_before.kafka(services.kafka, self._topic),
-            release_before.staged(services.postgres, tables[0]),
-            release_before.direct(services.postgres, tables[1]),
+            release_before.staged(postgres, f"{schema}.staged"),
+            release_before.direct(postgres, f"{schema}.direct"),
+            release_before.staged_upsert(postgres, f"{schema}.staged_upsert", "staged_upsert"),
+            release_before.direct_upsert(postgres, f"{schema}.direct_upsert", "direct_upsert"),
             release_before.s3(services.s3["s3mock"], self._bucket),
             release_before.files(folder / "files"),
         ]
@@ -57,6 +61,10 @@ class Outside:
 
     def close(self) -> None:
         with self._postgres() as connection:
+            for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
+                if gid.startswith(OWNER.prefix):  # which a failed test leaves, with its locks
+                    connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+            connection.execute("SET lock_timeout = '10s'")
             schema = sql.Identifier(self._schema)
             connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(schema))
 
@@ -77,11 +85,15 @@ class Outside:
                 timeout=120,
             )
             seen[step] = look()
-        text = json.dumps(seen, sort_keys=True)
-        for name, word in ((self._topic, "TOPIC"), (self._schema, "SCHEMA")):
-            text = text.replace(name, word)
-        found: dict[str, Any] = json.loads(text)
-        return found
+        self.committables = self._in_words(json.loads(path.read_text()))
+        return self._in_words(seen)
+
+    def _in_words(self, found: dict[str, Any]) -> dict[str, Any]:
+        text = json.dumps(found, sort_keys=True)
+        for name in ("topic", "schema", "bucket"):
+            text = text.replace(getattr(self, f"_{name}"), name.upper())
+        worded: dict[str, Any] = json.loads(text)
+        return worded
 
     def prepared(self) -> dict[str, Any]:
         server = self._services.kafka.bootstrap_servers
@@ -178,6 +190,7 @@ def test_recorded_names_are_what_the_release_before_makes(outside: Outside, tmp_
     (tmp_path / "tree").mkdir()
     found = outside.run(unpack(tmp_path / "tree"), [old.config for _, old in outside.sinks])
     if "SPARKONCE_RECORD_NAMES" in os.environ:
-        RECORDED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        for path, value in ((RECORDED, found), (COMMITTABLES, outside.committables)):
+            path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
     assert found == json.loads(RECORDED.read_text())
     assert all(value for step in found.values() for value in step.values())
