@@ -136,11 +136,18 @@ def run(case: Case, folder: Path, tree: Path, sinks: list[Both], log: str) -> No
     with Upgrade(folder, [new for new, _ in sinks], batches, case.policy) as scenario:
         scenario.begin(tree, [old for _, old in sinks], log)
         kill_old_driver(scenario, case)
+        in_checkpoint = names_in(scenario.checkpoint)
         if case.by == "command":
             recover_by_command(scenario, case)
         scenario.finish()
+        assert names_in(scenario.checkpoint) == in_checkpoint
         scenario.note(case, case.state or "no record")
         scenario.print_table("case", "the batch in the old log")
+
+
+def names_in(checkpoint: Path) -> set[str]:
+    """A file of ours under another name would hide the old one, and what it says."""
+    return {path.name for path in checkpoint.iterdir()}
 
 
 def kill_old_driver(scenario: Upgrade, case: Case) -> None:
