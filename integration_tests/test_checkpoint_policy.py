@@ -21,8 +21,8 @@ from integration_tests.test_exactly_once import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.spark_hooks import exactly_once
-from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.spark_hooks.recovery import claim_again, head_of
+from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State

@@ -28,9 +28,9 @@ from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot, with_hashes
-from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.spark_hooks.recovery import claim_again, head_of
+from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import State
 

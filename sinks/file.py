@@ -34,7 +34,6 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
-from sparkonce.paths import expanded
 from sparkonce.sinks.base import (
     SPARK_METADATA,
     Transform,
@@ -42,6 +41,7 @@ from sparkonce.sinks.base import (
     check_version,
     written_by_spark,
 )
+from sparkonce.storage.local import expanded
 
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."

@@ -29,7 +29,6 @@ from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
 from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.base import AnySink, at_once, quoted
-from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
@@ -40,6 +39,7 @@ from sparkonce.spark_hooks.partition_writer import (
 )
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.rewrite import Rewrite
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.spark_hooks.waiting import waiting_for
 from sparkonce.txn_log.record import Incarnation, Share

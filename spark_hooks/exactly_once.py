@@ -44,11 +44,11 @@ from sparkonce.errors import (
 from sparkonce.model import is_label
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.spark_hooks.batch import SparkBatch
-from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
 from sparkonce.spark_hooks.coordinator import Checkpoint, CommitPolicy, Coordinator, overtaken
 from sparkonce.spark_hooks.drivers import this_driver
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
 from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS, SmallBatches
 from sparkonce.spark_hooks.waiting import still_trying
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log

@@ -10,10 +10,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.model import Committable, Owner
 from sparkonce.sinks.base import AnySink, at_once
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, UnknownCheckpoint
+from sparkonce.spark_hooks.checkpoint import (
+    CheckpointFiles,
+    UnknownCheckpoint,
+    open_checkpoint,
+)
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.orphans import find_orphans, named_by
 from sparkonce.spark_hooks.ruled import Ended, end_ruled
@@ -88,12 +92,13 @@ def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles 
 
     Raises:
         ConfigurationError: it is not at `location`.
+        LogUnavailableError: it cannot be read there now.
     """
     if location is not None:
-        return CheckpointFiles(location, head.query_id, start_jvm=True)
+        return open_checkpoint(location, head.query_id, start_jvm=True)
     try:
-        return CheckpointFiles(head.checkpoint, head.query_id)
-    except ConfigurationError:
+        return open_checkpoint(head.checkpoint, head.query_id)
+    except (ConfigurationError, LogUnavailableError):
         return UnknownCheckpoint(head.checkpoint or "(the log does not say where)")
 
 

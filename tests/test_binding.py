@@ -16,8 +16,8 @@ from sparkonce.spark_hooks.binding import (
     last_entry,
     read_binding,
 )
-from sparkonce.txn_log import checkpoint_folder
-from sparkonce.txn_log.folder import Folder, LocalFolder
+from sparkonce.spark_hooks.checkpoint import checkpoint_folder
+from sparkonce.storage import Folder, LocalFolder
 
 
 def assert_bound_once(checkpoint: Folder) -> None:

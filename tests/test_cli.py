@@ -25,7 +25,7 @@ from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
+from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.drivers import is_running, this_driver
 from sparkonce.spark_hooks.recovery import find_checkpoint
 from sparkonce.testing.log_cases import OTHER_QUERY, deliver, part
@@ -1203,7 +1203,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("begin", ["", "file:", "file://", "file:///", "file://localhost"])
 def test_local_checkpoint(checkpoint: Path, begin: str) -> None:
     """The highest number counts; hidden files and those of checksums do not."""
-    found = CheckpointFiles(f"{begin}{checkpoint}", QUERY)
+    found = open_checkpoint(f"{begin}{checkpoint}", QUERY)
     assert found.committed() == -1
     for name in ("8", "9", "10", ".11.crc", "11.tmp"):
         (checkpoint / "commits" / name).touch()
@@ -1217,7 +1217,7 @@ def test_local_checkpoint(checkpoint: Path, begin: str) -> None:
 def test_checkpoint_that_is_unmounted_is_not_empty(checkpoint: Path) -> None:
     """A batch that Spark has committed would be abandoned."""
     (checkpoint / "commits" / "8").touch()
-    found = CheckpointFiles(str(checkpoint), QUERY)
+    found = open_checkpoint(str(checkpoint), QUERY)
     checkpoint.rename(checkpoint.with_name("away"))
     assert found.committed() is None
 
@@ -1226,7 +1226,7 @@ def test_checkpoint_that_is_unmounted_is_not_empty(checkpoint: Path) -> None:
 def test_checkpoint_that_cannot_be_read_here(location: str) -> None:
     """Nothing is known of it, and nothing that depends on it is decided."""
     with pytest.raises(ConfigurationError):
-        CheckpointFiles(location, QUERY)
+        open_checkpoint(location, QUERY)
     head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=location)
     assert find_checkpoint(head).committed() is None
 
@@ -1235,7 +1235,7 @@ def test_checkpoint_of_another_query_is_never_asked(checkpoint: Path) -> None:
     """Its commit log would decide or abandon batches of ours."""
     other = QUERY.replace("1", "2")
     with pytest.raises(ConfigurationError, match=f"is of query {QUERY}"):
-        CheckpointFiles(str(checkpoint), other)
+        open_checkpoint(str(checkpoint), other)
     head = Head("orders", other, 1, "run", "host:1", 0.0)
     with pytest.raises(ConfigurationError, match="is of query"):
         find_checkpoint(head, str(checkpoint))

@@ -28,8 +28,9 @@ from sparkonce.errors import (
 from sparkonce.failpoints import POINTS, InjectedError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.spark_hooks.coordinator import CommitPolicy, Coordinator
+from sparkonce.storage import LocalFolder
 from sparkonce.txn_log.document import DocumentLog
-from sparkonce.txn_log.folder import FolderPlace, LocalFolder
+from sparkonce.txn_log.folder import FolderPlace
 from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import (

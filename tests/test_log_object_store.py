@@ -313,7 +313,7 @@ def test_head_that_was_deleted_in_a_versioned_bucket(place: ObjectPlace, server:
     deliver(log, log.begin(claim()), 0)
     del server.objects["a/orders/head"]
     server.headers["NoSuchKey"] = {"x-amz-delete-marker": "true"}
-    with pytest.raises(LogUnavailableError, match=r"delete marker stands at a/orders/head"):
+    with pytest.raises(LogUnavailableError, match=r"delete marker at a/orders/head"):
         DocumentLog(place).head("orders")
     assert place.read("orders/archive/forgotten") is None  # we delete those ourselves
 

@@ -19,7 +19,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable
-from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
+from sparkonce.spark_hooks.checkpoint import UnknownCheckpoint
 from sparkonce.spark_hooks.coordinator import CommitPolicy
 from sparkonce.spark_hooks.recovery import claim_again
 from sparkonce.spark_hooks.ruled import End, end_ruled

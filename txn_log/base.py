@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -30,6 +30,7 @@ from sparkonce.errors import (
     ProtocolError,
     SparkOnceError,
 )
+from sparkonce.finding import Finding, Level
 from sparkonce.model import Ask, Owner, TransactionId
 from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
@@ -104,6 +105,12 @@ class TransactionLog(ABC):
 
         What `step` raises undoes it. It may be run again when another writer was faster.
         """
+
+    # -- what a backend may change -----------------------------------------------------------------
+
+    def diagnose(self) -> Iterable[Finding]:
+        """What `sparkonce doctor` reports about the log. Nothing is written."""
+        return [Finding(Level.OK, f"{self.address} responds")]
 
     # -- reading -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from sparkonce.errors import (
     LogUnavailableError,
 )
 from sparkonce.failpoints import reach
+from sparkonce.finding import Finding, Level
 from sparkonce.model import TransactionId
-from sparkonce.paths import expanded
+from sparkonce.storage import expanded
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.mounts import MOUNTS, network_file_system
@@ -115,6 +116,15 @@ class SqliteLog(TransactionLog):
 
     def __repr__(self) -> str:
         return f"<SqliteLog {self._path}>"
+
+    def diagnose(self) -> Iterable[Finding]:
+        yield Finding(
+            Level.WARNING,
+            f"{self.address} is on this machine's disk: a driver that moves to another machine "
+            "does not find it, and a lost disk loses it",
+            "keep it on a disk that moves with the driver, and copy it with sqlite3's .backup (cp "
+            "leaves out what is in the file -wal; remove -wal and -shm where you restore a copy)",
+        )
 
     def _find_id(self) -> str:
         with self._lock, self._named_errors():

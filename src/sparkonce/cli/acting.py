@@ -33,7 +33,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import Committable, TransactionId
 from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint
+from sparkonce.spark_hooks.checkpoint import LostCheckpoint
 from sparkonce.spark_hooks.drivers import is_running
 from sparkonce.spark_hooks.recovery import (
     claim_again,

@@ -13,11 +13,10 @@ from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
 from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SparkOnceError
+from sparkonce.finding import Finding, Level
 from sparkonce.sinks.base import AnySink, at_once
-from sparkonce.sinks.finding import Finding, Level
-from sparkonce.spark_hooks.binding import read_binding
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
-from sparkonce.txn_log import checkpoint_folder, local_path
+from sparkonce.spark_hooks.checkpoint import open_checkpoint
+from sparkonce.storage import local_path
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -75,16 +74,7 @@ def _ask(sink: AnySink) -> list[Finding]:
 
 def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
     log = pipeline.log
-    if log.address.startswith("sqlite:"):
-        yield Finding(
-            Level.WARNING,
-            f"{log.address} is on this machine's disk: a driver that moves to another machine does "
-            "not find it, and a lost disk loses it",
-            "keep it on a disk that goes with the driver, and copy it with sqlite3's .backup (cp "
-            "leaves out what is in the file -wal; remove -wal and -shm where you restore a copy)",
-        )
-    else:
-        yield Finding(Level.OK, f"{log.address} answers")
+    yield from log.diagnose()
     unfinished = log.unfinished(pipeline.name)
     if unfinished:
         batches = ", ".join(f"{r.id.batch_id} ({r.state.value})" for r in unfinished)
@@ -110,7 +100,7 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
         )
         return
     try:
-        checkpoint = CheckpointFiles(location, query_id, start_jvm=True)
+        checkpoint = open_checkpoint(location, query_id, start_jvm=True)
     except SparkOnceError as error:
         yield Finding(
             Level.WARNING,
@@ -144,7 +134,7 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
     else:
         yield Finding(Level.OK, told)
     try:
-        bound = read_binding(checkpoint_folder(location))
+        bound = checkpoint.binding()
     except SparkOnceError as error:
         yield Finding(Level.ERROR, f"{error}")
         return
