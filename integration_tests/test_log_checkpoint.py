@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from tests.storage_cases import assert_reads_what_spark_writes
 from tests.test_binding import assert_bound_once
 
 from sparkonce import ExactlyOnce
@@ -125,6 +126,10 @@ def test_file_system_that_cannot_be_opened(
 def test_checkpoint_is_bound_once(spark: SparkSession, tmp_path: Path) -> None:
     """Through Hadoop: of two drivers that saw it free, or lost, only the first one binds it."""
     assert_bound_once(hadoop_folder(f"file:{tmp_path}"))
+
+
+def test_folder_of_hadoop_reads_what_spark_writes(spark: SparkSession, tmp_path: Path) -> None:
+    assert_reads_what_spark_writes(hadoop_folder(f"file:{tmp_path}"), tmp_path)
 
 
 def test_file_system_without_a_file_context(spark: SparkSession, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from botocore.exceptions import (
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
+    ProfileNotFound,
     SSLError,
 )
 from botocore.parsers import ResponseParserError
@@ -40,6 +41,7 @@ from sparkonce.clients.s3 import (
     without_user,
 )
 from sparkonce.errors import (
+    ConfigurationError,
     DecisionUnknownError,
     LogCorruptError,
     LogError,
@@ -108,7 +110,8 @@ class S3Folder:
         address: for messages.
 
     Raises:
-        LogUnavailableError: boto3 can make no client now.
+        ConfigurationError: boto3 can make no client of these settings.
+        LogUnavailableError: it can make none now.
     """
 
     def __init__(self, bucket: str, prefix: str, server: Server, address: str) -> None:
@@ -117,8 +120,15 @@ class S3Folder:
         self._server = server
         self._address = address
         self._sending = threading.local()
-        self._client: S3Client | None = None
-        _ = self.client
+        try:
+            self._client: S3Client | None = self._connect()
+        except (ProfileNotFound, ValueError) as error:  # it is a ValueError where a URL is broken
+            raise ConfigurationError(
+                f"{address}: boto3 can make no client ({without_user(str(error))}): correct its "
+                "settings, the environment or ~/.aws"
+            ) from None
+        except BotoCoreError as error:
+            raise self._no_client(error) from None
 
     @property
     def address(self) -> str:
@@ -132,10 +142,7 @@ class S3Folder:
             try:
                 client = self._client = self._connect()
             except BotoCoreError as error:  # such as a file of credentials that is half written
-                raise LogUnavailableError(
-                    f"{self.address} cannot be used now ({said(error)}), nothing was written; "
-                    "check boto3's settings: the environment and ~/.aws"
-                ) from None
+                raise self._no_client(error) from None
         return client
 
     @property
@@ -300,6 +307,12 @@ class S3Folder:
             return self.unavailable(error)
         return DecisionUnknownError(
             f"{self.address} did not respond to a write ({said(error)}); read the log again"
+        )
+
+    def _no_client(self, error: BotoCoreError) -> LogUnavailableError:
+        return LogUnavailableError(
+            f"{self.address} cannot be used now ({said(error)}), nothing was written; check "
+            "boto3's settings: the environment and ~/.aws"
         )
 
     def unavailable(self, error: Exception) -> LogUnavailableError:
