@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from sparkonce.errors import ConfigurationError, DecisionUnknownError
 from sparkonce.storage import Folder
-from sparkonce.txn_log.document import Version
 from sparkonce.txn_log.folder import FolderPlace
+from sparkonce.txn_log.place import Version
 
 _FIRST: Final = "sparkonce.json"
 _DRIVERS: Final = "sparkonce-drivers"
@@ -144,8 +144,7 @@ def enter(
 ) -> Entry | None:
     """Write that this driver goes on from the checkpoint, if none has begun since it looked.
 
-    A run that has entered already does not enter after another run: that one has gone on. An older
-    entry of its own shows it, while it is among the files that are kept.
+    A run that has entered already does not enter after another run, which has gone on since.
 
     Args:
         checkpoint: its folder.
@@ -178,14 +177,18 @@ def enter(
             if found is None or found.run_id not in {run_id, fenced_run}:
                 return None
             seen = found
-    raise DecisionUnknownError(
+    raise _unknown(checkpoint)
+
+
+def _unknown(checkpoint: Folder) -> DecisionUnknownError:
+    return DecisionUnknownError(
         f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; start "
         "the query again"
     )
 
 
 def _has_entered(checkpoint: Folder, run_id: str) -> bool:
-    """Whether one of the entries that are kept is the run's own."""
+    """Whether an entry of the run is among those that are kept."""
     for name in FolderPlace(checkpoint).names(_DRIVERS):
         with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged, and not the last
             if _run_of(checkpoint.read(name) or "") == run_id:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.failpoints import reach
 from sparkonce.storage import Folder
-from sparkonce.txn_log.document import Found, Version
+from sparkonce.txn_log.place import Found, Version
 from sparkonce.txn_log.races import racing
 
 _MOST_FILES = 16
@@ -31,7 +31,7 @@ _RACES = 12
 
 
 class FolderPlace:
-    """Documents in a `Folder`; see `sparkonce.txn_log.document.Place`."""
+    """Documents in a `Folder`; see `sparkonce.txn_log.place.Place`."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 from sparkonce.clients.s3 import check_bucket, code_of, said, status_of
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.storage.s3 import NOT_IMPLEMENTED, NOT_MET, S3_ERRORS, THROTTLED, S3Folder, Server
-from sparkonce.txn_log.document import Found, Version
+from sparkonce.txn_log.place import Found, Version
 from sparkonce.txn_log.races import racing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _NEW: Final = {"IfNoneMatch": "*"}
 
 
 class ObjectPlace:
-    """Documents under a prefix of a bucket; see `sparkonce.txn_log.document.Place`.
+    """Documents under a prefix of a bucket; see `sparkonce.txn_log.place.Place`.
 
     Args:
         url: ``s3://bucket/prefix?endpoint_url=…&region=…&path_style=true``. Credentials come from

@@ -54,13 +54,13 @@ class SqliteLog(TransactionLog):
 
     Args:
         path: the file; its folder must exist. It is created with mode 0600.
-        create: make the log when it is not there; False leaves the file as it is.
+        create: make the log when it does not exist; False leaves the file unchanged.
         busy_timeout_s: how long a write waits for another process's write, in seconds.
         mounts: the system's list of its file systems.
 
     Raises:
-        ConfigurationError: the folder is missing or not writable, the file is something else, the
-            file system is one of a network, or there is no log and none may be made.
+        ConfigurationError: the folder is missing or not writable, the file is something else, it
+            is on a network file system, or there is no log and none may be made.
     """
 
     def __init__(
@@ -174,13 +174,13 @@ class SqliteLog(TransactionLog):
         return self._open
 
     def _check_is_the_same(self, connection: sqlite3.Connection) -> None:
-        """The empty folder below a mount may have got a log since, which knows nothing of ours."""
+        """While a disk is not mounted, the folder below its mount point may get another log."""
         found = connection.execute("SELECT value FROM sparkonce_meta WHERE key = 'log_id'")
         if found.fetchone() != (self._log_id,):
             raise LogUnavailableError(
-                f"{self.address}: the log with id {self._log_id} was there, and another is now; "
-                "nothing was written. Look whether its disk is mounted; if the log is gone, stop "
-                "the query and restore it from a copy that has the newest batch "
+                f"{self.address}: the log with id {self._log_id} was there, and another one is "
+                "there now; nothing was written. Check that its disk is mounted; if the log is "
+                "gone, stop the query and restore it from a copy that has the newest batch "
                 "(docs/operations.md, LogCorruptError)"
             )
 
