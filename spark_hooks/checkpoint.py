@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogCorruptError
 from sparkonce.spark_hooks.binding import (
     Binding,
     Entry,
@@ -119,10 +119,10 @@ class CheckpointFiles:
         Raises:
             ConfigurationError: the file is damaged.
         """
-        text = self._folder.read("metadata")
         try:
+            text = self._folder.read("metadata")
             return None if text is None else str(json.loads(text)["id"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (LogCorruptError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
                 f"{self.location}/metadata is not what Spark writes"
             ) from error

@@ -31,7 +31,7 @@ from sparkonce.spark_hooks.recovery import find_checkpoint
 from sparkonce.testing.log_cases import OTHER_QUERY, deliver, part
 from sparkonce.testing.log_cases import claim as log_claim
 from sparkonce.testing.log_cases import record as log_record
-from sparkonce.txn_log import checkpoint_log
+from sparkonce.txn_log import TransactionLog, checkpoint_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -213,6 +213,21 @@ def test_doctor_looks_before_the_first_run(
     """It asks what a start would ask, the right to make the log among it."""
     assert run(["doctor", "jobs:make"]) == FOUND
     assert "the query has not run yet" in " ".join(capsys.readouterr().out.split())
+
+
+def test_doctor_tells_what_the_log_finds(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log knows best what is wrong with its place; one that knows nothing responds."""
+    assert run(["doctor", "jobs:make", "--json"]) == FOUND
+    (told,) = [one for one in json.loads(capsys.readouterr().out) if one["about"] == "log"]
+    assert told["level"] == "warning"
+    assert f"sqlite:///{folder}/log.db is on this machine's disk" in told["what"]
+    monkeypatch.setattr(SqliteLog, "diagnose", TransactionLog.diagnose)
+    run(["doctor", "jobs:make", "--json"])
+    (told,) = [one for one in json.loads(capsys.readouterr().out) if one["about"] == "log"]
+    assert told["level"] == "ok"
+    assert told["what"] == f"sqlite:///{folder}/log.db responds"
 
 
 def test_doctor_looks_at_a_checkpoint_of_other_code(
@@ -1229,6 +1244,24 @@ def test_checkpoint_that_cannot_be_read_here(location: str) -> None:
         open_checkpoint(location, QUERY)
     head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=location)
     assert find_checkpoint(head).committed() is None
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"{", b"[]", b"{}"])
+def test_checkpoint_whose_metadata_is_damaged(checkpoint: Path, text: bytes) -> None:
+    """It is named where it was asked for, and else nothing is known of it."""
+    (checkpoint / "metadata").write_bytes(text)
+    with pytest.raises(ConfigurationError, match="metadata is not what Spark writes"):
+        open_checkpoint(str(checkpoint), QUERY)
+    head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=str(checkpoint))
+    assert find_checkpoint(head).committed() is None
+
+
+def test_checkpoint_that_cannot_be_reached_now(checkpoint: Path) -> None:
+    """What is in the way of its folder says nothing about its batches."""
+    head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=str(checkpoint / "metadata"))
+    assert find_checkpoint(head).committed() is None
+    with pytest.raises(LogUnavailableError, match="cannot be used now"):
+        find_checkpoint(head, head.checkpoint)
 
 
 def test_checkpoint_of_another_query_is_never_asked(checkpoint: Path) -> None:

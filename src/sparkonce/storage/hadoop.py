@@ -14,6 +14,7 @@ Each call from Python to the JVM takes up to a millisecond, so every method make
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -47,8 +48,8 @@ _PERMANENT: Final = (
 )
 """The address, Hadoop's settings or our permissions are wrong."""
 
-_SEPARATOR: Final = "\0"
-"""No name of a file holds it."""
+_BETWEEN_PATHS: Final = re.compile(r",(?=[A-Za-z][A-Za-z0-9+.-]*:/)")
+"""In ``{file:/ckpt/commits/9,file:/ckpt/commits/10}``; no name of a file contains a slash."""
 
 
 def hadoop_folder(
@@ -95,7 +96,7 @@ class HadoopFolder:
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
         self._to_string: Any = jvm.org.apache.commons.io.IOUtils.toString
         self._to_paths: Any = jvm.org.apache.hadoop.fs.FileUtil.stat2Paths
-        self._join: Any = jvm.org.apache.commons.lang3.StringUtils.join
+        self._as_text: Any = jvm.org.apache.commons.lang3.ArrayUtils.toString
         self._thread: Any = jvm.java.lang.Thread
         self._address = address or root
         try:
@@ -170,8 +171,8 @@ class HadoopFolder:
 
         def ask() -> list[str]:
             paths = self._to_paths(self._fs.listStatus(self._path(folder)))
-            joined = str(self._join(paths, _SEPARATOR))
-            return [path.rpartition("/")[2] for path in joined.split(_SEPARATOR) if path]
+            text = str(self._as_text(paths))[1:-1]
+            return [path.rpartition("/")[2] for path in _BETWEEN_PATHS.split(text) if path]
 
         return self._try(ask, missing=[])
 
