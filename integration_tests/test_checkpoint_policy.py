@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from integration_tests.test_exactly_once import Job, fail_at, ids
@@ -22,7 +23,8 @@ from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.spark_hooks import exactly_once
-from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
+from sparkonce.spark_hooks.run import Run
+from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State
@@ -53,7 +55,14 @@ def checkpoint_pipeline(job: Job, **settings: Any) -> ExactlyOnce:
 def slow_pipeline(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ExactlyOnce:
     """One whose last batch is still pending when the next thing happens."""
     pipeline = checkpoint_pipeline(job, **settings)
-    monkeypatch.setattr(pipeline, "_settle_soon", lambda *_: None)
+    make_run = pipeline._run_of
+
+    def slow(query: RunningQuery) -> Run:
+        run = make_run(query)
+        monkeypatch.setattr(run, "settle_soon", lambda *_: None)
+        return run
+
+    monkeypatch.setattr(pipeline, "_run_of", slow)
     return pipeline
 
 
@@ -199,8 +208,7 @@ def test_start_commits_what_the_last_run_left_undecided(
     """Also when there is no new data, so that foreachBatch is never called."""
     job.add(*ids(1, 2))
     leave_undecided(job, monkeypatch)
-    monkeypatch.setattr(exactly_once, "_listening", [])  # in another process
-    pipeline = job.pipeline() if "prepared" in way else checkpoint_pipeline(job)
+    pipeline = job.pipeline() if "immediate" in way else checkpoint_pipeline(job)
     if way == "next batch":
         job.add(*ids(3))
         job.run(pipeline)
@@ -382,7 +390,7 @@ def test_failure_that_time_does_not_mend_is_not_tried_again(
 
     monkeypatch.setattr(failpoints, "handler", fail)
     with idle(job, pipeline) as query:
-        wait_for(lambda: pipeline._failure is not None)
+        wait_for(lambda: pipeline._run is not None and pipeline._run.failure is not None)
         job.add(*ids(3))
         with pytest.raises(Exception, match=r"decide\.before"):
             query.awaitTermination()
@@ -398,7 +406,7 @@ def test_batch_that_spark_did_not_commit_is_abandoned_and_replayed(
     pipeline = checkpoint_pipeline(job)
     with monkeypatch.context() as patch:
         patch.setattr(failpoints, "handler", fail_at("deliver.after"))
-        with pytest.raises(Exception, match=r"return\.before"):
+        with pytest.raises(Exception, match=r"deliver\.after"):
             job.run(pipeline)
     assert states(pipeline) == [State.PREPARED]
     pipeline = checkpoint_pipeline(job)
@@ -505,23 +513,15 @@ def test_awaiting_a_run_that_was_followed_by_another(job: Job, who: str) -> None
     assert job.visible() == Counter([1, 2, 3])
 
 
-def test_awaiting_a_query_with_another_object_than_it_calls(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_awaiting_a_query_with_another_object_than_it_calls(job: Job) -> None:
     """A cell of a notebook ran again: the new object leaves the query to the one that serves it.
 
-    It still returns only when the last batch is committed.
+    It still returns only when the last batch is committed; by then the query has ended, so it may
+    commit the batch itself.
     """
     for value in (1, 2, 3):
         job.add(*ids(value))
     pipeline = checkpoint_pipeline(job)
-    settle_last, settling = pipeline._settle_last, set()
-
-    def note(patience_s: float) -> None:
-        settling.add(threading.current_thread())
-        settle_last(patience_s)
-
-    monkeypatch.setattr(pipeline, "_settle_last", note)
     again: list[ExactlyOnce] = []
 
     def look(query: StreamingQuery) -> None:
@@ -530,56 +530,52 @@ def test_awaiting_a_query_with_another_object_than_it_calls(
 
     query, looks = run_and_look(job, pipeline, look)
     again[-1].awaitTermination(query)
-    assert threading.current_thread() in settling
-    assert (states(pipeline), token(pipeline)) == ([State.COMPLETE] * 3, 1)
+    assert states(pipeline) == [State.COMPLETE] * 3
     assert looks == 3
     assert job.visible() == Counter([1, 2, 3])
 
 
-class Watched:
-    """A lock that tells how many have asked for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self.asked = 0
-
-    def __enter__(self) -> None:
-        self.asked += 1
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-def test_first_batch_waits_for_another_object_that_recovers_the_start(
+def test_start_that_is_recovered_late_fences_no_batch(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listener's object began first; it must not take its token after the batch's object."""
+    """An older object hears of the start and is paused; the new one has prepared a batch by then.
+
+    A token for the older one would abandon that batch, which Spark is about to commit.
+    """
     job.add(*ids(1))
-    pipeline = checkpoint_pipeline(job)
-    first = job.run(pipeline)
-    pipeline.close()
+    older = checkpoint_pipeline(job)
+    job.run(older)
+    older.close()
     job.add(*ids(2))
-    turn, newer = Watched(), checkpoint_pipeline(job)
-    monkeypatch.setitem(exactly_once._turns, str(first.id), turn)  # type: ignore[arg-type]
-    stands = threading.Event()
-    began: list[object] = []
+    pipeline = checkpoint_pipeline(job)
+    resumed = threading.Event()
+    begun: list[str] = []
+
+    def pause_older(query: RunningQuery) -> None:
+        begun.append("older")
+        resumed.wait(DEADLINE_S)
+        recover_at_start(query)
 
     def note(point: str, where: Any) -> None:
-        if point == "begin.before" and not stands.is_set():
-            stands.set()
-            wait_for(lambda: turn.asked == 2)
-        if point == "begin.after":
-            began.append(exactly_once._serving[str(first.id)])
+        if point == "hold.after":
+            begun.append("held")
+            resumed.set()
+            wait_for(lambda: not older_thread_runs())
 
-    def deliver(df: DataFrame, batch_id: int) -> None:
-        assert stands.wait(DEADLINE_S)
-        pipeline(df, batch_id)
+    def older_thread_runs() -> bool:
+        return any(t.name == "older" and t.is_alive() for t in threading.enumerate())
 
-    monkeypatch.setattr(failpoints, "handler", note)
-    query = job.run(deliver)  # type: ignore[arg-type]
+    recover_at_start = older._recover_at_start
+    query = job.start(pipeline)
+    running = RunningQuery.of(query)
+    thread = threading.Thread(target=lambda: pause_older(running), name="older")
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "handler", note)
+        thread.start()
+        query.awaitTermination()
     pipeline.awaitTermination(query)
-    assert began == [newer, pipeline]
+    resumed.set()
+    thread.join()
     assert states(pipeline) == [State.COMPLETE] * 2
     assert job.visible() == Counter([1, 2])
 
@@ -613,74 +609,23 @@ def states_in(job: Job) -> list[State]:
     return [record.state for record in log.history("orders")]
 
 
-@pytest.mark.parametrize("way", ["next batch", "awaitTermination"])
-def test_object_that_turns_to_another_query(
-    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    """What the first one has left is settled before: no start of the second one looks there."""
+def test_object_serves_one_query(job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another query is refused, and loses the object nothing that it has prepared."""
     job.add(*ids(1, 2))
     other_job.add(*ids(3))
-    other_job.run(checkpoint_pipeline(other_job, log="checkpoint"))
-    monkeypatch.setattr(exactly_once, "_listening", [])  # that was in another process
     pipeline = slow_pipeline(job, monkeypatch, log="checkpoint")
     job.run(pipeline)
     assert states_in(job) == [State.PREPARED]
-    if way == "next batch":
-        other_job.add(*ids(4))
+    with pytest.raises(StreamingQueryException, match="make an ExactlyOnce for each query"):
         other_job.run(pipeline)
-    else:
-        pipeline.awaitTermination(other_job.start(pipeline))
+    pipeline.awaitTermination(other_job.start(lambda df, batch_id: None))  # type: ignore[arg-type]
+    assert states_in(job) == [State.PREPARED]
+    pipeline.close()
     assert states_in(job) == [State.COMPLETE]
-    assert job.visible()[1] == 1
-    pipeline.close()
-    assert set(states_in(other_job)) == {State.COMPLETE}
-
-
-def test_object_that_cannot_settle_what_it_leaves(
-    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It turns to no other query before that one has run again; the error says so."""
-    job.add(*ids(1, 2))
-    other_job.add(*ids(3))
-    pipeline = slow_pipeline(job, monkeypatch, log="checkpoint")
+    job.add(*ids(4))
     job.run(pipeline)
-    with monkeypatch.context() as patch:
-        patch.setattr(failpoints, "handler", fail_at("commit.before"))
-        with pytest.raises(failpoints.InjectedError):
-            pipeline.close()
-    for _ in range(2):
-        with pytest.raises(Exception, match=rf"{job.checkpoint}, is not committed: start"):
-            other_job.run(pipeline)
-    assert states_in(job) == [State.DECIDED]
-    pipeline.awaitTermination(job.start(pipeline))
-    other_job.run(pipeline)
     pipeline.close()
-    assert (states_in(job), states_in(other_job)) == ([State.COMPLETE], [State.COMPLETE])
-    assert job.visible() == Counter([1, 2, 3])
-
-
-@pytest.mark.parametrize("who", ["an object that failed", "a driver that was fenced"])
-def test_query_that_was_left_to_another_driver(
-    job: Job, other_job: Job, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
-    """Who has taken over settles what was left: nothing keeps the object from another query."""
-    job.add(*ids(1, 2))
-    other_job.add(*ids(3))
-    pipeline = slow_pipeline(job, monkeypatch, log="checkpoint")
-    first = job.run(pipeline)
-    if who == "an object that failed":
-        with monkeypatch.context() as patch:
-            patch.setattr(failpoints, "handler", fail_at("decide.before"))
-            with pytest.raises(failpoints.InjectedError):
-                pipeline.close()
-    newer = checkpoint_pipeline(job, log="checkpoint")
-    newer.awaitTermination(job.start(newer))
-    if who == "a driver that was fenced":
-        exactly_once._serving[str(first.id)] = pipeline  # the other one is in another process
-    other_job.run(pipeline)
-    pipeline.close()
-    assert (states_in(job), states_in(other_job)) == ([State.COMPLETE], [State.COMPLETE])
-    assert job.visible() == Counter([1, 2, 3])
+    assert job.visible() == Counter([1, 2, 4])
 
 
 def test_start_of_a_pipeline_is_recovered_by_its_own_object(
@@ -709,7 +654,6 @@ def test_object_whose_start_had_no_data_knows_its_checkpoint(
     for each, value in ((job, 1), (other_job, 2)):
         each.add(*ids(value))
         leave_undecided(each, monkeypatch, log="checkpoint")
-    monkeypatch.setattr(exactly_once, "_listening", [])  # in another process
     pipeline = checkpoint_pipeline(job, log="checkpoint")
     newer = checkpoint_pipeline(other_job, log="checkpoint")
     other_job.run(newer)

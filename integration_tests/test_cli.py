@@ -22,7 +22,8 @@ import pytest
 from integration_tests.crash.scenario import PIPELINE, ROOT, Scenario, shown
 from integration_tests.crash.targets import real_targets
 from sparkonce.errors import ConfigurationError
-from sparkonce.spark_hooks import checkpoint_files
+from sparkonce.spark_hooks import checkpoint
+from sparkonce.storage import opening
 from sparkonce.testing import checks
 from sparkonce.testing.services import Services
 from sparkonce.txn_log.record import State
@@ -380,12 +381,15 @@ def test_checkpoint_is_read_by_a_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "commits").mkdir()
     for name in ("9", "10", ".11.crc"):
         (tmp_path / "commits" / name).touch()
-    monkeypatch.setattr(checkpoint_files, "local_path", lambda location: None)
+    for module in (checkpoint, opening):
+        monkeypatch.setattr(module, "local_path", lambda location: None)
     with pytest.raises(ConfigurationError, match="read by a JVM"):
-        checkpoint_files.CheckpointFiles(f"file:{tmp_path}", "q")
-    found = checkpoint_files.CheckpointFiles(f"file:{tmp_path}", "q", start_jvm=True)
+        checkpoint.open_checkpoint(f"file:{tmp_path}", "q")
+    found = checkpoint.open_checkpoint(f"file:{tmp_path}", "q", start_jvm=True)
     assert found.committed() == 10
-    assert found.read("nothing") is None
+    assert not found.has_offsets(11)
+    (tmp_path / "metadata").unlink()
+    assert found.committed() is None
 
 
 @pytest.mark.slow

@@ -25,12 +25,13 @@ from pyspark.sql.functions import count, lit
 
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
+from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks import exactly_once
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot, with_hashes
-from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
+from sparkonce.spark_hooks.run import Run
+from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import State
 
@@ -602,12 +603,11 @@ def test_fenced_driver_holds_nothing_open(
             head = head_of(pipeline.log, "orders")
             pipeline.log.begin(claim_again(pipeline.log, head, head.sinks))
             if has_follower:
-                follower._query = pipeline._query
-                exactly_once._serving[head.query_id] = follower
+                for sink in pipeline.sinks:
+                    sink.used_by = (head.query_id, head.token + 1)
 
     job.add(*ids(1))
     pipeline = job.pipeline()
-    follower = job.pipeline(sinks=pipeline.sinks)
     monkeypatch.setattr(FileSink, "close", close)
     monkeypatch.setattr(failpoints, "handler", take_over)
     with pytest.raises(StreamingQueryException, match="FencedError"):
@@ -638,18 +638,17 @@ def test_driver_behind_one_with_a_copy_of_the_log(
     ):
         source.backup(target)
     reached: list[str] = []
-    others: list[ExactlyOnce] = []
+    others: list[Run] = []
 
     def go_on_elsewhere(name: str, where: object) -> None:
         if name == point and not reached:
             reached.append(name)
-            assert pipeline._query is not None
             other = job.pipeline(commit=commit, log=f"sqlite:///{job.folder}/copy.db")
             assert other.log.log_id == pipeline.log.log_id
-            other._query = RunningQuery.find(job.spark, pipeline._query.run)
-            other._query.run = RunId(other._query.run.query_id, "of another process")
-            other._begin(other._query, 1)
-            others.append(other)
+            query = RunningQuery.find(job.spark, run_of(pipeline).query.run)
+            query.run = RunId(query.run.query_id, "of another process")
+            others.append(other._run_of(query))
+            others[-1]._start(1)
 
     monkeypatch.setattr(failpoints, "handler", go_on_elsewhere)
     job.add(*ids(2))
@@ -658,8 +657,7 @@ def test_driver_behind_one_with_a_copy_of_the_log(
         pipeline.awaitTermination(query)
     assert reached
     assert job.visible() == Counter([1])
-    assert others[0]._query is not None
-    assert others[0]._query.is_ours()
+    assert others[0].query.is_ours()
 
 
 def test_lost_branch_is_written_again_from_sparks_replay(
@@ -862,6 +860,12 @@ def test_fresh_log_for_an_old_checkpoint_is_refused(job: Job) -> None:
     assert job.visible() == Counter([1])
 
 
+def run_of(pipeline: ExactlyOnce) -> Run:
+    """The run that the pipeline serves."""
+    assert pipeline._run is not None
+    return pipeline._run
+
+
 def lose_the_race(
     job: Job,
     pipeline: ExactlyOnce,
@@ -876,8 +880,7 @@ def lose_the_race(
     def let_the_other_begin(point: str, where: object) -> None:
         if point == "begin.after" and not reached:
             reached.append(point)
-            assert pipeline._query is not None
-            other._begin(pipeline._query, batch)
+            other._run_of(run_of(pipeline).query)._start(batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(failpoints, "handler", let_the_other_begin)
@@ -963,8 +966,7 @@ def test_pipelines_with_copies_of_one_checkpoint_that_start_together(
 
     def start_the_other(point: str, where: object) -> None:
         if point == "begin.before" and pipeline.log.head("orders-us") is None:
-            assert pipeline._query is not None
-            query_id = pipeline._query.run.query_id
+            query_id = run_of(pipeline).query.run.query_id
             pipeline.log.begin(Claim("orders-us", query_id, "run", "host:1", {}, 0))
 
     monkeypatch.setattr(failpoints, "handler", start_the_other)
@@ -1051,11 +1053,15 @@ def test_second_call_for_a_batch_never_passes_for_its_replay(
             except ProtocolError as error:
                 raised.append(error)
 
-        def stand_still(query: object) -> None:
-            looked.set()
-            delivered.wait()
+        start = Run._start
 
-        monkeypatch.setattr(other, "_leave_for", stand_still)
+        def stand_still(run: Run, number: int) -> Driver:
+            if run.pipeline.sinks["file"] is other.sinks[0]:
+                looked.set()
+                delivered.wait()
+            return start(run, number)
+
+        monkeypatch.setattr(Run, "_start", stand_still)
         late = InheritableThread(target=call)
         late.start()
         looked.wait()

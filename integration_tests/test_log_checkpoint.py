@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from tests.storage_cases import assert_reads_what_spark_writes
 from tests.test_binding import assert_bound_once
 
 from sparkonce import ExactlyOnce
@@ -28,6 +29,7 @@ from sparkonce.errors import (
     ProtocolError,
 )
 from sparkonce.sinks import FileSink
+from sparkonce.storage.hadoop import HadoopFolder
 from sparkonce.testing import checks
 from sparkonce.testing.log_cases import claim, deliver
 from sparkonce.testing.log_contract import LogContract
@@ -35,7 +37,6 @@ from sparkonce.testing.services import ServiceKind, Services, s3a_jars
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace, check_create
-from sparkonce.txn_log.hadoop import HadoopFolder
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ def test_checkpoint_is_bound_once(spark: SparkSession, tmp_path: Path) -> None:
     assert_bound_once(hadoop_folder(f"file:{tmp_path}"))
 
 
+def test_folder_of_hadoop_reads_what_spark_writes(spark: SparkSession, tmp_path: Path) -> None:
+    assert_reads_what_spark_writes(hadoop_folder(f"file:{tmp_path}"), tmp_path)
+
+
 def test_file_system_without_a_file_context(spark: SparkSession, tmp_path: Path) -> None:
     """Spark can keep a checkpoint there, so it can be bound."""
     context = SparkContext._active_spark_context
@@ -189,7 +194,7 @@ class Leaky:
 
 
 def test_file_system_that_lets_several_create_a_file_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="leaky: of 8 who created.*up to 8.*postgresql"):
+    with pytest.raises(ConfigurationError, match="leaky: of 8 writers.*up to 8.*postgresql"):
         check_create(Leaky())  # type: ignore[arg-type]
 
 
@@ -237,7 +242,8 @@ from pyspark.sql import SparkSession
 from tests.test_binding import assert_bound_once
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.testing.log_cases import claim, deliver, record
-from sparkonce.txn_log import checkpoint_folder, open_log
+from sparkonce.spark_hooks.checkpoint import checkpoint_folder
+from sparkonce.txn_log import open_log
 
 jars, *settings = sys.argv[1:]
 builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
@@ -293,7 +299,7 @@ def test_checkpoint_on_s3a(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     told = json.loads(done.stdout.splitlines()[-1])
-    assert re.search(r"s3a://s3mock/orders\d+: of 8 who created one file", told["s3mock"])
+    assert re.search(r"s3a://s3mock/orders\d+: of 8 writers that created one file", told["s3mock"])
     assert "host:1 took token 2" in told["versitygw"]
     assert told["batches"] == [2, 1, 0]
 

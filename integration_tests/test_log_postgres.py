@@ -150,7 +150,7 @@ class TestPostgresLog(LogContract):
         """Where nothing can be written, nothing is decided."""
         incarnation = log.begin(claim())
         assert isinstance(log, PostgresLog)
-        log._connect().execute("SET default_transaction_read_only = on")
+        log._session.connect().execute("SET default_transaction_read_only = on")
         with pytest.raises(LogUnavailableError, match="read-only"):
             log.decide(record(incarnation, 0))
         log.decide(record(incarnation, 0))

@@ -15,9 +15,9 @@ from integration_tests.test_exactly_once import Job, ids
 from integration_tests.test_fingerprint import INCARNATION
 from integration_tests.test_small_batches import Capturing, NoQuery
 from sparkonce.spark_hooks.batch import SparkBatch
-from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.small_batches import SmallBatches
 
 if TYPE_CHECKING:

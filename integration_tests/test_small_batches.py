@@ -25,9 +25,9 @@ from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks import batch
 from sparkonce.spark_hooks.batch import SparkBatch
-from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.small_batches import SmallBatches
 from sparkonce.txn_log.record import Fingerprint, Part, Share, State
 

@@ -133,7 +133,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         self.select = check_select(self.name, select)
         self.transform = transform
         self.writers = writers
-        self.used_by: str | None = None
+        self.used_by: tuple[str, int] | None = None  # query id and token of the driver
         self._check_writers()
 
     def _check_writers(self) -> None:

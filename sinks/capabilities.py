@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final
 
 from sparkonce.errors import ProtocolError, SparkOnceError
+from sparkonce.finding import Finding
 from sparkonce.model import Ask, BranchId, Committable, CommittedBatch, Owner
-from sparkonce.sinks.finding import Finding
 
 
 class Votes(ABC):

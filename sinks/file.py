@@ -35,11 +35,11 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
-from sparkonce.paths import expanded
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches
 from sparkonce.sinks.committables import check_version
 from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
+from sparkonce.storage.local import expanded
 
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."

@@ -1,31 +1,7 @@
-"""What `sparkonce doctor` says of a server."""
+"""What a sink's `diagnose` yields; see `sparkonce.finding`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from sparkonce.finding import Finding, Level
 
-
-class Level(StrEnum):
-    """How bad it is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    """It works now, and will bite in a bad hour."""
-    ERROR = "error"
-    """It cannot work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at, and what to do about it.
-
-    Attributes:
-        level: how bad it is.
-        what: what was found, without secrets.
-        fix: the next step; empty where nothing is to be done.
-    """
-
-    level: Level
-    what: str
-    fix: str = ""
+__all__ = ["Finding", "Level"]

@@ -39,7 +39,6 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.paths import expanded
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches
 from sparkonce.sinks.file import (
@@ -51,6 +50,7 @@ from sparkonce.sinks.file import (
     id_of_folder,
 )
 from sparkonce.sinks.payload import Payload
+from sparkonce.storage.local import expanded
 
 _SUFFIX = "arrow"  # the full branch id ends with its own dot
 

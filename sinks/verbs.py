@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 from sparkonce.errors import CommitUnresolvedError, SparkOnceError
+from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.parallel import at_once
 from sparkonce.sinks.base import AnySink
@@ -27,7 +28,6 @@ from sparkonce.sinks.capabilities import (
     Publishes,
     Votes,
 )
-from sparkonce.sinks.finding import Finding
 
 End: TypeAlias = "Callable[[Committable], None]"
 """A `commit` or an `abort`."""

@@ -2,7 +2,9 @@
 
 exactly_once       ExactlyOnce, what a user hands to foreachBatch
 lifecycle          the two moments without a batch: a query starts, the interpreter ends
-checkpoint         the running query and its checkpoint, read through Spark's own JVM
+running_query      the query that runs, through Spark's own JVM
+checkpoint         a query's checkpoint, as files in a folder
+source_offsets     the source offsets of a batch, as the checkpoint shows them
 binding            which log and pipeline a checkpoint belongs to, written into it
 coordinator        the protocol, free of Spark
 rewrite            lost branches, written again from Spark's replay
@@ -14,7 +16,6 @@ small_batches      the same over a small batch, in the driver
 record_batches     rows on their way to Python, and the limit on their size
 fingerprint        of a sink's rows, whatever their order
 recovery           an operator, without Spark: look, recover, sweep, settle
-checkpoint_files   a checkpoint, read without Spark
 drivers            who a driver is, and whether it still runs
 waiting            nothing hangs in silence
 """

@@ -32,7 +32,6 @@ from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.spark_sql import quoted
-from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
@@ -42,6 +41,7 @@ from sparkonce.spark_hooks.partition_writer import (
     shares_of,
 )
 from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.steps import step
 from sparkonce.txn_log.record import Incarnation, Share

@@ -4,13 +4,13 @@
               /sparkonce.1.json       the same, of the log that took the checkpoint over; and so on
               /sparkonce-drivers/…    a file for each driver that has begun; the last ones
 
-The highest number counts. Each is created atomically and none that counts is replaced, so of two
-drivers that were admitted by logs of their own, each unaware of the other, one alone can bind what
-both have seen, be it nothing or a log that is lost.
+The highest number counts. Each file is created atomically, and no file that counts is replaced. Two
+drivers may be admitted by logs of their own, each unaware of the other; then only one of them can
+bind what both have seen, whether that is nothing or a log that is lost.
 
-A fencing token says who is newer among those who ask one log. Where two go by copies of it, each
-with tokens of its own, the checkpoint is what they share: each enters it behind the last one that
-it has seen there, so that who stood still meanwhile does not.
+A fencing token orders the drivers that ask one log. Two drivers may use copies of a log, each with
+tokens of its own; then the checkpoint is what they share. Each driver enters it after the last
+entry that it has seen there, so a driver that was paused meanwhile cannot enter.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import secrets
 from typing import Final, NamedTuple
 
 from sparkonce.errors import ConfigurationError, DecisionUnknownError
-from sparkonce.txn_log.document import Version
-from sparkonce.txn_log.folder import Folder, FolderPlace
+from sparkonce.storage import Folder
+from sparkonce.txn_log.folder import FolderPlace
+from sparkonce.txn_log.place import Version
 
 _FIRST: Final = "sparkonce.json"
 _DRIVERS: Final = "sparkonce-drivers"
@@ -44,7 +45,7 @@ class Binding(NamedTuple):
 
 
 def read_binding(checkpoint: Folder) -> Binding | None:
-    """What the checkpoint belongs to; None while it is nobody's.
+    """What the checkpoint belongs to; None while it belongs to nobody.
 
     Raises:
         ConfigurationError: the file is damaged.
@@ -67,7 +68,7 @@ def read_binding(checkpoint: Folder) -> Binding | None:
 
 
 def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -> None:
-    """Write what the checkpoint belongs to from now on, instead of what was seen there.
+    """Write what the checkpoint belongs to from now on, in place of what was seen there.
 
     Args:
         checkpoint: its folder.
@@ -94,7 +95,7 @@ def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -
             f"id {log_id}. Start one query per checkpoint, with one log= on every host"
         )
     if mine.number > 0:
-        # It counts no more; whoever looks into the checkpoint still finds the truth in it.
+        # It does not count any more, but people who look into the checkpoint read it first.
         checkpoint.delete(_FIRST)
         checkpoint.create(_FIRST, text)
 
@@ -114,7 +115,7 @@ class Entry(NamedTuple):
 
 
 def last_entry(checkpoint: Folder) -> Entry | None:
-    """Which driver has begun last; None before the first.
+    """The driver that has begun last; None before the first.
 
     Raises:
         ConfigurationError: the file is damaged.
@@ -125,7 +126,7 @@ def last_entry(checkpoint: Folder) -> Entry | None:
         return None
     text = found.text or ""
     try:
-        return Entry(found.version, str(json.loads(text)["run_id"]), text)
+        return Entry(found.version, _run_of(text), text)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"the newest file of {_DRIVERS}/ in {checkpoint.address} is damaged: delete it"
@@ -143,10 +144,12 @@ def enter(
 ) -> Entry | None:
     """Write that this driver goes on from the checkpoint, if none has begun since it looked.
 
+    A run that has entered already does not enter after another run, which has gone on since.
+
     Args:
         checkpoint: its folder.
         seen: the `last_entry` from before it took its token.
-        driver: where it runs, for whoever looks into the file.
+        driver: where it runs, for people who look into the file.
         run_id: of its run of the query.
         fenced_run: the run whose token its own has replaced: that one may have entered meanwhile.
 
@@ -157,6 +160,8 @@ def enter(
         LogUnavailableError: it cannot be written now.
         DecisionUnknownError: it may have been written.
     """
+    if seen is not None and seen.run_id != run_id and _has_entered(checkpoint, run_id):
+        return None
     place = FolderPlace(checkpoint)
     text = json.dumps({"driver": driver, "run_id": run_id, "entry": secrets.token_hex(8)})
     for _ in range(_MOST_TRIES):
@@ -164,7 +169,7 @@ def enter(
             version = place.swap(_DRIVERS, None if seen is None else seen.version, text)
             if version is not None:
                 return Entry(version, run_id, text)
-        # Others were faster, or the answer was lost: what stands there tells.
+        # Others were faster, or the answer was lost: the newest file tells which.
         found = last_entry(checkpoint)
         if found is not None and found.text == text:
             return found
@@ -172,10 +177,27 @@ def enter(
             if found is None or found.run_id not in {run_id, fenced_run}:
                 return None
             seen = found
-    raise DecisionUnknownError(
+    raise _unknown(checkpoint)
+
+
+def _unknown(checkpoint: Folder) -> DecisionUnknownError:
+    return DecisionUnknownError(
         f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; start "
         "the query again"
     )
+
+
+def _has_entered(checkpoint: Folder, run_id: str) -> bool:
+    """Whether an entry of the run is among those that are kept."""
+    for name in FolderPlace(checkpoint).names(_DRIVERS):
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged, and not the last
+            if _run_of(checkpoint.read(name) or "") == run_id:
+                return True
+    return False
+
+
+def _run_of(text: str) -> str:
+    return str(json.loads(text)["run_id"])
 
 
 def _name(number: int) -> str:

@@ -1,33 +1,29 @@
-"""The running query and its checkpoint, read through Spark's own JVM.
+"""A query's checkpoint, as files in a folder.
 
     CHECKPOINT/metadata        the query id
               /offsets/N       written before batch N runs; N is replayed while commits/N is absent
               /commits/N       written after foreachBatch has returned
+              /sources/0/N     the files of a file source, by its own counter; also N.compact
               /state/…         only where the query has a state
               /sparkonce.json  ours: which transaction log and pipeline the checkpoint belongs to
               /sparkonce-drivers/…  ours: which drivers have begun
               /sparkonce-log   ours: that log itself, with log="checkpoint"
 
-Spark's files are read with Hadoop's FileSystem, so a checkpoint works wherever Spark can put it;
-ours are created atomically (`sparkonce.txn_log.folder`).
+The running query and the command line read it alike, on a local disk or through Hadoop's file
+systems, so a checkpoint works wherever Spark can put it. Spark writes each of its files under a
+hidden name first, and purges those of old batches; our files are created atomically
+(`sparkonce.storage`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import json
 import re
-import time
 from collections.abc import Callable
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
-
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, LogCorruptError, LogUnavailableError
 from sparkonce.spark_hooks.binding import (
     Binding,
     Entry,
@@ -37,370 +33,203 @@ from sparkonce.spark_hooks.binding import (
     last_entry,
     read_binding,
 )
+from sparkonce.spark_hooks.source_offsets import SourceOf, shown_offsets
 from sparkonce.steps import step
-from sparkonce.txn_log import TransactionLog, checkpoint_folder, checkpoint_log
-from sparkonce.txn_log.folder import Folder
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+from sparkonce.storage import FileSystemFolder, local_path, open_folder
+from sparkonce.txn_log.record import Head
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
-_TAIL_BYTES = 1 << 18
-_START_MS = 600_000
-_ENDING_S = 0.1
-_ENDING_LOOKS = 20
-"""A thread that Spark calls ended may have its last steps before it."""
+_BATCH: Final = re.compile("[0-9]+")
 
 
-class RunId(NamedTuple):
-    """One run of one query.
+def open_checkpoint(
+    location: str, query_id: str | None, *, start_jvm: bool = False
+) -> CheckpointFiles:
+    """A checkpoint, read without a running query.
 
-    Attributes:
-        query_id: lasting id of the checkpoint.
-        run_id: of this run of the query.
-    """
-
-    query_id: str
-    run_id: str
-
-
-_entered: set[RunId] = set()
-"""The runs that have entered their checkpoint, by whichever object."""
-
-_LOCATION = "spark.sql.streaming.checkpointLocation"
-_TEMPORARY = "temporary-"
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""Of the name that Spark gives a checkpoint below `_LOCATION`, to a query without a name."""
-
-
-def _calling_query(batch_df: DataFrame) -> str:
-    """The id of the query that is calling foreachBatch in this thread.
+    Args:
+        location: a path, or a URL, as Spark shows it.
+        query_id: of the query whose checkpoint it must be; None for any.
+        start_jvm: whether a JVM may be started for a location that is on no local disk.
 
     Raises:
-        ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
+        ConfigurationError: it does not exist, or is another query's.
+        LogUnavailableError: it cannot be read now.
     """
-    session = batch_df.sparkSession
-    if not hasattr(session, "_jsparkSession"):
+    if local_path(location) is None and not start_jvm:
         raise ConfigurationError(
-            "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
-            "not allow: run the query in a classic Spark session"
+            f"the checkpoint {location} is on no local disk: pass --checkpoint {location} to have "
+            "it read by a JVM"
         )
-    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if not query_id:
+    files = CheckpointFiles(checkpoint_folder(location), location)
+    found = files.query_id()
+    if found is None:
+        raise ConfigurationError(f"there is no checkpoint in {location}, as seen from here")
+    if query_id not in {None, found}:
         raise ConfigurationError(
-            "ExactlyOnce is called by a running query: pass it to "
-            "df.writeStream.foreachBatch(…) and set a checkpointLocation. A function of your own "
-            "calls it in the thread in which Spark calls that function"
+            f"the checkpoint in {location} is of query {found}, not of {query_id}"
         )
-    return str(query_id)
+    return files
 
 
-def _active(session: SparkSession, query_id: Any) -> Any:
-    """The one StreamExecution of the query that Spark lets run, by its id in the JVM."""
-    jsession: Any = session._jsparkSession  # noqa: SLF001
-    return jsession.sharedState().activeStreamingQueries().get(query_id)
+def checkpoint_folder(location: str, conf: Callable[[], Any] | None = None) -> FileSystemFolder:
+    """The folder of a checkpoint; the files in it are as readable as Spark's own.
+
+    Args:
+        location: a path, or a URL, as Spark shows it.
+        conf: see `sparkonce.storage.open_folder`.
+    """
+    return open_folder(location, conf, scheme="checkpoint:")
 
 
 def _said(
-    ask: Callable[Concatenate[RunningQuery, P], ResultT],
-) -> Callable[Concatenate[RunningQuery, P], ResultT]:
-    """Say so while the checkpoint's file system does not answer."""
+    ask: Callable[Concatenate[CheckpointFiles, P], ResultT],
+) -> Callable[Concatenate[CheckpointFiles, P], ResultT]:
+    """Log it while the checkpoint's file system does not respond."""
 
     @functools.wraps(ask)
-    def said(query: RunningQuery, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        with step("checkpoint", of=query.checkpoint):
-            return ask(query, *args, **kwargs)
+    def said(files: CheckpointFiles, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        with step("checkpoint", of=files.location):
+            return ask(files, *args, **kwargs)
 
     return said
 
 
-class RunningQuery:
-    """A query while it runs, and its checkpoint. The checkpoint can be read after it has ended.
+class CheckpointFiles:
+    """What Spark and its drivers have written for one query.
+
+    All methods may raise `LogUnavailableError`: the checkpoint cannot be reached now.
 
     Args:
-        query: Spark's StreamExecution.
-        run: which query.
-
-    Attributes:
-        run: which query.
-        checkpoint: location of the checkpoint.
+        folder: the checkpoint.
+        location: where it is, as the user or Spark names it.
     """
 
-    def __init__(self, query: Any, run: RunId) -> None:
-        jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
-        self.run = run
-        self.checkpoint = str(query.resolvedCheckpointRoot())
-        self._query = query
-        # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
-        self._path_class: Any = jvm.org.apache.hadoop.fs.Path
-        self._to_string: Any = jvm.org.apache.commons.io.IOUtils.toString
-        self._root = self._path_class(self.checkpoint)
-        self._conf = query.sparkSession().sessionState().newHadoopConf()
-        self._fs = self._root.getFileSystem(self._conf)
-        self._sources: list[str] = []
-        self._entry: Entry | None = None
+    def __init__(self, folder: FileSystemFolder, location: str) -> None:
+        self.location = location
+        self._folder = folder
 
-    @classmethod
-    def find(cls, session: SparkSession, run: RunId) -> Self:
-        """The active query of this run.
-
-        Raises:
-            ConfigurationError: the run is over, or another one has followed it.
-        """
-        found = cls._find(session, run.query_id)
-        if found.run != run:
-            raise ConfigurationError(
-                f"the run {run.run_id} of the query {run.query_id} is not active any more: it was "
-                f"followed by {found.run.run_id}"
-            )
-        return found
-
-    @classmethod
-    def calling(cls, batch_df: DataFrame) -> Self:
-        """The query that is calling foreachBatch in this thread.
-
-        Which run it is only Spark's list of active queries tells: its one other trace there, the
-        job group, is the user's to set.
-
-        Raises:
-            ConfigurationError: the call does not come from foreachBatch, or over Spark Connect; or
-                the query has a checkpoint that its next start would not find.
-        """
-        found = cls._find(batch_df.sparkSession, _calling_query(batch_df))
-        found._check_is_lasting(batch_df.sparkSession)  # noqa: SLF001 - of this class
-        return found
-
-    def _check_is_lasting(self, session: SparkSession) -> None:
-        """Refuse a checkpoint that Spark has made up for a query without one."""
-        name = str(self._root.getName())
-        place = session.conf.get(_LOCATION, None)
-        is_temporary = name.startswith(_TEMPORARY)
-        if place is not None and self._query.name() is None and _UUID.fullmatch(name):
-            made_up = self._path_class(place, name)
-            made_up = made_up.getFileSystem(self._conf).makeQualified(made_up)
-            is_temporary |= bool(made_up.equals(self._root))
-        if is_temporary:
-            raise ConfigurationError(
-                f"the query has no checkpointLocation, so Spark made {self.checkpoint} for this "
-                "start alone, and the next one would deliver all of its rows again: set "
-                '.option("checkpointLocation", …)'
-            )
-
-    def is_calling(self, batch_df: DataFrame) -> bool:
-        """Whether `calling` would find this very run."""
-        if _calling_query(batch_df) != self.run.query_id:
-            return False
-        return bool(_active(batch_df.sparkSession, self._query.id()) == self._query)
-
-    @classmethod
-    def _find(cls, session: SparkSession, query_id: str) -> Self:
-        jvm: Any = session.sparkContext._jvm  # noqa: SLF001
-        query = _active(session, jvm.java.util.UUID.fromString(query_id))
-        if query is None:
-            raise ConfigurationError(f"the query {query_id} is not active any more")
-        return cls(query, RunId(query_id, str(query.runId())))
-
-    @classmethod
-    def of(cls, query: StreamingQuery) -> Self:
-        """The query that ``start()`` returned; it may have ended."""
-        return cls(query._jsq.streamingQuery(), RunId(str(query.id), str(query.runId)))  # noqa: SLF001
-
-    def is_of(self, session: SparkSession) -> bool:
-        """Whether it was started in this session."""
-        return bool(self._query.sparkSession().streams() == session._jsparkSession.streams())  # noqa: SLF001
-
-    def is_running(self, query_id: str | None) -> bool:
-        """Whether another query, by its id, is active in this Spark."""
-        jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
-        running: Any = self._query.sparkSession().sharedState().activeStreamingQueries()
-        return running.get(jvm.java.util.UUID.fromString(query_id)) is not None
-
-    @property
-    def location(self) -> str:
-        return self.checkpoint
-
-    @property
-    def is_active(self) -> bool:
-        """Whether Spark may still write into the checkpoint.
-
-        That is as long as the run's thread lives, a little longer than Spark calls it active:
-        `stop` ends that first, and then waits for the batch that runs.
-        """
-        if not self.is_stopping:
-            return True
-        thread = self._query.queryExecutionThread()
-        for _ in range(_ENDING_LOOKS):
-            if not thread.isAlive():
-                return False
-            time.sleep(_ENDING_S / _ENDING_LOOKS)
-        return True
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the run has ended, or is being stopped and interrupts what its batch does."""
-        return not self._query.isActive()
-
-    @cached_property
-    @_said
-    def is_stateful(self) -> bool:
-        """Whether the query has written state; known from its first batch on."""
-        return bool(self._fs.exists(self._path("state")))
-
-    @property
-    def plan(self) -> Any:
-        """Spark's optimized plan of the current batch, up to foreachBatch."""
-        return self._query.lastExecution().optimizedPlan()
+    # -- Spark's files -----------------------------------------------------------------------------
 
     @_said
-    def committed(self) -> int:
-        """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty."""
-        latest = self._query.commitLog().getLatestBatchId()
-        return int(latest.get()) if latest.isDefined() else -1
+    def query_id(self) -> str | None:
+        """The id of the query; None where there is no checkpoint.
+
+        Raises:
+            ConfigurationError: the file is damaged.
+        """
+        try:
+            text = self._folder.read("metadata")
+            return None if text is None else str(json.loads(text)["id"])
+        except (LogCorruptError, ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"{self.location}/metadata is not what Spark writes"
+            ) from error
+
+    @_said
+    def committed(self) -> int | None:
+        """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty.
+
+        Spark's own `getLatestBatchId` takes the highest number too, of the files and of what the
+        process remembers. Its temporary files and checksums have names that are no number.
+
+        None where the checkpoint is gone: an unmounted folder has no files either.
+        """
+        names = self._folder.files("commits")
+        if not self._folder.exists("metadata"):  # looked for after the listing
+            return None
+        return max((int(name) for name in names if _BATCH.fullmatch(name)), default=-1)
 
     @_said
     def has_offsets(self, batch_id: int) -> bool:
         """Whether Spark has begun the batch in this checkpoint."""
-        return bool(self._fs.exists(self._path(f"offsets/{batch_id}")))
+        return self._folder.exists(f"offsets/{batch_id}")
 
     @_said
-    def offsets(self, batch_id: int) -> tuple[str, ...] | None:
-        """The source offsets that the checkpoint shows for a batch, as JSON, for each use of one.
+    def has_state(self) -> bool:
+        """Whether the query has written state."""
+        return self._folder.exists("state")
 
-        None when Spark has purged them, or has not come as far as to have its sources. The file's
-        first line is its format, the second the batch's watermark and settings; both may change in
-        a replay.
+    @_said
+    def offsets(self, batch_id: int, source_of: SourceOf) -> tuple[str, ...] | None:
+        """The source offsets of a batch; see `shown_offsets`."""
+        return shown_offsets(self._folder, batch_id, source_of)
 
-        A file source's offset is only a counter of its own, equal in a checkpoint that was rolled
-        back and met other files; so a digest of the batch's files is added to it.
-        """
-        text = self._read(f"offsets/{batch_id}")
-        if text is None or "\n" not in text:  # torn: Spark itself fails on it, and names it
-            return None
-        version, _, *lines = text.splitlines()
-        is_named = version != "v1"
-        uses = [line.split(":", 1) for line in sorted(lines)] if is_named else enumerate(lines)
-        shown = [(use, self._with_files(str(use), offset)) for use, offset in uses]
-        known = [
-            f"{use}:{offset}" if is_named else offset for use, offset in shown if offset is not None
-        ]
-        return tuple(known) if len(known) == len(shown) else None
-
-    def _with_files(self, use: str, offset: str) -> str | None:
-        """The offset, with a digest of its files if it is a file source's; None if they are gone.
-
-        CHECKPOINT/sources/0/7 has the files of counter 7, and 9.compact those of 0 to 9.
-        """
-        value = json.loads(offset) if offset.startswith("{") else None
-        if not isinstance(value, dict) or value.keys() != {"logOffset"}:
-            return offset
-        source = self._source_of(use)
-        if source is None:
-            return None
-        folder, counter = f"sources/{source}", value["logOffset"]
-        entries = self._entries(self._read(f"{folder}/{counter}"))
-        if entries is None:
-            entries = self._end_of_compacted(f"{folder}/{counter}.compact", counter)
-        if entries is None:
-            return None if self._fs.exists(self._path(folder)) else offset
-        files = sorted((e["path"], e["timestamp"]) for e in entries if e["batchId"] == counter)
-        digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
-        return json.dumps({**value, "files": digest})
-
-    def _source_of(self, use: str) -> str | None:
-        """The source's folder: numbered by its first use, while each use has an offset.
-
-        None when the query has failed before Spark had its sources.
-        """
-        if not use.isdigit():
-            return use
-        if not self._sources:
-            with contextlib.suppress(Py4JJavaError):
-                if self._query.sources().isEmpty():
-                    self._query.awaitInitialization(_START_MS)
-            found, distinct = self._query.sources(), []
-            for n in range(found.size()):
-                source = found.apply(n)
-                if source not in distinct:
-                    distinct.append(source)
-                self._sources.append(str(distinct.index(source)))
-        return self._sources[int(use)] if self._sources else None
-
-    def _end_of_compacted(self, name: str, counter: int) -> list[dict[str, Any]] | None:
-        """The log's entries from the counter's first one on; None when there is no such log.
-
-        It ends with the newest files, and may be long, so it is read from its end.
-        """
-        window = _TAIL_BYTES
-        while (text := self._read(name, window)) is not None:
-            entries = self._entries(text) or []
-            if len(text) < window // 4 or any(e["batchId"] < counter for e in entries):
-                return entries
-            window *= 4
-        return None
-
-    @staticmethod
-    def _entries(text: str | None) -> list[dict[str, Any]] | None:
-        """The lines but the first, which is the format, or the rest of a line."""
-        return None if text is None else [json.loads(line) for line in text.splitlines()[1:]]
+    # -- our files ---------------------------------------------------------------------------------
 
     @_said
     def binding(self) -> Binding | None:
-        """What the checkpoint belongs to; None while it is nobody's."""
+        """What the checkpoint belongs to; None while it belongs to nobody."""
         return read_binding(self._folder)
 
     @_said
     def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
-        """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
+        """Write what the checkpoint belongs to; see `sparkonce.spark_hooks.binding.bind`."""
         bind(self._folder, seen, log_id, pipeline)
 
     @_said
     def last_entry(self) -> Entry | None:
-        """Which driver has begun last on the checkpoint."""
+        """The driver that has begun last on the checkpoint."""
         return last_entry(self._folder)
 
     @_said
-    def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
-        """Go on from the checkpoint, if no other driver has begun since `last_entry` was `seen`.
-
-        A run that has entered before does not enter behind another one.
-        """
-        run_id = self.run.run_id
-        if self.run in _entered and (seen is None or seen.run_id != run_id):
-            return False
-        self._entry = enter(self._folder, seen, driver, run_id, fenced_run)
-        if self._entry is not None:
-            _entered.add(self.run)
-        return self._entry is not None
+    def is_last_entry(self, entry: Entry) -> bool:
+        """Whether no driver has entered since."""
+        return is_last_entry(self._folder, entry)
 
     @_said
-    def is_ours(self) -> bool:
-        """Whether no driver has entered the checkpoint since this one."""
-        return self._entry is not None and is_last_entry(self._folder, self._entry)
+    def enter(
+        self, seen: Entry | None, driver: str, run_id: str, fenced_run: str | None
+    ) -> Entry | None:
+        """Go on from the checkpoint; see `sparkonce.spark_hooks.binding.enter`."""
+        return enter(self._folder, seen, driver, run_id, fenced_run)
 
-    @_said
-    def open_log(self, *, create: bool = True) -> TransactionLog:
-        """Open the transaction log that is inside this checkpoint."""
-        return checkpoint_log(self.checkpoint, self._conf, create=create)
 
-    @cached_property
-    def _folder(self) -> Folder:
-        return checkpoint_folder(self.checkpoint, self._conf)
+class UnknownCheckpoint:
+    """A checkpoint that cannot be read from here: nothing that depends on it is decided."""
 
-    def _path(self, name: str) -> Any:
-        return self._path_class(self._root, name)
+    def __init__(self, location: str) -> None:
+        self.location = location
 
-    def _read(self, name: str, last_bytes: int | None = None) -> str | None:
-        path = self._path(name)
-        if not self._fs.exists(path):
-            return None
-        stream = self._fs.open(path)
-        try:
-            if last_bytes is not None:
-                size = int(self._fs.getFileStatus(path).getLen())
-                stream.seek(max(0, size - last_bytes))
-            return str(self._to_string(stream, "UTF-8"))
-        finally:
-            stream.close()
+    def committed(self) -> None:
+        return None
+
+    def has_offsets(self, batch_id: int) -> bool:
+        del batch_id
+        return False
+
+
+class LostCheckpoint:
+    """A checkpoint that is lost for good, with a batch that was never committed there."""
+
+    def __init__(self, location: str, *, abandoned: int) -> None:
+        self.location = location
+        self._committed = abandoned - 1
+
+    def committed(self) -> int:
+        return self._committed
+
+    def has_offsets(self, batch_id: int) -> bool:
+        del batch_id
+        return True
+
+
+def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles | UnknownCheckpoint:
+    """The query's checkpoint, where it can be read without Spark.
+
+    Args:
+        head: says where the last run had it; it is looked for on local disks only.
+        location: where it is now; a JVM is started for a location that is on no local disk.
+
+    Raises:
+        ConfigurationError: it is not at `location`.
+        LogUnavailableError: it cannot be read there now.
+    """
+    if location is not None:
+        return open_checkpoint(location, head.query_id, start_jvm=True)
+    try:
+        return open_checkpoint(head.checkpoint, head.query_id)
+    except (ConfigurationError, LogUnavailableError):
+        return UnknownCheckpoint(head.checkpoint or "(the log does not say where)")

@@ -16,7 +16,7 @@ from sparkonce.errors import FencedError, ProtocolError
 from sparkonce.protocol.lease import overtaken
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.processes import this_driver
-from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.txn_log.identity import Claim, check_is_no_copy
 from sparkonce.txn_log.record import Head, Incarnation
 
@@ -51,6 +51,7 @@ class CheckpointEntrance:
         adopt: tuple[str, ...],
         goes_on: bool,
         seen_run: str,
+        has_batch: bool,
     ) -> Self:
         """Look at the log and the checkpoint, and make the claim.
 
@@ -62,6 +63,7 @@ class CheckpointEntrance:
             adopt: see `sparkonce.ExactlyOnce`.
             goes_on: whether this run has had a token before.
             seen_run: the run that held the pipeline when this run first looked at the log.
+            has_batch: whether Spark has called with a batch.
         """
         log, run = pipeline.log, query.run
         bound = query.binding()
@@ -84,6 +86,7 @@ class CheckpointEntrance:
             adopt=adopt,
             goes_on=goes_on,
             seen_run=seen_run,
+            has_batch=has_batch,
             namesake=None if is_known else log.namesake(pipeline.name, run.query_id),
         )
         return cls(pipeline, query, claim, seen)

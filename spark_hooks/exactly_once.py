@@ -17,12 +17,15 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from sparkonce.errors import ProtocolError
+from sparkonce.errors import (
+    FencedError,
+    ProtocolError,
+)
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
 from sparkonce.spark_hooks.run import Run, while_active
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
@@ -244,7 +247,7 @@ class ExactlyOnce:
         Raises:
             ProtocolError: it is another query.
         """
-        served = None if self._run is None else self._run.query
+        served = self._served
         if served is not None and served.run.query_id != query.run.query_id:
             raise ProtocolError(
                 f"this ExactlyOnce {self.name!r} serves the query {served.run.query_id} with the "
@@ -286,6 +289,8 @@ class ExactlyOnce:
 
         try:
             while_active(query, recover, f"recover the start of pipeline {self.name!r}")
+        except FencedError as error:
+            logger.info("pipeline %r: another driver recovers its start: %s", self.name, error)
         except Exception:
             # The first batch, or awaitTermination, tries again and raises.
             logger.warning(
@@ -311,15 +316,21 @@ class ExactlyOnce:
     def _recover_at_start(self, query: RunningQuery) -> None:
         """Recover without a batch, unless this object serves another query, or this run already."""
         with self._lock:
-            served = None if self._run is None else self._run.query.run
-            if served == query.run or (served and served.query_id != query.run.query_id):
+            served = self._served
+            if served is not None and served.run.query_id != query.run.query_id:
                 return
-            if not self._is_bound(query) or (served and not query.is_active):
+            if self._run is not None and self._run.query.run == query.run:
                 return
-            run = self._run_of(query)
-            run.recover_at_start()
-            if run.has_driver:
-                self._run = run
+            if self._is_bound(query):
+                run = self._run_of(query)
+                run.recover()
+                if run.has_driver:
+                    self._run = run
+
+    @property
+    def _served(self) -> RunningQuery | None:
+        """The query that has called this object; None before its first batch."""
+        return self._run.query if self._run is not None and self._run.was_called else None
 
     def _is_bound(self, query: RunningQuery) -> bool:
         """Whether the query's checkpoint belongs to this pipeline, as far as it says."""

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
-from sparkonce.spark_hooks.checkpoint import RunId, RunningQuery
+from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryStartedEvent

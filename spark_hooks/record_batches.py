@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
 
-from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
+from sparkonce.spark_hooks.running_query import RunningQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -37,12 +37,12 @@ from sparkonce.errors import (
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.spark_hooks.batch import SparkBatch
-from sparkonce.spark_hooks.checkpoint import RunningQuery
 from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.record_batches import RecordBatches
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.small_batches import SmallBatches
-from sparkonce.txn_log.record import State, TransactionRecord
+from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
 from sparkonce.watching import still_trying
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Run:
         self._driver: Driver | None = None
         self._had_token = False
         self._seen_run: str | None = None
+        self.was_called = False
         self._delivered = -1
         self._is_validated = False
         self._small = SmallBatches(settings.driver_rows)
@@ -107,6 +108,7 @@ class Run:
 
     def deliver(self, batch_df: DataFrame, batch_id: int) -> None:
         """Deliver one batch; see `sparkonce.ExactlyOnce.__call__`."""
+        self.was_called = True
         self._check_first_call(batch_id)
         if self.failure is not None:
             raise self.failure
@@ -133,21 +135,25 @@ class Run:
         if self.pending is not None:
             threading.Thread(target=self.settle_soon, args=(batch_id,), daemon=True).start()
 
-    def recover_at_start(self) -> None:
+    def recover(self) -> None:
         """Recover without a batch: a start that finds no new data never calls foreachBatch.
 
-        Nothing is done in a run that another object has turned to, or that was followed by another.
+        Nothing is done in a run that another object serves, or that was followed by another run.
         """
-        if self._driver is not None or self._had_token or self.is_taken():
-            return
-        self._driver = self._start(self.query.committed() + 1)
+        if self._driver is None and not self._had_token and not self.query.is_followed:
+            committed, log = self.query.committed(), self.pipeline.log
+            if self.query.is_active:
+                self._driver = self._start(committed + 1, has_batch=False)
+            elif log.unfinished(self.pipeline.name) or not self._is_taken():
+                # Spark has written its last commit, so another object's batch is not abandoned.
+                self._driver = self._start(committed + 1)
 
-    def is_taken(self) -> bool:
+    def _is_taken(self) -> bool:
         """Whether this run of the query has a token already, by whichever object."""
         head = self.pipeline.log.head(self.pipeline.name)
         return head is not None and head.run_id == self.query.run.run_id
 
-    def _start(self, batch_id: int) -> Driver:
+    def _start(self, batch_id: int, *, has_batch: bool = True) -> Driver:
         """Take a token and recover; it fences the driver before."""
         entrance = CheckpointEntrance.look(
             self.pipeline,
@@ -157,11 +163,14 @@ class Run:
             adopt=self._settings.adopt,
             goes_on=self._had_token,
             seen_run=self._look_first(),
+            has_batch=has_batch,
         )
-        if not self._had_token:
-            self._check_no_other_call(batch_id)
         driver = Driver.start(self.pipeline, entrance.claim, entrance)
+        if not self._had_token:
+            self._check_no_other_call(driver.incarnation, batch_id)
         self._had_token = True
+        for sink in self._settings.all_sinks:
+            sink.used_by = (self.query.run.query_id, driver.incarnation.token)
         self._log_start(driver, entrance)
         driver.recover()
         return driver
@@ -207,7 +216,7 @@ class Run:
     def _validate(self, batch: SparkBatch) -> None:
         """Let the sinks check themselves; while a server is unreachable, for some time again."""
         if not self._is_validated:
-            self._claim_sinks()
+            self._check_sinks_are_free()
             Retrying(
                 retry=retry_if_exception_type(SinkUnavailableError),
                 wait=wait_exponential(multiplier=0.5, max=_LONGEST_WAIT_S / 3),
@@ -222,7 +231,7 @@ class Run:
             )(batch.validate)
             self._is_validated = True
 
-    def _claim_sinks(self) -> None:
+    def _check_sinks_are_free(self) -> None:
         """Refuse a sink of another query that runs: what `validate` finds out is kept in the sink.
 
         Raises:
@@ -230,13 +239,12 @@ class Run:
         """
         mine = self.query.run.query_id
         for sink in self._settings.sinks:
-            if sink.used_by not in {None, mine} and self.query.is_running(sink.used_by):
+            other = mine if sink.used_by is None else sink.used_by[0]
+            if other != mine and self.query.is_running(other):
                 raise ConfigurationError(
-                    f"{sink!r} is in use by the query {sink.used_by}, which runs: make a sink for "
-                    "each pipeline"
+                    f"{sink!r} is in use by the query {other}, which runs: make a sink for each "
+                    "pipeline"
                 )
-        for sink in self._settings.sinks:
-            sink.used_by = mine
 
     def _check_first_call(self, batch_id: int) -> None:
         """Refuse a batch that this object has delivered in this run: it is no replay.
@@ -246,17 +254,18 @@ class Run:
         if batch_id <= self._delivered:
             raise self._called_twice(batch_id)
 
-    def _check_no_other_call(self, batch_id: int) -> None:
-        """Refuse a batch that another object has delivered in this run, before it is fenced."""
-        log, name = self.pipeline.log, self.pipeline.name
-        head, newest = log.head(name), log.newest(name, self.query.run.query_id)
+    def _check_no_other_call(self, incarnation: Incarnation, batch_id: int) -> None:
+        """Refuse a batch that another object has delivered in this run, as the log shows it.
+
+        Asked after the token was taken, so that the other object cannot deliver it any more.
+        """
+        if incarnation.fenced_run != self.query.run.run_id:
+            return
+        record = self.pipeline.log.find(incarnation.transaction_id(batch_id))
         if (
-            head is not None
-            and newest is not None
-            and head.run_id == self.query.run.run_id
-            and newest.token == head.token
-            and newest.id.batch_id == batch_id
-            and newest.state is not State.ABANDONED
+            record is not None
+            and record.token == incarnation.token - 1
+            and record.state is not State.ABANDONED
         ):
             raise self._called_twice(batch_id)
 
@@ -332,28 +341,34 @@ class Run:
             wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
 
     def _settled(self, driver: Driver) -> bool:
+        pending = driver.pending
         try:
             return driver.settle()
         except Exception as error:
-            self.failure = error
             self._let_go(error)
+            if isinstance(error, FencedError) and pending is not None:
+                record = self.pipeline.log.find(pending.id)
+                if record is not None and record.state.is_finished:
+                    logger.info("%s was settled by another driver", pending.id)
+                    return True
+            self.failure = error
             raise
 
     # -- the end ---------------------------------------------------------------------------------
 
     def _let_go(self, error: BaseException) -> None:
         """Whatever comes next is a new incarnation, which recovers first."""
-        if self._driver is not None:
-            self._driver.lease.release()
-            self._driver = None
-        if isinstance(error, FencedError):
-            self._free_sinks()
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.lease.release()
+            if isinstance(error, FencedError):
+                self._free_sinks(driver.incarnation.token)
 
-    def _free_sinks(self) -> None:
+    def _free_sinks(self, token: int) -> None:
         """Free what the sinks hold open for a fenced driver: nobody else can, while it lives."""
         for sink in self.pipeline.all_sinks.values():
-            if sink.used_by not in {None, self.query.run.query_id}:
-                continue
+            if sink.used_by != (self.query.run.query_id, token):
+                continue  # another driver of this process uses it
             try:
                 sink.close()
             except Exception:

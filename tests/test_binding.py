@@ -16,8 +16,8 @@ from sparkonce.spark_hooks.binding import (
     last_entry,
     read_binding,
 )
-from sparkonce.txn_log import checkpoint_folder
-from sparkonce.txn_log.folder import Folder, LocalFolder
+from sparkonce.spark_hooks.checkpoint import checkpoint_folder
+from sparkonce.storage import Folder, LocalFolder
 
 
 def assert_bound_once(checkpoint: Folder) -> None:
@@ -117,6 +117,19 @@ def test_driver_whose_token_is_replaced_enters_first(tmp_path: Path, run_id: str
     entry = enter(folder, None, "host:2", "run-2", "run-0")
     assert entry is not None
     assert is_last_entry(folder, entry)
+
+
+def test_run_that_another_has_followed_does_not_enter_again(tmp_path: Path) -> None:
+    """However late it looks: the entries that are kept tell that it was there before."""
+    folder = LocalFolder(tmp_path)
+    first = enter(folder, None, "host:1", "run-1")
+    again = enter(folder, first, "host:1", "run-1")
+    assert again is not None, "nobody has followed it yet"
+    for number in range(2, 5):
+        assert enter(folder, last_entry(folder), f"host:{number}", f"run-{number}") is not None
+        newest = last_entry(folder)
+        assert enter(folder, newest, "host:1", "run-1") is None
+        assert last_entry(folder) == newest
 
 
 def test_damaged_entry_is_named(tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.model import BranchId, Committable, Owner, TransactionId
 from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles, find_checkpoint
+from sparkonce.spark_hooks.checkpoint import find_checkpoint, open_checkpoint
 from sparkonce.testing.log_cases import OTHER_QUERY, deliver, part
 from sparkonce.testing.log_cases import claim as log_claim
 from sparkonce.testing.log_cases import record as log_record
-from sparkonce.txn_log import checkpoint_log
+from sparkonce.txn_log import TransactionLog, checkpoint_log
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -227,6 +227,21 @@ def test_doctor_looks_before_the_first_run(
     """It asks what a start would ask, the right to make the log among it."""
     assert run(["doctor", "jobs:make"]) == FOUND
     assert "the query has not run yet" in " ".join(capsys.readouterr().out.split())
+
+
+def test_doctor_tells_what_the_log_finds(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log knows best what is wrong with its place; one that knows nothing responds."""
+    assert run(["doctor", "jobs:make", "--json"]) == FOUND
+    (told,) = [one for one in json.loads(capsys.readouterr().out) if one["about"] == "log"]
+    assert told["level"] == "warning"
+    assert f"sqlite:///{folder}/log.db is on this machine's disk" in told["what"]
+    monkeypatch.setattr(SqliteLog, "diagnose", TransactionLog.diagnose)
+    run(["doctor", "jobs:make", "--json"])
+    (told,) = [one for one in json.loads(capsys.readouterr().out) if one["about"] == "log"]
+    assert told["level"] == "ok"
+    assert told["what"] == f"sqlite:///{folder}/log.db responds"
 
 
 def test_doctor_looks_at_a_checkpoint_of_other_code(
@@ -1247,7 +1262,7 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("begin", ["", "file:", "file://", "file:///", "file://localhost"])
 def test_local_checkpoint(checkpoint: Path, begin: str) -> None:
     """The highest number counts; hidden files and those of checksums do not."""
-    found = CheckpointFiles(f"{begin}{checkpoint}", QUERY)
+    found = open_checkpoint(f"{begin}{checkpoint}", QUERY)
     assert found.committed() == -1
     for name in ("8", "9", "10", ".11.crc", "11.tmp"):
         (checkpoint / "commits" / name).touch()
@@ -1261,7 +1276,7 @@ def test_local_checkpoint(checkpoint: Path, begin: str) -> None:
 def test_checkpoint_that_is_unmounted_is_not_empty(checkpoint: Path) -> None:
     """A batch that Spark has committed would be abandoned."""
     (checkpoint / "commits" / "8").touch()
-    found = CheckpointFiles(str(checkpoint), QUERY)
+    found = open_checkpoint(str(checkpoint), QUERY)
     checkpoint.rename(checkpoint.with_name("away"))
     assert found.committed() is None
 
@@ -1270,16 +1285,34 @@ def test_checkpoint_that_is_unmounted_is_not_empty(checkpoint: Path) -> None:
 def test_checkpoint_that_cannot_be_read_here(location: str) -> None:
     """Nothing is known of it, and nothing that depends on it is decided."""
     with pytest.raises(ConfigurationError):
-        CheckpointFiles(location, QUERY)
+        open_checkpoint(location, QUERY)
     head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=location)
     assert find_checkpoint(head).committed() is None
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"{", b"[]", b"{}"])
+def test_checkpoint_whose_metadata_is_damaged(checkpoint: Path, text: bytes) -> None:
+    """It is named where it was asked for, and else nothing is known of it."""
+    (checkpoint / "metadata").write_bytes(text)
+    with pytest.raises(ConfigurationError, match="metadata is not what Spark writes"):
+        open_checkpoint(str(checkpoint), QUERY)
+    head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=str(checkpoint))
+    assert find_checkpoint(head).committed() is None
+
+
+def test_checkpoint_that_cannot_be_reached_now(checkpoint: Path) -> None:
+    """What is in the way of its folder says nothing about its batches."""
+    head = Head("orders", QUERY, 1, "run", "host:1", 0.0, checkpoint=str(checkpoint / "metadata"))
+    assert find_checkpoint(head).committed() is None
+    with pytest.raises(LogUnavailableError, match="cannot be used now"):
+        find_checkpoint(head, head.checkpoint)
 
 
 def test_checkpoint_of_another_query_is_never_asked(checkpoint: Path) -> None:
     """Its commit log would decide or abandon batches of ours."""
     other = QUERY.replace("1", "2")
     with pytest.raises(ConfigurationError, match=f"is of query {QUERY}"):
-        CheckpointFiles(str(checkpoint), other)
+        open_checkpoint(str(checkpoint), other)
     head = Head("orders", other, 1, "run", "host:1", 0.0)
     with pytest.raises(ConfigurationError, match="is of query"):
         find_checkpoint(head, str(checkpoint))

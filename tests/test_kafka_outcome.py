@@ -18,10 +18,10 @@ from sparkonce.errors import (
     ProtocolError,
     SinkError,
 )
+from sparkonce.finding import Level
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.finding import Level
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState

@@ -20,13 +20,13 @@ from sparkonce.errors import (
     LogCorruptError,
     LogUnavailableError,
 )
+from sparkonce.storage import LocalFolder
+from sparkonce.storage.hadoop import HadoopFolder
 from sparkonce.testing.log_cases import QUERY, claim, deliver
 from sparkonce.testing.log_contract import LogContract
-from sparkonce.txn_log import TransactionLog, checkpoint_log, open_log
-from sparkonce.txn_log import folder as folder_module
+from sparkonce.txn_log import TransactionLog, checkpoint_log, open_log, races
 from sparkonce.txn_log.document import DocumentLog
-from sparkonce.txn_log.folder import FolderPlace, LocalFolder, check_create
-from sparkonce.txn_log.hadoop import HadoopFolder
+from sparkonce.txn_log.folder import FolderPlace, check_create
 from tests.disk import Disk
 
 
@@ -161,7 +161,7 @@ def test_id_that_is_gone_while_pipelines_stand_is_not_made_anew(tmp_path: Path) 
     text = (folder / "log.json").read_text()
     (folder / "log.json").unlink()
     for _ in range(2):
-        with pytest.raises(LogUnavailableError, match=rf"{tmp_path}: log.json is gone.*orders"):
+        with pytest.raises(LogUnavailableError, match=rf"{folder}: log.json is gone.*orders"):
             DocumentLog(FolderPlace(LocalFolder(folder)))
     assert not (folder / "log.json").exists()
     (folder / "log.json").write_text(text)
@@ -307,8 +307,8 @@ def test_race_for_which_a_thread_cannot_start_ends(
                 raise RuntimeError("can't start new thread")
             return super().submit(*args, **kwargs)
 
-    monkeypatch.setattr(folder_module, "_START_S", 0.1)
-    monkeypatch.setattr(folder_module, "ThreadPoolExecutor", Few)
+    monkeypatch.setattr(races, "_START_S", 0.1)
+    monkeypatch.setattr(races, "ThreadPoolExecutor", Few)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         check_create(LocalFolder(tmp_path))
 

@@ -256,6 +256,122 @@ def test_server_without_conditional_writes(place: ObjectPlace, server: Server) -
         place.check()
 
 
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (404, ""),  # an ingress that has no server behind it yet
+        (404, "404"),
+        (409, "OperationAborted"),  # the bucket is being made
+        (500, "InternalError"),
+        (502, ""),
+        (503, "XMinioServerNotInitialized"),
+        (504, "GatewayTimeout"),
+    ],
+)
+def test_server_that_starts_up_while_a_log_is_opened(
+    place: ObjectPlace, server: Server, status: int, code: str
+) -> None:
+    """An outage of some seconds is no wrong setting, and a probe leaves nothing in doubt."""
+    server.refuse = lambda request: (status, code) if request.method == "PUT" else None
+    with pytest.raises(LogUnavailableError):
+        place.check()
+
+
+@pytest.mark.parametrize("alive", range(4))
+@pytest.mark.parametrize(
+    "error",
+    [
+        EndpointConnectionError(endpoint_url="https://s3", error="refused"),
+        ConnectTimeoutError(endpoint_url="https://s3", error="silence"),
+        ReadTimeoutError(endpoint_url="https://s3"),
+        ConnectionClosedError(endpoint_url="https://s3"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_server_that_goes_down_while_a_log_is_opened(
+    place: ObjectPlace, server: Server, error: Exception, alive: int
+) -> None:
+    """At its first, second … request; in the race, where many are throttled, all the same."""
+    sent = itertools.count()
+
+    def fail(request: AWSPreparedRequest) -> None:
+        if next(sent) >= alive:
+            raise error
+
+    server.refuse = fail
+    with pytest.raises(LogUnavailableError):
+        place.check()
+
+
+def test_server_that_goes_down_once_it_is_known_to_ignore_conditions(
+    place: ObjectPlace, server: Server
+) -> None:
+    """What it said stays true, and its name is not needed."""
+    puts = itertools.count(1)
+
+    def unconditional(request: AWSPreparedRequest) -> tuple[int, str] | None:
+        if request.method != "PUT":
+            raise EndpointConnectionError(endpoint_url="https://s3", error="refused")
+        next(puts)
+        for name in ("If-Match", "If-None-Match"):
+            request.headers.pop(name, None)
+        return None
+
+    server.refuse = unconditional
+    with pytest.raises(ConfigurationError, match="no name given.*ignores the condition"):
+        place.check()
+    assert next(puts) == 4
+
+
+def test_server_that_creates_nothing_on_a_condition(place: ObjectPlace, server: Server) -> None:
+    """It says that a condition is not met which is: no outage."""
+    server.refuse = lambda request: (412, "PreconditionFailed") if request.method == "PUT" else None
+    with pytest.raises(ConfigurationError, match="refuses to create an object"):
+        place.check()
+
+
+@pytest.mark.parametrize(
+    ("variable", "setting", "told"),
+    [
+        (None, "endpoint_url=http://127.0.0.1:9", "which endpoint_url= names"),
+        ("AWS_ENDPOINT_URL_S3", "", "the environment variable AWS_ENDPOINT_URL_S3 names"),
+        ("AWS_ENDPOINT_URL", "", "the environment variable AWS_ENDPOINT_URL names"),
+        ("AWS_CONFIG_FILE", "", r"endpoint_url in boto3's configuration file .* names"),
+    ],
+)
+def test_setting_that_names_a_server_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str | None, setting: str, told: str
+) -> None:
+    """The one to correct; a password in it does not show."""
+    Sidecar(tmp_path, monkeypatch).write("token")
+    url = f"http://me:{SECRET}@127.0.0.1:9"
+    if variable == "AWS_CONFIG_FILE":
+        (tmp_path / "config").write_text(f"[default]\nendpoint_url = {url}\n")
+    elif variable is not None:
+        monkeypatch.setenv(variable, url)
+    place = ObjectPlace(f"s3://logs/a?region=us-east-1&{setting}")
+    with pytest.raises(
+        LogUnavailableError, match=f"server at http://127.0.0.1:9, .*{told}"
+    ) as away:
+        place.read("log.json")
+    assert SECRET not in str(away.value)
+    place.close()
+
+
+@pytest.mark.parametrize(
+    ("profile", "url"),
+    [("missing", "s3://logs/a?region=eu-west-1"), (None, "s3://logs/a?endpoint_url=nowhere")],
+)
+def test_settings_of_which_boto3_makes_no_client(
+    monkeypatch: pytest.MonkeyPatch, profile: str | None, url: str
+) -> None:
+    """Time does not mend them."""
+    if profile is not None:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    with pytest.raises(ConfigurationError, match="boto3 can make no client"):
+        ObjectPlace(url)
+
+
 def test_write_that_the_server_does_not_know(place: ObjectPlace, server: Server) -> None:
     """Nothing was written, so nothing is in doubt."""
     server.refuse = lambda _: (501, "NotImplemented")
@@ -313,7 +429,7 @@ def test_head_that_was_deleted_in_a_versioned_bucket(place: ObjectPlace, server:
     deliver(log, log.begin(claim()), 0)
     del server.objects["a/orders/head"]
     server.headers["NoSuchKey"] = {"x-amz-delete-marker": "true"}
-    with pytest.raises(LogUnavailableError, match=r"delete marker stands at a/orders/head"):
+    with pytest.raises(LogUnavailableError, match=r"delete marker at a/orders/head"):
         DocumentLog(place).head("orders")
     assert place.read("orders/archive/forgotten") is None  # we delete those ourselves
 

@@ -34,8 +34,9 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import CommitsMany
 from sparkonce.sinks.verbs import commit_each
 from sparkonce.steps import POINTS
+from sparkonce.storage import LocalFolder
 from sparkonce.txn_log.document import DocumentLog
-from sparkonce.txn_log.folder import FolderPlace, LocalFolder
+from sparkonce.txn_log.folder import FolderPlace
 from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.world import (

@@ -10,8 +10,8 @@ import pytest
 from botocore.stub import ANY, Stubber
 
 from sparkonce.errors import ConfigurationError
+from sparkonce.finding import Finding, Level
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.finding import Finding, Level
 from sparkonce.sinks.s3.checks import check_server
 from sparkonce.sinks.s3.client import Connection, Purpose
 from sparkonce.sinks.s3.diagnosis import diagnose

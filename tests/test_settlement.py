@@ -26,7 +26,7 @@ from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.protocol.transaction import recover
 from sparkonce.sinks.capabilities import AbortsDecided
-from sparkonce.spark_hooks.checkpoint_files import UnknownCheckpoint
+from sparkonce.spark_hooks.checkpoint import UnknownCheckpoint
 from sparkonce.txn_log.record import State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog

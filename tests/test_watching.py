@@ -16,7 +16,7 @@ import pytest
 from sparkonce import ExactlyOnce
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.protocol.operating import look_for_orphans
-from sparkonce.spark_hooks.checkpoint import RunningQuery
+from sparkonce.spark_hooks.checkpoint import CheckpointFiles
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.steps import step
 from sparkonce.testing.log_cases import claim
@@ -152,15 +152,15 @@ def test_sink_that_is_asked_for_orphans_and_does_not_return(
 @pytest.mark.parametrize(
     "ask",
     [
-        RunningQuery.committed,
-        RunningQuery.binding,
-        lambda query: query.offsets(7),
-        lambda query: query.bind(None, "log", "orders"),
-        lambda query: query.is_stateful,
+        CheckpointFiles.committed,
+        CheckpointFiles.binding,
+        lambda files: files.offsets(7, str),
+        lambda files: files.bind(None, "log", "orders"),
+        CheckpointFiles.has_state,
     ],
 )
 def test_checkpoint_that_does_not_answer(
-    caplog: pytest.LogCaptureFixture, ask: Callable[[RunningQuery], object]
+    caplog: pytest.LogCaptureFixture, ask: Callable[[CheckpointFiles], object]
 ) -> None:
     """Its file system may be away, at a start and at every batch; the wait says which it is."""
     heard: list[str] = []
@@ -169,14 +169,9 @@ def test_checkpoint_that_does_not_answer(
         heard.extend(said(caplog, after_s=EVERY_S))
         raise TimeoutError
 
-    query = object.__new__(RunningQuery)
-    query.checkpoint = "hdfs://host/ckpt"
-    query._query = SimpleNamespace(commitLog=hang)
-    query._fs, query._root = SimpleNamespace(exists=hang), None
-    query.__dict__["_folder"] = SimpleNamespace(read=hang, create=hang)
-    query._path_class = lambda *_: None
+    folder = SimpleNamespace(read=hang, create=hang, exists=hang, files=hang)
     with pytest.raises(TimeoutError):
-        ask(query)
+        ask(CheckpointFiles(folder, "hdfs://host/ckpt"))  # type: ignore[arg-type]
     assert heard == ["no response yet, after 30 s, to: reach the checkpoint hdfs://host/ckpt"]
 
 

@@ -15,10 +15,15 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from sparkonce.errors import ConfigurationError, LogCorruptError, ProtocolError
+from sparkonce.errors import (
+    ConfigurationError,
+    LogCorruptError,
+    ProtocolError,
+)
+from sparkonce.finding import Finding, Level
 from sparkonce.model import Ask, Owner, TransactionId
 from sparkonce.txn_log import rules
 from sparkonce.txn_log.identity import Claim
@@ -67,6 +72,12 @@ class TransactionLog(ABC):
 
         What `step` raises undoes it. It may be run again when another writer was faster.
         """
+
+    # -- what a backend may change -----------------------------------------------------------------
+
+    def diagnose(self) -> Iterable[Finding]:
+        """What `sparkonce doctor` reports about the log. Nothing is written."""
+        return [Finding(Level.OK, f"{self.address} responds")]
 
     # -- reading -----------------------------------------------------------------------------------
 

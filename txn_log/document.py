@@ -4,10 +4,11 @@
          /orders/head                         pipeline "orders": head, unfinished and newest records
          /orders/archive/QUERY/0-31-….json    complete records that were moved out of it
 
-Each pipeline has one small document that holds all that a write has to look at. A write swaps it
-whole, conditional on the version that was read, so that `decide` and `complete` are one request
-each. Once it has grown, complete records go to an archive document first, whose name tells its
-batches and its content; after a crash between the two, the records stand in both, and are equal.
+Each pipeline has one small document, the head, with everything that a write has to look at. A write
+swaps it whole, conditional on the version that was read, so `decide` and `complete` are one request
+each. When the head has grown, its complete records go to an archive document first, whose name
+contains its batches and a digest. After a crash between the two writes, both documents have the
+records, and they are equal.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import logging
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sparkonce.errors import LogCorruptError, LogError, LogUnavailableError
 from sparkonce.model import TransactionId, is_label
 from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
+from sparkonce.txn_log.place import Place, Version
 from sparkonce.txn_log.record import Head, State, TransactionRecord, seal, unseal
 
 logger = logging.getLogger("sparkonce")
@@ -36,47 +38,6 @@ _ARCHIVE = re.compile(
     r".*/(?P<query_id>[^/]+)/(?P<first>[0-9]+)-(?P<last>[0-9]+)-[0-9a-f]{8}\.json", re.DOTALL
 )
 
-Version = str | int
-
-
-class Found(NamedTuple):
-    """A document as it was read; without its text when its version is known already."""
-
-    version: Version
-    text: str | None
-
-
-class Place(Protocol):
-    """Where documents are kept; names are paths with /. Every write is durable and whole.
-
-    All methods may raise `LogUnavailableError`, and those that write `DecisionUnknownError`.
-    """
-
-    @property
-    def address(self) -> str: ...
-
-    def close(self) -> None: ...
-
-    def create(self, name: str, text: str) -> bool:
-        """Write a document that does not exist yet; False, and no change, when it does."""
-
-    def read(self, name: str) -> str | None: ...
-
-    def names(self, folder: str) -> Sequence[str]:
-        """Of all documents somewhere below the folder, or everywhere for an empty one."""
-
-    def delete(self, names: Iterable[str]) -> None: ...
-
-    def load(self, name: str, known: Version | None) -> Found | None:
-        """Read a document that is swapped, as it is now; None only where it is proven absent."""
-
-    def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
-        """Replace the document if it has the version that was seen, or is new.
-
-        Returns:
-            The new version; None, and no change, when another writer was faster.
-        """
-
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
@@ -85,7 +46,7 @@ class _Pipeline:
     Attributes:
         number: counts the writes, so that no two documents are ever equal.
         head: of the pipeline.
-        records: those that are not in an archive, by id; the newest of each query among them.
+        records: those that are not in an archive, by id, with the newest of each query.
         floors: by query id, the batch below which complete records are forgotten.
     """
 
@@ -124,7 +85,7 @@ class _Pipeline:
 
 
 class _CopyError(LogCorruptError):
-    """A document stands under another pipeline's name than its own."""
+    """A document is stored under another pipeline's name than its own."""
 
 
 class _Seen(NamedTuple):
@@ -136,12 +97,12 @@ class DocumentLog(OptimisticLog):
     """A transaction log in documents.
 
     Args:
-        place: that keeps them.
+        place: where they are kept.
         create: make the log when the place has none.
 
     Raises:
-        ConfigurationError: there is none, and none may be made.
-        LogUnavailableError: its id is gone, and pipelines stand there.
+        ConfigurationError: there is no log, and none may be made.
+        LogUnavailableError: the log's id is gone, and its pipelines are still there.
     """
 
     def __init__(self, place: Place, *, create: bool = True) -> None:
@@ -173,11 +134,12 @@ class DocumentLog(OptimisticLog):
             text = self._place.read("log.json")  # another may have made the log just now
             if text is None:
                 raise LogUnavailableError(
-                    f"{self.address}: log.json is gone, and these pipelines stand there: "
+                    f"{self.address}: log.json is gone, and these pipelines are still there: "
                     f"{', '.join(standing)}; nothing was written. Under a new id nobody would "
-                    "sweep what stands in the name of the old one. Restore it from a copy of any "
-                    "age: it holds the log's id alone, which is also in the sparkonce.json of each "
-                    "checkpoint that began in this log (docs/operations.md, LogUnavailableError)"
+                    "sweep the branches that carry the old one. Restore the file from a copy of "
+                    "any age: it holds only the log's id, which is also in the sparkonce.json of "
+                    "each checkpoint that began in this log (docs/operations.md, "
+                    "LogUnavailableError)"
                 )
         if text is None and not create:
             raise no_log(self.address)
@@ -187,12 +149,12 @@ class DocumentLog(OptimisticLog):
         return str(unseal(text, f"log.json in {self.address}")["log_id"])
 
     def _named(self) -> list[str]:
-        """What may be a pipeline by its folder."""
+        """The folders that may be pipelines by their names."""
         paths = (name.split("/") for name in self._place.names(""))
         return sorted({p[0] for p in paths if p[1:2] == ["head"] and is_label(p[0])})
 
     def _heads(self) -> list[str]:
-        """The pipelines whose document is there."""
+        """The pipelines whose document exists."""
         return [name for name in self._named() if self._place.load(f"{name}/head", None)]
 
     def _view(self) -> _DocumentView:
@@ -213,9 +175,9 @@ class DocumentLog(OptimisticLog):
         try:
             self._load(name, is_fresh=True)
         except _CopyError as error:
-            logger.warning("%s; it is left out", error)
+            logger.warning("%s; it is not listed", error)
             return True
-        except LogCorruptError:  # told to whoever looks at the pipeline
+        except LogCorruptError:  # reported when somebody reads the pipeline
             return False
         return False
 
@@ -229,11 +191,11 @@ class DocumentLog(OptimisticLog):
         if found is None:
             if pipeline in self._met:
                 raise LogUnavailableError(
-                    f"{self.address}: the document {pipeline}/head was there and is not any more; "
-                    "nothing was written. Look whether the place is mounted and whole; if the "
-                    "document is gone, stop the query and restore it from a copy that has the "
-                    "newest batch (docs/operations.md, LogCorruptError), or batches that were "
-                    "decided are aborted"
+                    f"{self.address}: the document {pipeline}/head was there and is gone; nothing "
+                    "was written. Check that the place is mounted and whole; if the document is "
+                    "gone, stop the query and restore it from a copy that has the newest batch "
+                    "(docs/operations.md, LogCorruptError), or batches that were decided are "
+                    "aborted"
                 )
             seen = _Seen(None, _Pipeline())
         elif found.text is None and cached is not None:
@@ -244,7 +206,7 @@ class DocumentLog(OptimisticLog):
             if state.head is not None and state.head.pipeline != pipeline:
                 raise _CopyError(
                     f"{where} is that of {state.head.pipeline!r}: remove the folder if somebody "
-                    "has made it as a copy, or else restore the transaction log from one"
+                    "made it as a copy; otherwise restore the transaction log from a copy"
                 )
             seen = _Seen(found.version, state)
             self._met.add(pipeline)
@@ -253,7 +215,7 @@ class DocumentLog(OptimisticLog):
 
     def _swap(self, pipeline: str, seen: _Seen, new: _Pipeline) -> bool:
         new, text = self._archived(pipeline, new)
-        self._cache.pop(pipeline, None)  # until the answer has come
+        self._cache.pop(pipeline, None)  # until the answer arrives
         version = self._place.swap(f"{pipeline}/head", seen.version, text)
         if version is None:
             return False
@@ -264,7 +226,7 @@ class DocumentLog(OptimisticLog):
         return True
 
     def _archived(self, pipeline: str, new: _Pipeline) -> tuple[_Pipeline, str]:
-        """The pipeline's document, without old records once it has grown."""
+        """The pipeline's document; old records are moved out of one that has grown."""
         text = new.encode()
         old = new.archivable()
         if not old or (len(new.records) <= _MOST_IN_HEAD and len(text) < _LARGE_HEAD_BYTES):
@@ -283,12 +245,12 @@ class DocumentLog(OptimisticLog):
         return lean, lean.encode()
 
     def _drop_archives(self, pipeline: str, floors: Mapping[str, int]) -> None:
-        """What the swap has made invisible; a crash or an error here leaves it to the next time."""
+        """Delete archives that the swap made invisible; after a failure the next swap does it."""
         try:
             found = self._archives(pipeline)
             self._place.delete([a.name for a in found if a.last < floors.get(a.query_id, 0)])
         except LogError:
-            logger.warning("old records could not be deleted now; tried later", exc_info=True)
+            logger.warning("old records could not be deleted; trying again later", exc_info=True)
 
     def _archives(self, pipeline: str, query_id: str | None = None) -> list[_Archive]:
         folder = f"{pipeline}/archive" + ("" if query_id is None else f"/{query_id}")
@@ -298,7 +260,7 @@ class DocumentLog(OptimisticLog):
     def _read_archive(self, archive: _Archive, pipeline: str) -> Iterator[TransactionRecord]:
         text = self._place.read(archive.name)
         if text is None:
-            return  # forgotten just now
+            return  # it was forgotten a moment ago
         where = f"{archive.name} in {self.address}"
         for body in unseal(text, where)["records"]:
             record = TransactionRecord.from_json(body)
@@ -317,7 +279,7 @@ class _Archive(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> _Archive | None:
-        """None for what is not ours, such as the objects that some tools make for folders."""
+        """None for a foreign name, such as an object that a tool made for a folder."""
         match = _ARCHIVE.fullmatch(name)
         if match is None:
             return None

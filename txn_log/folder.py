@@ -3,71 +3,35 @@
     ROOT/orders/head/00000000000000000041.json     what is swapped is a sequence of files:
                     /00000000000000000042.json     the highest number counts
 
-A swap creates the next number, if it is not there. Old numbers are removed, so a writer that stood
-still for long finds its number free again, and creates a file in the past. Therefore it looks at
-the folder after that: unless its number is the highest, its write did not count, or has been
-followed already, and the log has to be read again. The highest file is always that of the last
-write that counted, whatever lies below it.
+A swap creates the next number, if it does not exist. Old numbers are removed, so a writer that was
+paused for long finds its number free again, and creates a file in the past. Therefore it lists the
+folder afterwards. Unless its number is the highest, its write did not count, or another write has
+followed it already, and the log has to be read again. The highest file is always that of the last
+write that counted, whatever is below it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from errno import EACCES, EEXIST, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
-from pathlib import Path
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Sequence
 
-from sparkonce.errors import (
-    ConfigurationError,
-    DecisionUnknownError,
-    LogCorruptError,
-    LogUnavailableError,
-)
+from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.failpoints import reach
-from sparkonce.txn_log.document import Found, Version
-
-ResultT = TypeVar("ResultT")
+from sparkonce.storage import Folder
+from sparkonce.txn_log.place import Found, Version
+from sparkonce.txn_log.races import racing
 
 _MOST_FILES = 16
 _KEPT_FILES = 8
 _MOST_READS = 16
 _RACERS = 8
 _RACES = 12
-_START_S = 30.0
-_LASTING = frozenset({EACCES, EPERM, EROFS, ENOTDIR, EEXIST, ENAMETOOLONG})
-"""Errors of the place or of our rights there; a full disk may be emptied."""
-
-
-class Folder(Protocol):
-    """A folder on some file system; names are paths with /.
-
-    All methods may raise `LogUnavailableError`: nothing was changed. `create` may raise
-    `DecisionUnknownError`.
-    """
-
-    @property
-    def address(self) -> str: ...
-
-    def create(self, name: str, text: str) -> bool:
-        """Make a file, whole and durable, with its folders; False when it exists."""
-
-    def read(self, name: str) -> str | None: ...
-
-    def names(self, folder: str) -> Sequence[str]:
-        """Of all files somewhere below the folder, but hidden ones."""
-
-    def delete(self, name: str) -> None:
-        """Remove a file; no error when it is gone."""
 
 
 class FolderPlace:
-    """Documents in a `Folder`; see `sparkonce.txn_log.document.Place`."""
+    """Documents in a `Folder`; see `sparkonce.txn_log.place.Place`."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -86,7 +50,7 @@ class FolderPlace:
         return self._folder.read(name)
 
     def names(self, folder: str) -> Sequence[str]:
-        return self._folder.names(folder)
+        return [name for name in self._folder.names(folder) if name.endswith(".json")]
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -104,8 +68,8 @@ class FolderPlace:
             if text is not None:
                 return Found(numbers[-1], text)
         raise LogUnavailableError(
-            f"{self.address}: {_file(name, numbers[-1])} is listed there, and reading it says that "
-            "it is not there; nothing was written. If that stays (a link into nowhere, half a "
+            f"{self.address}: {_file(name, numbers[-1])} is listed there, and reading it reports "
+            "that it does not exist; nothing was written. If that stays (a link to nowhere, half a "
             "restore), stop the query and restore it from a whole copy that has the newest batch "
             "(docs/operations.md, LogCorruptError); do not delete it, or an older file counts"
         )
@@ -119,7 +83,7 @@ class FolderPlace:
             numbers = self._numbers(name)
         except LogUnavailableError as error:
             raise DecisionUnknownError(
-                f"{self.address} went away while it was written to; read the log again"
+                f"{self.address} became unreachable during a write; read the log again"
             ) from error
         reach("log.after", request="create")
         if numbers[-1] != number:
@@ -133,158 +97,37 @@ class FolderPlace:
 
     def _numbers(self, name: str) -> list[int]:
         reach("log.before", request="list")
-        # Beside ours there may be an operator's copy of one.
+        # Next to ours there may be an operator's copy of one.
         ours = re.compile(rf"(?:.*/)?{re.escape(name)}/([0-9]{{20}})\.json", re.DOTALL)
         found = map(ours.fullmatch, self._folder.names(name))
         return sorted(int(match[1]) for match in found if match)
 
 
 def check_create(folder: Folder) -> None:
-    """Race for some files: of all who create one at the same time, one alone may succeed.
+    """Race for files: of all writers that create one at the same time, exactly one may succeed.
 
     Raises:
-        ConfigurationError: the file system cannot do it; it names the way out.
+        ConfigurationError: the file system cannot do it; the message names the way out.
+        LogUnavailableError: the file system did not respond; nothing of the log was written.
     """
-    race = f"probe-{secrets.token_hex(8)}"
-    gate = threading.Barrier(_RACERS, timeout=_START_S)  # one may find no thread to run in
-
-    def create(racer: int, name: str) -> bool:
-        gate.wait()
-        return folder.create(name, str(racer))
-
+    probe = f"probe-{secrets.token_hex(8)}"
     winners = []
-    with ThreadPoolExecutor(_RACERS) as pool:
-        for number in range(_RACES):
-            name = f"{race}-{number}.json"
-            winners.append(sum(pool.map(create, range(_RACERS), [name] * _RACERS)))
-            folder.delete(name)
+    try:
+        with racing(_RACERS) as race:
+            for number in range(_RACES):
+                name = f"{probe}-{number}.json"
+                winners.append(sum(race(lambda racer, name: folder.create(name, str(racer)), name)))
+                folder.delete(name)
+    except DecisionUnknownError as error:  # which decides nothing: it is a probe
+        raise LogUnavailableError(
+            f"{error}. It was a probe, so nothing is lost: start again later"
+        ) from error
     if winners != [1] * _RACES:
         raise ConfigurationError(
-            f"{folder.address}: of {_RACERS} who created one file at the same time, up to "
+            f"{folder.address}: of {_RACERS} writers that created one file at the same time, up to "
             f"{max(winners)} were told that they had. A transaction log there would let two "
             "drivers decide; use log=postgresql://…, s3://… or sqlite:///…"
         )
-
-
-class LocalFolder:
-    """A folder of this machine: a file is written aside and linked to its name, which is atomic.
-
-    Args:
-        root: the folder.
-        address: for messages; default: that of the checkpoint around it.
-        create: make it when it is not there.
-        mode: of its files, before the umask.
-
-    Raises:
-        ConfigurationError: it cannot be created there.
-        LogUnavailableError: it cannot be created now.
-    """
-
-    def __init__(
-        self, root: Path, address: str = "", *, create: bool = True, mode: int = 0o600
-    ) -> None:
-        self._root = root
-        self._mode = mode
-        self._address = address or f"checkpoint:{root.parent}"
-        try:
-            if create:
-                _make_folders(root)
-        except OSError as error:
-            kind = ConfigurationError if error.errno in _LASTING else LogUnavailableError
-            raise kind(f"the folder {root} cannot be made ({error})") from error
-
-    @property
-    def address(self) -> str:
-        return self._address
-
-    def create(self, name: str, text: str) -> bool:
-        path = self._root / name
-        hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-
-        def make() -> bool:
-            _make_folders(path.parent)
-            descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                try:
-                    os.link(hidden, path)
-                except FileExistsError:
-                    return False
-            finally:
-                hidden.unlink(missing_ok=True)
-            return True
-
-        if not self._try(make):
-            return False
-        try:
-            _sync_folder(path.parent)
-        except OSError as error:
-            raise DecisionUnknownError(
-                f"{path} may not be on the disk ({error}); read the log again"
-            ) from error
-        return True
-
-    def read(self, name: str) -> str | None:
-        def read() -> str | None:
-            try:
-                return (self._root / name).read_text(encoding="utf-8")
-            except FileNotFoundError:
-                return None
-
-        try:
-            return self._try(read)
-        except UnicodeDecodeError as error:
-            raise LogCorruptError(
-                f"{self._root / name} is no text; restore the transaction log from a copy"
-            ) from error
-
-    def names(self, folder: str) -> Sequence[str]:
-        # One reading of the folder; what is below it has folders of its own.
-        return self._try(
-            lambda: [
-                str(Path(parent, file).relative_to(self._root))
-                for parent, _, files in os.walk(self._root / folder, onerror=_unless_absent)
-                for file in files
-                if file.endswith(".json") and not file.startswith(".")
-            ]
-        )
-
-    def delete(self, name: str) -> None:
-        self._try(lambda: (self._root / name).unlink(missing_ok=True))
-
-    def _try(self, action: Callable[[], ResultT]) -> ResultT:
-        try:
-            return action()
-        except OSError as error:
-            raise LogUnavailableError(
-                f"{self.address} cannot be used now ({error}), nothing was written; check the disk "
-                "and its rights"
-            ) from error
-
-
-def _unless_absent(error: OSError) -> None:
-    """What cannot be read is not empty."""
-    if not isinstance(error, FileNotFoundError):
-        raise error
-
-
-def _make_folders(folder: Path) -> None:
-    """Make it with its parents, so that they are on the disk before anything is in them."""
-    if not folder.is_dir():
-        _make_folders(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _file(name: str, number: int) -> str:

@@ -1,10 +1,10 @@
-"""No log has anything open while its process forks; parent and child each open their own after it.
+"""A log has nothing open while its process forks; parent and child each open their own afterwards.
 
-A socket that two processes share gives one the other's answer. SQLite is not saved by a connection
-of the child's own either: it goes by the locks that the process holds as far as it knows, and those
-of an inherited connection ended with the fork. Its parent then takes itself for the last user of
-the file, and removes the write-ahead log that the child writes to. Closing what is inherited is no
-way out: that speaks on the parent's socket, and drops the child's locks.
+A socket that two processes share gives one of them the other's answer. With SQLite even a
+connection of the child's own does not help. SQLite trusts the locks that its process holds as far
+as it knows, and those of an inherited connection ended with the fork. The parent then believes that
+it is the file's last user, and removes the write-ahead log that the child writes to. Closing what
+is inherited does not help either: it sends on the parent's socket, and drops the child's locks.
 
 So a fork waits until no other thread is in a log, and closes them all. A child has fresh locks.
 """

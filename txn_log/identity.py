@@ -49,6 +49,8 @@ class Claim:
             `TransactionLog.namesake`.
         seen_run: the run that held the pipeline when this run first looked at the log, before it
             read the checkpoint; empty if there was none; None if it did not look.
+        has_batch: whether Spark has called with a batch. A start that only recovers gets no token
+            once another object has one in the same run: it would abandon that one's batch.
     """
 
     pipeline: str
@@ -67,6 +69,7 @@ class Claim:
     has_begun: bool = True
     namesake: str | None = None
     seen_run: str | None = None
+    has_batch: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,8 @@ def _check_is_newest(claim: Claim, head: Head | None) -> None:
     # Its own run: the answer to an earlier try was lost.
     if head.run_id not in {claim.seen_run, claim.run_id}:
         raise refusals.late(claim, head)
+    if head.run_id == claim.run_id and not claim.has_batch:
+        raise refusals.not_needed(claim, head)
 
 
 def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:

@@ -49,7 +49,7 @@ _NETWORK: Final = frozenset(
 def network_file_system(path: Path, mounts: Path = MOUNTS) -> str | None:
     """The type of the network file system that `path` is on, such as "nfs4".
 
-    None for a local disk, and where the system has no list of its mounts (Linux has one).
+    None for a local disk, and on systems without a list of mounts (Linux has one).
 
     Args:
         path: absolute and resolved.
@@ -63,7 +63,7 @@ def network_file_system(path: Path, mounts: Path = MOUNTS) -> str | None:
     for line in lines:
         _, point, found, *_ = line.split(" ")
         mount = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point))
-        # The last of equal ones lies over the others.
+        # The last of several mounts at one point covers the others.
         if path.is_relative_to(mount) and len(mount.parts) >= best:
             best, kind = len(mount.parts), found
     return kind if kind in _NETWORK else None

@@ -1,12 +1,13 @@
-"""A log whose writes hold no lock: read, run the step, and swap if nobody was faster.
+"""A log whose writes hold no lock: read, run the step, and swap if no other writer was faster.
 
     load ──► step ──► swap(what was seen, what is new) ──► done
       ▲                  └─ another writer was faster ─┐
       └────────────────────────────────────────────────┘
 
-A driver that stands still between two round trips therefore keeps nobody waiting, and its swap
-fails once anyone else has written. A step that changes nothing, or refuses, has no swap that proves
-that it saw the newest state, and that this lasts, so that is asked for before its answer counts.
+So a driver that is paused between two round trips keeps nobody waiting, and its swap fails once any
+other driver has written. A step that changes nothing, or refuses, has no swap. Nothing proves then
+that it saw the newest state, or that this state is durable, so the log checks both before the
+answer counts.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class View(Store, Protocol):
         """Whether the step wants to write anything."""
 
     def is_current(self) -> bool:
-        """Whether nobody has written since the view was loaded, which is as lasting as a write.
+        """Whether nobody has written since the view was loaded; True is as durable as a write.
 
         Raises:
-            DecisionUnknownError: it may not be.
+            DecisionUnknownError: what was seen may not be durable.
         """
 
     def swap(self) -> bool:
@@ -45,7 +46,7 @@ class View(Store, Protocol):
 
 
 class OptimisticLog(TransactionLog):
-    """Runs each step on a `View`, again as long as another writer was faster."""
+    """Runs each step on a `View`, and repeats it while another writer is faster."""
 
     @abstractmethod
     def _view(self) -> View:

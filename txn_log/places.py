@@ -13,7 +13,7 @@ import os
 import re
 from typing import Final
 
-from sparkonce.paths import expanded
+from sparkonce.storage.local import expanded
 
 _IN_CHECKPOINT: Final = "checkpoint:"
 _LOCATION: Final = re.compile(

@@ -59,6 +59,14 @@ def late(claim: Claim, head: Head) -> FencedError:
     )
 
 
+def not_needed(claim: Claim, head: Head) -> FencedError:
+    """Another object has turned to the run that this one was about to recover."""
+    return FencedError(
+        f"the run {claim.run_id} of pipeline {claim.pipeline!r} has token {head.token} already, by "
+        "another ExactlyOnce of its process, which recovers it: there is nothing to do"
+    )
+
+
 def _holder(head: Head | None) -> str:
     return "an unknown driver" if head is None else f"{head.driver} (run {head.run_id})"
 

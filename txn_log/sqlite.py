@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from sparkonce.errors import (
     LogUnavailableError,
 )
 from sparkonce.failpoints import reach
+from sparkonce.finding import Finding, Level
 from sparkonce.model import TransactionId
-from sparkonce.paths import expanded
+from sparkonce.storage import expanded
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.mounts import MOUNTS, network_file_system
@@ -53,13 +54,13 @@ class SqliteLog(TransactionLog):
 
     Args:
         path: the file; its folder must exist. It is created with mode 0600.
-        create: make the log when it is not there; False leaves the file as it is.
+        create: make the log when it does not exist; False leaves the file unchanged.
         busy_timeout_s: how long a write waits for another process's write, in seconds.
         mounts: the system's list of its file systems.
 
     Raises:
-        ConfigurationError: the folder is missing or not writable, the file is something else, the
-            file system is one of a network, or there is no log and none may be made.
+        ConfigurationError: the folder is missing or not writable, the file is something else, it
+            is on a network file system, or there is no log and none may be made.
     """
 
     def __init__(
@@ -116,6 +117,15 @@ class SqliteLog(TransactionLog):
     def __repr__(self) -> str:
         return f"<SqliteLog {self._path}>"
 
+    def diagnose(self) -> Iterable[Finding]:
+        yield Finding(
+            Level.WARNING,
+            f"{self.address} is on this machine's disk: a driver that moves to another machine "
+            "does not find it, and a lost disk loses it",
+            "keep it on a disk that moves with the driver, and copy it with sqlite3's .backup (cp "
+            "leaves out what is in the file -wal; remove -wal and -shm where you restore a copy)",
+        )
+
     def _find_id(self) -> str:
         with self._lock, self._named_errors():
             connection = self._connect()
@@ -164,13 +174,13 @@ class SqliteLog(TransactionLog):
         return self._open
 
     def _check_is_the_same(self, connection: sqlite3.Connection) -> None:
-        """The empty folder below a mount may have got a log since, which knows nothing of ours."""
+        """While a disk is not mounted, the folder below its mount point may get another log."""
         found = connection.execute("SELECT value FROM sparkonce_meta WHERE key = 'log_id'")
         if found.fetchone() != (self._log_id,):
             raise LogUnavailableError(
-                f"{self.address}: the log with id {self._log_id} was there, and another is now; "
-                "nothing was written. Look whether its disk is mounted; if the log is gone, stop "
-                "the query and restore it from a copy that has the newest batch "
+                f"{self.address}: the log with id {self._log_id} was there, and another one is "
+                "there now; nothing was written. Check that its disk is mounted; if the log is "
+                "gone, stop the query and restore it from a copy that has the newest batch "
                 "(docs/operations.md, LogCorruptError)"
             )
 

@@ -16,7 +16,7 @@ from sparkonce.errors import (
     ConfigurationError,
     PrepareRejectedError,
 )
-from sparkonce.sinks.finding import Level
+from sparkonce.finding import Level
 from sparkonce.sinks.postgres import diagnosis
 
 if TYPE_CHECKING:

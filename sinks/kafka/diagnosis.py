@@ -8,7 +8,7 @@ from typing import Final
 from kafka import errors
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.finding import Finding, Level
+from sparkonce.finding import Finding, Level
 from sparkonce.sinks.kafka.access import RefusedError, missing_right
 from sparkonce.sinks.kafka.client import Patience
 from sparkonce.sinks.kafka.finisher import Finisher

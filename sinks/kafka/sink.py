@@ -15,6 +15,7 @@ from kafka import errors
 from kafka.admin import ACLOperation
 
 from sparkonce.errors import ConfigurationError, PrepareRejectedError, SinkError, SparkOnceError
+from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.parallel import at_once
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
@@ -26,7 +27,6 @@ from sparkonce.sinks.capabilities import (
     FindsBranches,
     Votes,
 )
-from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.kafka.access import PREFIX, RefusedError, missing_right
 from sparkonce.sinks.kafka.branch import MAX_MARGIN_S, TIMEOUT, KafkaBranch
 from sparkonce.sinks.kafka.client import Patience

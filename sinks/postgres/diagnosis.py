@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.finding import Finding, Level
+from sparkonce.finding import Finding, Level
 from sparkonce.sinks.postgres.connections import Address, PgConnection, Pool
 
 _LONG_S: Final = 300

@@ -30,6 +30,7 @@ from sparkonce.errors import (
     ProtocolError,
     settle_command,
 )
+from sparkonce.finding import Finding
 from sparkonce.model import DRIVER_ATTEMPT, Ask, BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
@@ -40,7 +41,6 @@ from sparkonce.sinks.capabilities import (
     FindsBranches,
     Votes,
 )
-from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.postgres.advice import next_step
 from sparkonce.sinks.postgres.attaching import Attach, warn_of_slots, with_attached
 from sparkonce.sinks.postgres.attaching import check as check_attach

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
+from sparkonce.clients.s3 import code_of, status_of
 from sparkonce.errors import ConfigurationError
-from sparkonce.s3_errors import code_of, status_of
 from sparkonce.sinks.arrow_types import zone_of
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe, is_passing
 from sparkonce.sinks.s3.formats import FileFormat

@@ -20,8 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError  # noqa: A004
 from botocore.parsers import ResponseParserError
 
-from sparkonce.credentials import when_not_valid
-from sparkonce.s3_errors import code_of, said, status_of
+from sparkonce.clients.s3 import code_of, said, status_of, when_not_valid
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

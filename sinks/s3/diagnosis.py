@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkonce.clients.s3 import status_of
 from sparkonce.errors import ConfigurationError
-from sparkonce.s3_errors import status_of
-from sparkonce.sinks.finding import Finding, Level
+from sparkonce.finding import Finding, Level
 from sparkonce.sinks.s3.checks import (
     SAFE_DAYS,
     abort_rules,

@@ -19,9 +19,9 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Self
 
+from sparkonce.clients.s3 import check_bucket
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Owner
-from sparkonce.s3_errors import check_bucket
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 MAX_KEY_BYTES = 1024

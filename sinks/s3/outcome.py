@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from sparkonce.clients.s3 import code_of, has_delete_marker, status_of
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId
-from sparkonce.s3_errors import code_of, has_delete_marker, status_of
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
 from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile
 

@@ -22,8 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BufferedRandom
 from typing import TYPE_CHECKING, Any, Final
 
+from sparkonce.clients.s3 import status_of
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError
-from sparkonce.s3_errors import status_of
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
 from sparkonce.sinks.s3.layout import Place
 from sparkonce.sinks.s3.manifest import (

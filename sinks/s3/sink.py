@@ -26,6 +26,7 @@ from sparkonce.errors import (
     ProtocolError,
     settle_command,
 )
+from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, CommittedBatch, JsonValue, Owner
 from sparkonce.parallel import at_once
 from sparkonce.sinks.arrow_types import loosened
@@ -38,7 +39,6 @@ from sparkonce.sinks.capabilities import (
     Publishes,
 )
 from sparkonce.sinks.committables import check_version
-from sparkonce.sinks.finding import Finding
 from sparkonce.sinks.s3.checks import check_schema, check_server
 from sparkonce.sinks.s3.client import S3_ERRORS, Connection, describe, server_at
 from sparkonce.sinks.s3.diagnosis import diagnose

@@ -42,7 +42,7 @@ from sparkonce.protocol.operating import (
 from sparkonce.protocol.processes import is_running
 from sparkonce.protocol.rulings import End
 from sparkonce.sinks.capabilities import FindsBranches
-from sparkonce.spark_hooks.checkpoint_files import LostCheckpoint, find_checkpoint
+from sparkonce.spark_hooks.checkpoint import LostCheckpoint, find_checkpoint
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement

@@ -1,8 +1,8 @@
-"""`doctor`: asks every server, the log, the checkpoint and Spark's settings what would bite."""
+"""`doctor`: checks every server, the log, the checkpoint and Spark's settings for trouble."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +11,16 @@ import click
 from sparkonce.cli.facts import Facts
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
+from sparkonce.cli.spark_settings import check_settings, read_settings
 from sparkonce.cli.targets import checkpoint_option, open_job
-from sparkonce.errors import ConfigurationError, SparkOnceError
+from sparkonce.errors import SparkOnceError
+from sparkonce.finding import Finding, Level
 from sparkonce.parallel import at_once
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
-from sparkonce.sinks.finding import Finding, Level
-from sparkonce.spark_hooks.binding import read_binding
-from sparkonce.spark_hooks.checkpoint_files import CheckpointFiles
-from sparkonce.txn_log import checkpoint_folder, local_path
-from sparkonce.txn_log.record import State
+from sparkonce.spark_hooks.checkpoint import CheckpointFiles, open_checkpoint
+from sparkonce.storage import local_path
+from sparkonce.txn_log.record import Head, State
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 )
 @json_option
 def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bool) -> int:
-    """Ask every server what would bite, and how to fix it.
+    """Check every server for what would cause trouble, and say how to fix it.
 
-    Ends with 3 when there is a warning or an error. In a bucket it writes one small object and
+    Exits with 3 when there is a warning or an error. In a bucket it writes one small object and
     removes it. It makes the log of a job that never ran, as its first start would.
     """
     screen = Screen(as_json=as_json)
@@ -48,7 +48,7 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
         found = [
             *_told("log", _log(pipeline)),
             *_told("checkpoint", _checkpoint(pipeline, checkpoint)),
-            *_told("spark", _spark(_settings(conf_file))),
+            *_told("spark", check_settings(read_settings(conf_file))),
         ]
         for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
             found += _told(sink.name, findings)
@@ -77,16 +77,7 @@ def _ask(sink: AnySink) -> list[Finding]:
 
 def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
     log = pipeline.log
-    if log.address.startswith("sqlite:"):
-        yield Finding(
-            Level.WARNING,
-            f"{log.address} is on this machine's disk: a driver that moves to another machine does "
-            "not find it, and a lost disk loses it",
-            "keep it on a disk that goes with the driver, and copy it with sqlite3's .backup (cp "
-            "leaves out what is in the file -wal; remove -wal and -shm where you restore a copy)",
-        )
-    else:
-        yield Finding(Level.OK, f"{log.address} answers")
+    yield from log.diagnose()
     unfinished = log.unfinished(pipeline.name)
     if unfinished:
         batches = ", ".join(f"{r.id.batch_id} ({r.state.value})" for r in unfinished)
@@ -101,18 +92,16 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
         yield Finding(Level.OK, "the query has not run yet")
         return
     location = named or (head.checkpoint if head else "")
-    query_id = head.query_id if head else None
     if not location:
-        yield Finding(Level.OK, "its location is noted from the query's next start on")
+        yield Finding(Level.OK, "its location is recorded from the query's next start on")
         return
-    is_local = local_path(location) is not None
-    if not is_local and named is None:
+    if local_path(location) is None and named is None:
         yield Finding(
             Level.OK, f"{location} is on no local disk: pass it as --checkpoint to have it read"
         )
         return
     try:
-        checkpoint = CheckpointFiles(location, query_id, start_jvm=True)
+        checkpoint = open_checkpoint(location, head.query_id if head else None, start_jvm=True)
     except SparkOnceError as error:
         yield Finding(
             Level.WARNING,
@@ -121,10 +110,18 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
             "deleted, restore it: a fresh one reads its sources from the start and is refused",
         )
         return
+    yield from _progress(pipeline, checkpoint, head)
+    yield from _binding(pipeline, checkpoint)
+
+
+def _progress(
+    pipeline: ExactlyOnce, checkpoint: CheckpointFiles, head: Head | None
+) -> Iterator[Finding]:
+    """How far Spark and the transaction log have come."""
     committed = checkpoint.committed()
     last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
-    told = f"{location}: of the batches that Spark has committed, {last}"
-    newest = None if query_id is None else pipeline.log.newest(pipeline.name, query_id)
+    told = f"{checkpoint.location}: of the batches that Spark has committed, {last}"
+    newest = None if head is None else pipeline.log.newest(pipeline.name, head.query_id)
     if newest and committed is not None:
         is_ahead = newest.id.batch_id > committed and newest.state is not State.ABANDONED
         is_settled = not is_ahead and not pipeline.log.unfinished(pipeline.name)
@@ -135,18 +132,22 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             f"batch {committed + 1} was begun by other code, which may have delivered some of it",
-            "docs/operations.md, Moving a running query here, says how to go on",
+            "docs/operations.md, Moving a running query here, explains how to go on",
         )
-    if is_local:
-        yield Finding(
-            Level.WARNING,
-            f"{told}; it is on this machine's disk",
-            "keep it where a driver on another machine finds it (HDFS, S3, …)",
-        )
-    else:
+    if local_path(checkpoint.location) is None:
         yield Finding(Level.OK, told)
+        return
+    yield Finding(
+        Level.WARNING,
+        f"{told}; it is on this machine's disk",
+        "keep it where a driver on another machine finds it (HDFS, S3, …)",
+    )
+
+
+def _binding(pipeline: ExactlyOnce, checkpoint: CheckpointFiles) -> Iterator[Finding]:
+    """Whether the checkpoint belongs to this log."""
     try:
-        bound = read_binding(checkpoint_folder(location))
+        bound = checkpoint.binding()
     except SparkOnceError as error:
         yield Finding(Level.ERROR, f"{error}")
         return
@@ -157,81 +158,4 @@ def _checkpoint(pipeline: ExactlyOnce, named: str | None) -> Iterator[Finding]:
             f"{checkpoint.location} belongs to the log with id {bound.log_id}, and log= has "
             f"{log_id}",
             "point log= to the log that the query was started with",
-        )
-
-
-def _settings(conf_file: Path | None) -> dict[str, str] | None:
-    """Of the file, else of a session that the job's module has made; None when nothing is known."""
-    if conf_file is not None:
-        try:
-            text = conf_file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigurationError(
-                f"--conf {conf_file} is no text: give the spark-defaults.conf of the job"
-            ) from error
-        lines = (line.strip() for line in text.splitlines())
-        pairs = (
-            line.replace("=", " ", 1).split(None, 1) for line in lines if line and line[0] != "#"
-        )
-        return {pair[0]: pair[1].strip() for pair in pairs if len(pair) > 1}
-    from pyspark import SparkContext  # noqa: PLC0415 - the job has imported it
-
-    context = SparkContext._active_spark_context  # noqa: SLF001 - None where there is none
-    return None if context is None else dict(context.getConf().getAll())
-
-
-def _spark(settings: Mapping[str, str] | None) -> Iterator[Finding]:
-    if settings is None:
-        yield Finding(
-            Level.OK, "no settings known: pass --conf with the spark-defaults.conf of the job"
-        )
-        return
-    found = list(_bad_settings(settings))
-    yield from found or [Finding(Level.OK, "no setting is known to bite")]
-
-
-def _bad_settings(settings: Mapping[str, str]) -> Iterator[Finding]:
-    if settings.get("spark.speculation", "false").lower() == "true":
-        yield Finding(
-            Level.WARNING,
-            "spark.speculation=true: every losing attempt prepares branches that have to be "
-            "aborted; and before Spark 4.3, sinks that are written in several passes can get "
-            "different rows where the query makes them by chance",
-            "set spark.speculation=false for this job",
-        )
-    import pyspark  # noqa: PLC0415 - the job has imported it
-
-    from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS  # noqa: PLC0415 - imports pyspark
-
-    major, minor = map(int, pyspark.__version__.split(".")[:2])
-    default = "true" if (major, minor) >= (4, 2) else "false"
-    checks = [settings.get(name, default).lower() == "true" for name in SHUFFLE_CHECKS]
-    if (major, minor) < (4, 1) or not all(checks):
-        yield Finding(
-            Level.WARNING,
-            f"{' and '.join(SHUFFLE_CHECKS)} are not both on: where an executor is lost and rows "
-            "that differ when they are computed again decide to which task a shuffle sends them, "
-            "some can be lost and others doubled",
-            "set both to true (Spark 4.0 does not know them: use a newer one)",
-        )
-    if settings.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") != "1":
-        yield Finding(
-            Level.ERROR,
-            "spark.sql.streaming.stateStore.checkpointFormatVersion=2: a stateful query whose "
-            "replayed batch reads no row fails for good",
-            "set it to 1",
-        )
-    for name, value in settings.items():
-        if name.endswith("asyncProgressTrackingEnabled") and value.lower() == "true":
-            yield Finding(
-                Level.ERROR,
-                f"{name}=true: foreachBatch does not go with asynchronous progress tracking",
-                "remove it",
-            )
-    if "spark.sql.streaming.checkpointFileManagerClass" in settings:
-        yield Finding(
-            Level.WARNING,
-            "spark.sql.streaming.checkpointFileManagerClass is set: sparkonce reads the commit log "
-            "through it, and has not been tested with managers of others",
-            "make sure that it renames atomically",
         )

@@ -12,7 +12,8 @@ import click
 from sparkonce.cli.jobs import load_job
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.operating import head_of
-from sparkonce.txn_log import TransactionLog, local_path, open_log
+from sparkonce.storage import local_path
+from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import Head
 
 if TYPE_CHECKING:

@@ -2,21 +2,28 @@
 
 A file is created atomically in one of two ways, as Spark does for its own checkpoint:
 
-* it is written aside and renamed without overwriting, where a rename is one step (HDFS, ABFS);
-* in an object store, where a rename is a copy, and where Hadoop has no FileContext, which renames
-  without overwriting, it is created under its name with a condition, and appears when its stream is
-  closed; a stream that did not take all of it is aborted instead.
+* Where a rename is one step (HDFS, ABFS), the file is written aside and renamed without
+  overwriting.
+* In an object store a rename is a copy, and some file systems have no FileContext, which renames
+  without overwriting. There the file is created under its name with a condition. It appears when
+  its stream is closed; a stream that did not take all of the file is aborted instead.
+
+Each call from Python to the JVM takes up to a millisecond, so every method makes few of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark import SparkContext
 from pyspark.errors import IllegalArgumentException
+from pyspark.java_gateway import launch_gateway
 
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.failpoints import reach
@@ -31,7 +38,7 @@ _EXISTS: Final = ("FileAlreadyExistsException", "RemoteFileChangedException")
 _MISSING: Final = "FileNotFoundException"
 _NO_CONTEXT: Final = "UnsupportedFileSystemException"
 _NO_HOST: Final = "UnknownHostException"
-_LASTING: Final = (
+_PERMANENT: Final = (
     _NO_CONTEXT,  # no FileSystem for the scheme either
     "IllegalArgumentException",
     "URISyntaxException",
@@ -39,21 +46,48 @@ _LASTING: Final = (
     "AccessControlException",
     "AccessDeniedException",
 )
-"""What is wrong with the address, Hadoop's settings or our rights."""
+"""The address, Hadoop's settings or our permissions are wrong."""
+
+_BETWEEN_PATHS: Final = re.compile(r",(?=[A-Za-z][A-Za-z0-9+.-]*:/)")
+"""In ``{file:/ckpt/commits/9,file:/ckpt/commits/10}``; no name of a file contains a slash."""
+
+
+def hadoop_folder(
+    root: str, address: str = "", conf: Callable[[], Any] | None = None
+) -> HadoopFolder:
+    """A folder, through the running Spark; without one, a JVM is started, which takes seconds.
+
+    Args:
+        root: URL of the folder.
+        address: see `HadoopFolder`.
+        conf: gives Hadoop's configuration; default: Spark's, with what spark-defaults.conf sets
+            for Hadoop.
+    """
+    gateway = SparkContext._gateway or _own_gateway()  # noqa: SLF001 - py4j is the only way
+    hadoop = (
+        gateway.jvm.org.apache.spark.deploy.SparkHadoopUtil.get().conf if conf is None else conf
+    )
+    return HadoopFolder(root, gateway, hadoop(), address)
+
+
+@cache
+def _own_gateway() -> Any:
+    """One JVM for all folders of a process that has no Spark; it ends with the process."""
+    return launch_gateway()
 
 
 class HadoopFolder:
-    """A folder on a file system of Hadoop; see `sparkonce.txn_log.folder.Folder`.
+    """A folder on a file system of Hadoop; see `sparkonce.storage.base.FileSystemFolder`.
 
     Args:
         root: URL of the folder.
         gateway: Py4J's way to the JVM.
         conf: Hadoop's configuration there.
-        address: for messages; default: that of the checkpoint around it.
+        address: for messages; default: the URL.
 
     Raises:
-        ConfigurationError: the file system is not known there, or refuses us.
-        LogUnavailableError: it does not answer now.
+        ConfigurationError: Hadoop does not know the file system, or it refuses us.
+        LogUnavailableError: it does not respond now.
     """
 
     def __init__(self, root: str, gateway: JavaGateway, conf: Any, address: str = "") -> None:
@@ -61,8 +95,10 @@ class HadoopFolder:
         # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
         self._to_string: Any = jvm.org.apache.commons.io.IOUtils.toString
+        self._to_paths: Any = jvm.org.apache.hadoop.fs.FileUtil.stat2Paths
+        self._as_text: Any = jvm.org.apache.commons.lang3.ArrayUtils.toString
         self._thread: Any = jvm.java.lang.Thread
-        self._address = address or f"checkpoint:{root.rpartition('/')[0]}"
+        self._address = address or root
         try:
             self._root = self._path_class(root)
             self._fs = self._root.getFileSystem(conf)
@@ -75,9 +111,9 @@ class HadoopFolder:
             self._no_overwrite[0] = rename.NONE
         except (Py4JJavaError, IllegalArgumentException) as error:
             found = _classes(error)
-            # HDFS calls a host whose name is not found now an illegal argument.
-            is_lasting = any(name in found for name in _LASTING) and _NO_HOST not in found
-            kind = ConfigurationError if is_lasting else LogUnavailableError
+            # HDFS reports a host name that cannot be resolved now as an illegal argument.
+            is_permanent = any(name in found for name in _PERMANENT) and _NO_HOST not in found
+            kind = ConfigurationError if is_permanent else LogUnavailableError
             raise kind(
                 f"{root} cannot be used: {_said(error)}; check the address, and that Spark's own "
                 "checkpoint works there"
@@ -108,14 +144,37 @@ class HadoopFolder:
                 self._fs.delete(hidden, False)
 
     def read(self, name: str) -> str | None:
+        return self._try(lambda: self._read(self._path(name)), missing=None)
+
+    def read_end(self, name: str, most_bytes: int) -> str | None:
         def read() -> str:
-            stream = self._fs.open(self._path(name))
-            try:
-                return str(self._to_string(stream, "UTF-8"))
-            finally:
-                stream.close()
+            path = self._path(name)
+            size = int(self._fs.getFileStatus(path).getLen())
+            return self._read(path, max(0, size - most_bytes))
 
         return self._try(read, missing=None)
+
+    def _read(self, path: Any, position: int = 0) -> str:
+        stream = self._fs.open(path)
+        try:
+            if position:
+                stream.seek(position)
+            return str(self._to_string(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def exists(self, name: str) -> bool:
+        return self._try(lambda: bool(self._fs.exists(self._path(name))))
+
+    def files(self, folder: str) -> Sequence[str]:
+        """With the names of folders, which would take a call for each to tell apart."""
+
+        def ask() -> list[str]:
+            paths = self._to_paths(self._fs.listStatus(self._path(folder)))
+            text = str(self._as_text(paths))[1:-1]
+            return [path.rpartition("/")[2] for path in _BETWEEN_PATHS.split(text) if path]
+
+        return self._try(ask, missing=[])
 
     def names(self, folder: str) -> Sequence[str]:
         def ask() -> list[str]:
@@ -134,7 +193,7 @@ class HadoopFolder:
         return self._path_class(self._root, name)
 
     def _put(self, path: Any, text: str) -> bool:
-        """With a condition: S3A's is asked for by its own option, others take `overwrite`."""
+        """Create it with a condition: S3A has an option of its own, others take `overwrite`."""
         if self._try(lambda: self._fs.exists(path)):
             return False
 
@@ -167,17 +226,16 @@ class HadoopFolder:
             if any(name in _classes(error) for name in _EXISTS):
                 return False
             raise DecisionUnknownError(
-                f"{self.address} failed while it was written to ({_said(error)}); read the log "
-                "again"
+                f"{self.address} failed during a write ({_said(error)}); read the log again"
             ) from None
         except Py4JNetworkError as error:
             raise DecisionUnknownError(
-                f"{self.address}: the JVM did not answer ({error}); read the log again"
+                f"{self.address}: the JVM did not respond ({error}); read the log again"
             ) from error
         return True
 
     def _try(self, action: Callable[[], ResultT], **missing: Any) -> ResultT:
-        """Run what may be repeated, and is once where it was interrupted."""
+        """Run what may be repeated; it is repeated once if it was interrupted."""
         try:
             try:
                 return action()
@@ -196,14 +254,14 @@ class HadoopFolder:
             ) from None
         except Py4JNetworkError as error:
             raise LogUnavailableError(
-                f"{self.address}: the JVM does not answer ({error}), nothing was written"
+                f"{self.address}: the JVM does not respond ({error}), nothing was written"
             ) from error
 
     def _go_on(self, error: Py4JJavaError) -> bool:
-        """Let the next call of this thread through, after one that was interrupted; was it?
+        """Clear the thread's interrupt after a call that it ended; returns whether it did.
 
-        Spark's `stop()` interrupts the thread once, and Hadoop's clients set the sign again: each
-        further call would fail until the patience of whoever asks is over.
+        Spark's `stop()` interrupts the thread once, and Hadoop's clients set the flag again. Each
+        further call would fail until the caller's patience ends.
         """
         is_interrupted = "Interrupt" in _classes(error)  # ClosedByInterruptException is one, too
         if is_interrupted:

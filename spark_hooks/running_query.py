@@ -1,0 +1,304 @@
+"""The query that runs, through Spark's own JVM: which run it is, whether it lives, its plan.
+
+    foreachBatch(df, N) ─► RunningQuery.calling(df)  ─┐
+    a start, heard of   ─► RunningQuery.find(…)      ─┼─► StreamExecution in the JVM
+    awaitTermination    ─► RunningQuery.of(query)    ─┘     └─► its checkpoint: `CheckpointFiles`
+
+The checkpoint is read without Spark's help, so it can be read after the query has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
+
+from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.spark_hooks.binding import Binding, Entry
+from sparkonce.spark_hooks.checkpoint import CheckpointFiles, checkpoint_folder
+from sparkonce.txn_log import TransactionLog, checkpoint_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+_START_MS = 600_000
+_ENDING_S = 0.1
+_ENDING_LOOKS = 20
+"""A thread that Spark reports as ended may still have its last steps to do."""
+
+_LOCATION = "spark.sql.streaming.checkpointLocation"
+_TEMPORARY = "temporary-"
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Of the name that Spark gives a checkpoint below `_LOCATION`, to a query without a name."""
+
+
+class RunId(NamedTuple):
+    """One run of one query.
+
+    Attributes:
+        query_id: durable id of the checkpoint.
+        run_id: of this run of the query.
+    """
+
+    query_id: str
+    run_id: str
+
+
+class RunningQuery:
+    """A query while it runs, and its checkpoint. The checkpoint can be read after it has ended.
+
+    Args:
+        query: Spark's StreamExecution.
+        run: which query.
+
+    Attributes:
+        run: which query.
+        checkpoint: location of the checkpoint.
+        files: the checkpoint.
+    """
+
+    def __init__(self, query: Any, run: RunId) -> None:
+        self.run = run
+        self.checkpoint = str(query.resolvedCheckpointRoot())
+        self.files = CheckpointFiles(
+            checkpoint_folder(self.checkpoint, self._hadoop_conf), self.checkpoint
+        )
+        self._query = query
+        self._sources: list[str] = []
+        self._entry: Entry | None = None
+
+    # -- finding it --------------------------------------------------------------------------------
+
+    @classmethod
+    def find(cls, session: SparkSession, run: RunId) -> Self:
+        """The active query of this run.
+
+        Raises:
+            ConfigurationError: the run has ended, or another one has followed it.
+        """
+        found = cls._find(session, run.query_id)
+        if found.run != run:
+            raise ConfigurationError(
+                f"the run {run.run_id} of the query {run.query_id} is not active any more: it was "
+                f"followed by {found.run.run_id}"
+            )
+        return found
+
+    @classmethod
+    def calling(cls, batch_df: DataFrame) -> Self:
+        """The query that is calling foreachBatch in this thread.
+
+        Only Spark's list of active queries tells which run it is: its one other trace there, the
+        job group, is the user's to set.
+
+        Raises:
+            ConfigurationError: the call does not come from foreachBatch, or over Spark Connect; or
+                the query has a checkpoint that its next start would not find.
+        """
+        found = cls._find(batch_df.sparkSession, _calling_query(batch_df))
+        found._check_is_lasting(batch_df.sparkSession)  # noqa: SLF001 - of this class
+        return found
+
+    @classmethod
+    def of(cls, query: StreamingQuery) -> Self:
+        """The query that ``start()`` returned; it may have ended."""
+        return cls(query._jsq.streamingQuery(), RunId(str(query.id), str(query.runId)))  # noqa: SLF001
+
+    @classmethod
+    def _find(cls, session: SparkSession, query_id: str) -> Self:
+        jvm: Any = session.sparkContext._jvm  # noqa: SLF001
+        query = _active(session, jvm.java.util.UUID.fromString(query_id))
+        if query is None:
+            raise ConfigurationError(f"the query {query_id} is not active any more")
+        return cls(query, RunId(query_id, str(query.runId())))
+
+    def _check_is_lasting(self, session: SparkSession) -> None:
+        """Refuse a checkpoint that Spark has invented for a query without one."""
+        name = self.checkpoint.rstrip("/").rpartition("/")[2]
+        is_temporary = name.startswith(_TEMPORARY)
+        place = session.conf.get(_LOCATION, None)
+        if place is not None and self._query.name() is None and _UUID.fullmatch(name):
+            jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
+            path_class = jvm.org.apache.hadoop.fs.Path
+            made_up = path_class(place, name)
+            made_up = made_up.getFileSystem(self._hadoop_conf()).makeQualified(made_up)
+            is_temporary |= bool(made_up.equals(path_class(self.checkpoint)))
+        if is_temporary:
+            raise ConfigurationError(
+                f"the query has no checkpointLocation, so Spark made {self.checkpoint} for this "
+                "start only, and the next one would deliver all of its rows again: set "
+                '.option("checkpointLocation", …)'
+            )
+
+    def is_calling(self, batch_df: DataFrame) -> bool:
+        """Whether `calling` would find this very run."""
+        if _calling_query(batch_df) != self.run.query_id:
+            return False
+        return bool(_active(batch_df.sparkSession, self._query.id()) == self._query)
+
+    def is_running(self, query_id: str) -> bool:
+        """Whether any query with this id is active in this Spark."""
+        jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
+        return self._active_queries().get(jvm.java.util.UUID.fromString(query_id)) is not None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another run of the query is active."""
+        active = self._active_queries().get(self._query.id())
+        return active is not None and active != self._query
+
+    def _active_queries(self) -> Any:
+        return self._query.sparkSession().sharedState().activeStreamingQueries()
+
+    def is_of(self, session: SparkSession) -> bool:
+        """Whether it was started in this session."""
+        return bool(self._query.sparkSession().streams() == session._jsparkSession.streams())  # noqa: SLF001
+
+    # -- its run -----------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether Spark may still write into the checkpoint.
+
+        It may as long as the run's thread lives, a little longer than Spark reports it as active:
+        `stop` ends that first, and then waits for the batch that runs.
+        """
+        if not self.is_stopping:
+            return True
+        thread = self._query.queryExecutionThread()
+        for _ in range(_ENDING_LOOKS):
+            if not thread.isAlive():
+                return False
+            time.sleep(_ENDING_S / _ENDING_LOOKS)
+        return True
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run has ended, or is being stopped and interrupts what its batch does."""
+        return not self._query.isActive()
+
+    @property
+    def plan(self) -> Any:
+        """Spark's optimized plan of the current batch, up to foreachBatch."""
+        return self._query.lastExecution().optimizedPlan()
+
+    def _source_of(self, use: str) -> str | None:
+        """The source's folder: numbered by its first use, while each use has an offset.
+
+        None when the query has failed before Spark had its sources.
+        """
+        if not use.isdigit():
+            return use
+        if not self._sources:
+            with contextlib.suppress(Py4JJavaError):
+                if self._query.sources().isEmpty():
+                    self._query.awaitInitialization(_START_MS)
+            found, distinct = self._query.sources(), []
+            for n in range(found.size()):
+                source = found.apply(n)
+                if source not in distinct:
+                    distinct.append(source)
+                self._sources.append(str(distinct.index(source)))
+        return self._sources[int(use)] if self._sources else None
+
+    # -- its checkpoint ----------------------------------------------------------------------------
+
+    @property
+    def location(self) -> str:
+        return self.checkpoint
+
+    @cached_property
+    def is_stateful(self) -> bool:
+        """Whether the query has written state; known from its first batch on."""
+        return self.files.has_state()
+
+    def committed(self) -> int:
+        """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty.
+
+        Raises:
+            LogUnavailableError: the checkpoint is not there now.
+        """
+        committed = self.files.committed()
+        if committed is None:
+            raise LogUnavailableError(
+                f"the checkpoint {self.checkpoint} of the query {self.run.query_id} is not there "
+                "now, nothing was written: was it deleted, or is its disk not mounted?"
+            )
+        return committed
+
+    def has_offsets(self, batch_id: int) -> bool:
+        """Whether Spark has begun the batch in this checkpoint."""
+        return self.files.has_offsets(batch_id)
+
+    def offsets(self, batch_id: int) -> tuple[str, ...] | None:
+        """The source offsets of a batch; see `sparkonce.spark_hooks.source_offsets`."""
+        return self.files.offsets(batch_id, self._source_of)
+
+    def binding(self) -> Binding | None:
+        """What the checkpoint belongs to; None while it belongs to nobody."""
+        return self.files.binding()
+
+    def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
+        """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
+        self.files.bind(seen, log_id, pipeline)
+
+    def last_entry(self) -> Entry | None:
+        """The driver that has begun last on the checkpoint."""
+        return self.files.last_entry()
+
+    def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
+        """Go on from the checkpoint, if no other driver has begun since `last_entry` was `seen`.
+
+        A run that has entered already does not enter after another run.
+        """
+        if self._entry is not None and (seen is None or seen.run_id != self.run.run_id):
+            return False
+        entry = self.files.enter(seen, driver, self.run.run_id, fenced_run)
+        self._entry = entry or self._entry
+        return entry is not None
+
+    def is_ours(self) -> bool:
+        """Whether no driver has entered the checkpoint since this one."""
+        return self._entry is not None and self.files.is_last_entry(self._entry)
+
+    def open_log(self, *, create: bool = True) -> TransactionLog:
+        """Open the transaction log that is inside this checkpoint."""
+        return checkpoint_log(self.checkpoint, self._hadoop_conf, create=create)
+
+    def _hadoop_conf(self) -> Any:
+        """Hadoop's configuration with the query's own settings."""
+        return self._query.sparkSession().sessionState().newHadoopConf()
+
+
+def _calling_query(batch_df: DataFrame) -> str:
+    """The id of the query that is calling foreachBatch in this thread.
+
+    Raises:
+        ConfigurationError: the call does not come from foreachBatch, or over Spark Connect.
+    """
+    session = batch_df.sparkSession
+    if not hasattr(session, "_jsparkSession"):
+        raise ConfigurationError(
+            "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
+            "not allow: run the query in a classic Spark session"
+        )
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise ConfigurationError(
+            "ExactlyOnce is called by a running query: pass it to "
+            "df.writeStream.foreachBatch(…) and set a checkpointLocation. A function of your own "
+            "calls it in the thread in which Spark calls that function"
+        )
+    return str(query_id)
+
+
+def _active(session: SparkSession, query_id: Any) -> Any:
+    """The one StreamExecution of the query that Spark lets run, by its id in the JVM."""
+    jsession: Any = session._jsparkSession  # noqa: SLF001
+    return jsession.sharedState().activeStreamingQueries().get(query_id)

@@ -1,0 +1,96 @@
+"""The source offsets of a batch, as Spark's checkpoint shows them.
+
+    offsets/7      v1 ⏎ {"batchWatermarkMs": …} ⏎ {"logOffset":3} ⏎ {"orders":{"0":120}}
+                   format, watermark and settings, then one line for each use of a source
+    sources/0/3    the files of counter 3 of the file source; 9.compact has those of 0 to 9
+
+The first two lines may change in a replay and are left out. A file source's offset is only a
+counter of its own, equal in a checkpoint that was rolled back and met other files. So a digest of
+the batch's files is added to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from sparkonce.storage import FileSystemFolder
+
+SourceOf: TypeAlias = "Callable[[str], str | None]"
+"""Gives the name of a source's folder by the use of the source: its place among the lines, or its
+name. None where that is not known yet."""
+
+_TAIL_BYTES = 1 << 18
+_GROWTH = 4
+"""How much more of a compacted log is read when its tail was too short."""
+
+
+def shown_offsets(
+    checkpoint: FileSystemFolder, batch_id: int, source_of: SourceOf
+) -> tuple[str, ...] | None:
+    """The offsets of a batch, as JSON, for each use of a source.
+
+    None when Spark has purged them, has torn the file (Spark itself fails on it and names it), or
+    has not created its sources yet.
+
+    Args:
+        checkpoint: the folder of the checkpoint.
+        batch_id: the batch.
+        source_of: gives a source's folder.
+    """
+    text = checkpoint.read(f"offsets/{batch_id}")
+    if text is None or "\n" not in text:
+        return None
+    version, _, *lines = text.splitlines()
+    is_named = version != "v1"
+    uses = [line.split(":", 1) for line in sorted(lines)] if is_named else enumerate(lines)
+    shown = [(use, _with_files(checkpoint, str(use), offset, source_of)) for use, offset in uses]
+    known = [
+        f"{use}:{offset}" if is_named else offset for use, offset in shown if offset is not None
+    ]
+    return tuple(known) if len(known) == len(shown) else None
+
+
+def _with_files(
+    checkpoint: FileSystemFolder, use: str, offset: str, source_of: SourceOf
+) -> str | None:
+    """The offset, with a digest of its files if it is a file source's; None if they are gone."""
+    value = json.loads(offset) if offset.startswith("{") else None
+    if not isinstance(value, dict) or value.keys() != {"logOffset"}:
+        return offset
+    source = source_of(use)
+    if source is None:
+        return None
+    folder, counter = f"sources/{source}", value["logOffset"]
+    entries = _entries(checkpoint.read(f"{folder}/{counter}"))
+    if entries is None:
+        entries = _end_of_compacted(checkpoint, f"{folder}/{counter}.compact", counter)
+    if entries is None:
+        return None if checkpoint.exists(folder) else offset
+    files = sorted((e["path"], e["timestamp"]) for e in entries if e["batchId"] == counter)
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+    return json.dumps({**value, "files": digest})
+
+
+def _end_of_compacted(
+    checkpoint: FileSystemFolder, name: str, counter: int
+) -> list[dict[str, Any]] | None:
+    """The log's entries from the counter's first one on; None when there is no such log.
+
+    It ends with the newest files, and may be long, so it is read from its end.
+    """
+    window = _TAIL_BYTES
+    while (text := checkpoint.read_end(name, window)) is not None:
+        entries = _entries(text) or []
+        is_whole = len(text) < window // 4  # a character takes up to four bytes
+        if is_whole or any(entry["batchId"] < counter for entry in entries):
+            return entries
+        window *= _GROWTH
+    return None
+
+
+def _entries(text: str | None) -> list[dict[str, Any]] | None:
+    """The lines but the first, which is the format, or the rest of a line."""
+    return None if text is None else [json.loads(line) for line in text.splitlines()[1:]]

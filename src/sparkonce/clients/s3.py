@@ -1,0 +1,130 @@
+"""boto3's clients of S3: what an answer means, which setting names the server, fresh credentials.
+
+boto3 reads ``~/.aws/credentials`` once for a session. A process that renews the file renews it for
+the next session only. So a client whose credentials are refused is dropped, and its successor asks
+boto3's chain again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore.exceptions import ClientError, NoCredentialsError
+
+from sparkonce.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Those that boto3 reads, the stronger one first."""
+
+_AMAZONS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
+
+_USER: Final = re.compile(r"//[^/@\s]*@")
+"""A user and a password in a URL."""
+
+_NOT_VALID: Final = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestExpired",
+        "SignatureDoesNotMatch",  # a new secret under the old key
+        "TokenRefreshRequired",
+        # The answer to a HEAD has no body; its code is the HTTP status.
+        "400",
+        "401",
+        "403",
+    }
+)
+
+_DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
+"""How the names of S3 Express One Zone's buckets end, and of access points to them."""
+
+
+def when_not_valid(client: S3Client, drop: Callable[[], None]) -> None:
+    """Call `drop` after each call of the client that fails because of its credentials."""
+
+    def look(
+        parsed: Mapping[str, Any] | None = None, exception: Exception | None = None, **_: object
+    ) -> None:
+        code = (parsed or {}).get("Error", {}).get("Code")
+        # A client that was made while the file was being written never gets credentials.
+        if code in _NOT_VALID or isinstance(exception, NoCredentialsError):
+            drop()
+
+    client.meta.events.register("after-call.s3", look)
+    client.meta.events.register("after-call-error.s3", look)
+
+
+def endpoint_setting(endpoint_url: str, given: str | None) -> str:
+    """The setting that named a client's server, for people who have to correct it.
+
+    Args:
+        endpoint_url: of the client, as boto3 resolved it (``client.meta.endpoint_url``).
+        given: the ``endpoint_url`` that the user passed; None where there was none.
+    """
+    if given:
+        return "endpoint_url="
+    for name in _ENDPOINT_VARIABLES:
+        value = os.environ.get(name)
+        if value and value.rstrip("/") == endpoint_url.rstrip("/"):
+            return f"the environment variable {name}"
+    if endpoint_url.rstrip("/").endswith(_AMAZONS):
+        return "the region"
+    return "endpoint_url in boto3's configuration file (~/.aws/config)"
+
+
+def check_bucket(bucket: str, setting: str) -> None:
+    """Refuse a directory bucket: it does not take writes as they are made here.
+
+    Args:
+        bucket: its name.
+        setting: the setting that holds the name, for the message.
+
+    Raises:
+        ConfigurationError: the bucket is one of S3 Express One Zone.
+    """
+    if bucket.endswith(_DIRECTORY_BUCKETS):
+        raise ConfigurationError(
+            f"{setting}: {bucket!r} is a directory bucket (S3 Express One Zone), which refuses "
+            "Content-MD5: give a general purpose bucket"
+        )
+
+
+def code_of(error: Exception | None) -> str:
+    """The server's error code (of a HEAD: the HTTP status); empty when it gave no answer."""
+    return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
+
+
+def status_of(error: Exception) -> int | None:
+    """The HTTP status of the server's answer; None when it gave none."""
+    if isinstance(error, ClientError):
+        return error.response["ResponseMetadata"].get("HTTPStatusCode")
+    return None
+
+
+def has_delete_marker(error: Exception) -> bool:
+    """Whether the object was deleted in a bucket that keeps versions."""
+    if not isinstance(error, ClientError):
+        return False
+    headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
+    return headers.get("x-amz-delete-marker") == "true"
+
+
+def said(error: Exception) -> str:
+    """One line for messages, without the request, which is signed, and without passwords."""
+    if isinstance(error, ClientError):
+        told = error.response["Error"]
+        return f"{error.operation_name} answered {told.get('Code')}: {told.get('Message')}"
+    return f"{type(error).__name__}: {without_user(str(error))}"
+
+
+def without_user(text: str) -> str:
+    """The text without the user and the password of each URL in it."""
+    return _USER.sub("//", text)

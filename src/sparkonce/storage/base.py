@@ -1,0 +1,52 @@
+"""What a folder can do, wherever it is.
+
+A file is never changed: it is created whole, or it exists already. Names are paths with `/`,
+relative to the folder. A name whose last part begins with a dot is hidden: folders use such names
+for files that are not complete yet, and never list them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Folder(Protocol):
+    """A place for files.
+
+    All methods may raise `LogUnavailableError` (nothing was changed; try again). `create` may raise
+    `DecisionUnknownError` (the file may have been created; look again). `read` may raise
+    `LogCorruptError` (the file is not text).
+    """
+
+    @property
+    def address(self) -> str:
+        """Where the folder is, without secrets; for messages."""
+
+    def create(self, name: str, text: str) -> bool:
+        """Create a file, whole and durable, with its parent folders; False when it exists."""
+
+    def read(self, name: str) -> str | None:
+        """The text of a file; None when it does not exist."""
+
+    def names(self, folder: str) -> Sequence[str]:
+        """All files at any depth below `folder`; below this folder when `folder` is empty."""
+
+    def delete(self, name: str) -> None:
+        """Remove a file; no error when it does not exist."""
+
+
+class FileSystemFolder(Folder, Protocol):
+    """A folder of a file system, where others write too: Spark has its checkpoint there."""
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file or a folder of this name."""
+
+    def files(self, folder: str) -> Sequence[str]:
+        """The last parts of the names directly in `folder`; empty when it does not exist."""
+
+    def read_end(self, name: str, most_bytes: int) -> str | None:
+        """The last bytes of a file as text; None when it does not exist.
+
+        The first character may be the rest of one that was cut.
+        """

@@ -1,0 +1,343 @@
+"""A folder in a bucket: a prefix, through boto3.
+
+Each write has a condition, is one request, and is sent once: a second attempt would meet the result
+of the first. What is known after a failure depends on how far the request came:
+
+    not sent, or the connection failed       nothing was written      LogUnavailableError
+    the server refused it (4xx, 501, 503)    nothing was written      LogUnavailableError
+    no answer, or another server error       it may be written        DecisionUnknownError
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    ProfileNotFound,
+    SSLError,
+)
+from botocore.parsers import ResponseParserError
+
+from sparkonce.clients.s3 import (
+    code_of,
+    endpoint_setting,
+    has_delete_marker,
+    said,
+    status_of,
+    when_not_valid,
+    without_user,
+)
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    LogCorruptError,
+    LogError,
+    LogUnavailableError,
+)
+from sparkonce.failpoints import reach
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+ResultT = TypeVar("ResultT")
+
+S3_ERRORS: Final = (BotoCoreError, ClientError, ResponseParserError)
+NOT_MET: Final = frozenset({404, 409, 412})
+"""Statuses of a write whose condition is not met."""
+NOT_IMPLEMENTED: Final = 501
+THROTTLED: Final = frozenset({429, 503})
+
+_NOT_CONNECTED: Final = (EndpointConnectionError, ConnectTimeoutError)
+_SERVER_ERROR: Final = 500
+_REFUSED: Final = THROTTLED | {NOT_IMPLEMENTED}
+_NOT_MODIFIED: Final = 304
+_CONNECT_TIMEOUT_S = 5
+_READ_TIMEOUT_S = 20
+_CONNECTIONS = 12
+_MOST_CREATES = 6
+_FIRST_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How to reach the server; boto3's own settings decide what is None.
+
+    Attributes:
+        endpoint_url: of another server than Amazon's.
+        region: of the bucket.
+        path_style: whether the bucket's name is in the path, or in the host name.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    path_style: bool | None = None
+
+
+class Tagged(NamedTuple):
+    """An object as it was read.
+
+    Attributes:
+        tag: its entity tag.
+        text: what is in it; None when the tag is the one that the reader knows.
+    """
+
+    tag: str
+    text: str | None
+
+
+class S3Folder:
+    """Objects under a prefix of a bucket; see `sparkonce.storage.base.Folder`.
+
+    Credentials come from boto3's own chain: the environment, ``~/.aws``, the machine's role.
+
+    Args:
+        bucket: its name.
+        prefix: of the keys; it ends with / unless it is empty.
+        server: how to reach it.
+        address: for messages.
+
+    Raises:
+        ConfigurationError: boto3 can make no client of these settings.
+        LogUnavailableError: it can make none now.
+    """
+
+    def __init__(self, bucket: str, prefix: str, server: Server, address: str) -> None:
+        self.bucket = bucket
+        self.prefix = prefix
+        self._server = server
+        self._address = address
+        self._sending = threading.local()
+        try:
+            self._client: S3Client | None = self._connect()
+        except (ProfileNotFound, ValueError) as error:  # it is a ValueError where a URL is broken
+            raise ConfigurationError(
+                f"{address}: boto3 can make no client ({without_user(str(error))}): correct its "
+                "settings, the environment or ~/.aws"
+            ) from None
+        except BotoCoreError as error:
+            raise self._no_client(error) from None
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def client(self) -> S3Client:
+        """The client; it is made again after its credentials were refused."""
+        client = self._client
+        if client is None:
+            try:
+                client = self._client = self._connect()
+            except BotoCoreError as error:  # such as a file of credentials that is half written
+                raise self._no_client(error) from None
+        return client
+
+    @property
+    def endpoint_url(self) -> str:
+        """The server's URL, for messages."""
+        return without_user(self.client.meta.endpoint_url)
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _connect(self) -> S3Client:
+        style: Any = {}
+        if (path_style := self._server.path_style) is not None:  # else boto3's files decide
+            style = {"addressing_style": "path" if path_style else "virtual"}
+        client: S3Client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=self._server.endpoint_url,
+            region_name=self._server.region,
+            config=Config(
+                connect_timeout=_CONNECT_TIMEOUT_S,
+                read_timeout=_READ_TIMEOUT_S,
+                retries={"mode": "standard", "total_max_attempts": 1},
+                max_pool_connections=_CONNECTIONS,
+                tcp_keepalive=True,
+                s3=style,
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+        when_not_valid(client, self.close)
+        client.meta.events.register("before-send.s3.PutObject", self._note_that_it_is_sent)
+        return client
+
+    def _note_that_it_is_sent(self, **_: object) -> None:
+        self._sending.has_begun = True
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def read(self, name: str) -> str | None:
+        found = self.get(name)
+        return None if found is None else found.text
+
+    def get(
+        self, name: str, known: str | None = None, *, may_be_deleted: bool = True
+    ) -> Tagged | None:
+        """Read an object; None where the server itself says that it does not exist.
+
+        Args:
+            name: of the object.
+            known: the entity tag that the reader has the text of.
+            may_be_deleted: False refuses a delete marker, which proves no absence.
+        """
+        reach("log.before", request="get")
+        try:
+            tag, body = self._fetch(name, known)
+        except S3_ERRORS as error:
+            if status_of(error) == _NOT_MODIFIED and known is not None:
+                return Tagged(known, None)
+            # A 404 without the server's own code may come from a proxy in its place.
+            if code_of(error) == "NoSuchKey":
+                if may_be_deleted or not has_delete_marker(error):
+                    return None
+                raise self._deleted(name) from None
+            raise self.unavailable(error) from None
+        try:
+            return Tagged(tag, body.decode())
+        except UnicodeDecodeError as error:
+            raise LogCorruptError(
+                f"{name} in {self.address} is not text; restore it from a copy"
+            ) from error
+
+    def _fetch(self, name: str, known: str | None) -> tuple[str, bytes]:
+        condition: Any = {} if known is None else {"IfNoneMatch": known}
+        answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + name, **condition)
+        return answer["ETag"], answer["Body"].read()
+
+    def _deleted(self, name: str) -> LogUnavailableError:
+        return LogUnavailableError(
+            f"{self.address}: there is a delete marker at {self.prefix}{name}: somebody deleted "
+            "the object, and the bucket keeps its versions; nothing was written. Remove it, "
+            "or batches that were decided are aborted. For a new log choose another prefix"
+        )
+
+    def names(self, folder: str) -> Sequence[str]:
+        def ask() -> list[str]:
+            pages = self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=self.prefix + (folder and f"{folder}/")
+            )
+            return [
+                found["Key"].removeprefix(self.prefix)
+                for page in pages
+                for found in page.get("Contents", [])
+            ]
+
+        return self._ask("list", ask)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def create(self, name: str, text: str) -> bool:
+        for number in range(_MOST_CREATES):
+            tag = self.put(name, text, {"IfNoneMatch": "*"})
+            if tag is not None or self.read(name) is not None:
+                return tag is not None
+            # Another write of the object is in progress, and may fail.
+            time.sleep(_FIRST_PAUSE_S * 2**number)
+        raise LogUnavailableError(
+            f"{self.address}: {_MOST_CREATES} times the server refused to create "
+            f"{self.prefix}{name} because it exists, and then told a reader that it does not; "
+            "nothing was written. Look for a proxy that answers in the server's place and for a "
+            "bucket that is being deleted or restored, and start again"
+        )
+
+    def delete(self, name: str) -> None:
+        key = self.prefix + name
+        self._ask("delete", lambda: self.client.delete_object(Bucket=self.bucket, Key=key))
+
+    def put(self, name: str, text: str, condition: Mapping[str, str]) -> str | None:
+        """Write an object on a condition (``IfMatch`` or ``IfNoneMatch``).
+
+        Returns:
+            The new entity tag; None when the condition is not met.
+
+        Raises:
+            DecisionUnknownError: it may have been written.
+            LogUnavailableError: it was not.
+        """
+        try:
+            return self.send(name, text, condition)
+        except S3_ERRORS as error:
+            if status_of(error) in NOT_MET and code_of(error) != "NoSuchBucket":
+                return None
+            raise self.failed_write(error) from None
+
+    def send(self, name: str, text: str, condition: Mapping[str, str]) -> str:
+        """Send the request of `put`; every error is boto3's own."""
+        reach("log.before", request="put")
+        self._sending.has_begun = False
+        body = text.encode()
+        md5 = hashlib.md5(body, usedforsecurity=False)
+        answer = self.client.put_object(
+            Bucket=self.bucket,
+            Key=self.prefix + name,
+            Body=body,
+            # Buckets that lock their objects demand it.
+            ContentMD5=base64.b64encode(md5.digest()).decode(),
+            ContentType="application/json",
+            **condition,  # type: ignore[arg-type]
+        )
+        reach("log.after", request="put")
+        return answer["ETag"]
+
+    # -- errors ------------------------------------------------------------------------------------
+
+    def failed_write(self, error: Exception) -> LogError:
+        """What is known after a write that failed."""
+        status = status_of(error)
+        refused = status is not None and (status < _SERVER_ERROR or status in _REFUSED)
+        # What boto3 meets earlier, such as no credentials, has not reached the server.
+        if refused or not self._sending.has_begun or _is_not_connected(error):
+            return self.unavailable(error)
+        return DecisionUnknownError(
+            f"{self.address} did not respond to a write ({said(error)}); read the log again"
+        )
+
+    def _no_client(self, error: BotoCoreError) -> LogUnavailableError:
+        return LogUnavailableError(
+            f"{self.address} cannot be used now ({said(error)}), nothing was written; check "
+            "boto3's settings: the environment and ~/.aws"
+        )
+
+    def unavailable(self, error: Exception) -> LogUnavailableError:
+        """The server cannot be used now; a connection that failed names who chose the server."""
+        advice = (
+            "check the bucket, its endpoint and the rights to get, put, list and delete objects"
+        )
+        if status_of(error) is None and self._client is not None:
+            setting = endpoint_setting(self._client.meta.endpoint_url, self._server.endpoint_url)
+            advice = f"check the server at {self.endpoint_url}, which {setting} names"
+        return LogUnavailableError(
+            f"{self.address} cannot be used now ({said(error)}), nothing was written; {advice}"
+        )
+
+    def _ask(self, request: str, action: Callable[[], ResultT]) -> ResultT:
+        reach("log.before", request=request)
+        try:
+            return action()
+        except S3_ERRORS as error:
+            raise self.unavailable(error) from None
+
+
+def _is_not_connected(error: Exception) -> bool:
+    """Whether it is certain that there was no connection; a proxy's may break after the request."""
+    if isinstance(error, SSLError):
+        cause = error.kwargs["error"].args[0]  # of urllib3's own error
+        return isinstance(cause, ssl.SSLCertVerificationError)
+    return isinstance(error, _NOT_CONNECTED)
