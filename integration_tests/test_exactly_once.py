@@ -1020,7 +1020,7 @@ def test_second_pipeline_of_the_name_in_one_function_fails_the_query(
 
 
 @pytest.mark.parametrize("way", ["second object", "tried again", "two threads"])
-def test_second_call_for_a_batch_never_passes_for_its_replay(
+def test_second_call_for_a_batch_never_passes_for_its_replay(  # noqa: C901 - three ways to call
     job: Job, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Its rows were in no sink, and nobody said so."""
