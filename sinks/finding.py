@@ -1,4 +1,4 @@
-"""What `sparkonce doctor` says of a server."""
+"""What `sparkonce doctor` reports about a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Level(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works now, and will bite in a bad hour."""
+    """It works now, and will fail in some situation."""
     ERROR = "error"
     """It cannot work."""
 
@@ -23,7 +23,7 @@ class Finding:
     Attributes:
         level: how bad it is.
         what: what was found, without secrets.
-        fix: the next step; empty where nothing is to be done.
+        fix: the next step; empty where there is nothing to do.
     """
 
     level: Level
