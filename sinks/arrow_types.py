@@ -1,11 +1,11 @@
-"""Arrow types that say the same of the rows in one way, at any depth.
+"""Arrow types that describe equal rows in one way, at any depth.
 
-in_zone      an instant is the same in any time zone, and schemas of two zones are not equal
+in_zone      an instant is the same in any time zone, but schemas of two zones are not equal
 for_python   Spark knows zones that Python does not (`GMT+8`, `Z`, `PST`)
-plain        `spark.sql.execution.arrow.useLargeVarTypes` sends other strings to the executors than
-             to the driver, and each sink would have to know both
-loosened     a struct that is null has null for each of its fields, also where Spark calls a field
-             of it NOT NULL; Parquet, JSON and Arrow's own cast take the word for it
+plain        `spark.sql.execution.arrow.useLargeVarTypes` sends other string types to the executors
+             than to the driver, and each sink would have to know both
+loosened     a null struct has null fields, even those that Spark declares NOT NULL; Parquet, JSON
+             and Arrow's own cast would rely on that declaration
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 
 def in_zone(schema: pa.Schema, zone: str | None) -> pa.Schema:
-    """The schema with its instants in this time zone."""
+    """Return the schema with its instants in this time zone."""
 
     def change(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp(kind.unit, zone) if pa.types.is_timestamp(kind) and kind.tz else kind
@@ -27,10 +27,12 @@ def in_zone(schema: pa.Schema, zone: str | None) -> pa.Schema:
 
 
 def zone_of(name: str) -> tzinfo:
-    """The zone of a timestamp type. Arrow's own, of some versions, have no summer from 2038 on.
+    """Return the zone of a timestamp type.
+
+    Arrow's own zones have no daylight saving time after 2037 in some versions.
 
     Raises:
-        LookupError, ValueError, OSError: Python knows none of this name.
+        LookupError, ValueError, OSError: Python does not know the name.
     """
     if name.startswith(("+", "-")):
         return datetime.strptime(name, "%z").tzinfo or UTC
@@ -38,7 +40,7 @@ def zone_of(name: str) -> tzinfo:
 
 
 def for_python(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows that `to_pylist` takes: instants in UTC where Python does not know their zone.
+    """Return rows that `to_pylist` accepts: instants in UTC if Python does not know their zone.
 
     Raises:
         pa.ArrowInvalid: a time of day has nanoseconds, which `datetime.time` would drop.
@@ -60,7 +62,7 @@ def for_python(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches with their large strings and binaries as plain ones, and `loosened`.
+    """Turn large strings and binaries of the batches into plain ones, and loosen their schemas.
 
     Raises:
         pa.ArrowInvalid: a column of one batch is larger than 2 GiB.
@@ -73,7 +75,7 @@ def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def loosened(schema: pa.Schema) -> pa.Schema:
-    """The schema in which fields of what may be null may be null, too."""
+    """Return the schema in which every field of a nullable struct is nullable too."""
     return pa.schema(map(_loosened, schema)).with_metadata(schema.metadata)
 
 
@@ -103,7 +105,7 @@ def _field(
 def _rebuilt(
     kind: pa.DataType, change: Callable[[pa.Field[pa.DataType]], pa.Field[pa.DataType]]
 ) -> pa.DataType:
-    """The type with each field right below it changed."""
+    """Return the type with each of its direct fields changed."""
     if isinstance(kind, pa.StructType):
         return pa.struct([change(kind.field(n)) for n in range(kind.num_fields)])
     if isinstance(kind, pa.ListType):

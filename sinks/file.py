@@ -4,12 +4,12 @@
         │  a second name, which replaces no file; then the first name goes
         ▼
     FOLDER/BRANCH.parquet              the branch, visible
-    FOLDER/_sparkonce_folder.ID        empty; made once, and kept in every committable
+    FOLDER/_sparkonce_folder.ID        empty; created once, and named in every committable
 
-BRANCH is the full branch id, so it is unique for ever: the target's existence is the proof that the
-branch was committed. Its absence proves a loss only in the folder with the same ID: another one may
-be the empty folder below a mount that is away. The folder must be on one file system that driver
-and executors share, with hard links (a local disk, NFS).
+BRANCH is the full branch id, which is unique forever, so a visible file of that name proves that
+the branch was committed. A missing file proves a loss only in the folder with the same ID: any
+other folder may be the empty one below a mount point. Driver and executors must share the folder,
+on one file system with hard links (a local disk, NFS).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from sparkonce.storage.local import expanded
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."
 _PAYLOAD_VERSION = 2
-"""1 may have no id of the folder."""
+"""Version 1 may lack the id of the folder."""
 
 _SUFFIX = "parquet"  # the full branch id ends with its own dot
 
 
 @dataclass(slots=True)
 class FileHandle:
-    """One open hidden file; its writer is made with the schema of the first rows."""
+    """One open hidden file; the first rows give its writer a schema."""
 
     branch_id: BranchId
     path: Path
@@ -62,9 +62,9 @@ class FileHandle:
 class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
     """Writes Parquet files into a folder, one for each Spark task of a batch.
 
-    Give readers that do not hide names with an underscore, such as DuckDB, the pattern
-    ``FOLDER/*.parquet`` and none that descends: below ``_sparkonce/`` are rows of batches that are
-    not committed, and may never be.
+    Some readers, such as DuckDB, do not ignore names with an underscore. Give those the pattern
+    ``FOLDER/*.parquet``, and none that descends: ``_sparkonce/`` holds rows of batches that are not
+    committed, and may never be.
 
     Args:
         folder: an existing folder, at the same path on the driver and on every executor.
@@ -95,7 +95,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         return f"folder {self._folder}"
 
     def validate(self, schema: pa.Schema) -> None:
-        if not schema.names:  # Parquet keeps no number of such rows
+        if not schema.names:  # Parquet does not count such rows
             raise ConfigurationError("FileSink: the rows have no columns: add one (select=)")
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
@@ -104,7 +104,9 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
                 f"FileSink: Parquet cannot hold these columns ({error}): change them (transform=)"
             ) from error
         if not self._folder.is_dir():
-            raise ConfigurationError(f"FileSink: the folder {self._folder} does not exist: make it")
+            raise ConfigurationError(
+                f"FileSink: the folder {self._folder} does not exist: create it"
+            )
         if (self._folder / SPARK_METADATA).is_dir():
             raise written_by_spark(f"FileSink: {self._folder}", "another folder")
         try:
@@ -154,20 +156,22 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
             if not is_same(committable, hidden, visible):
                 raise other_file(visible, f"{hidden} is prepared", branch_id) from None
         except FileNotFoundError:
-            # Committed before, or lost: the target tells, where it is the folder that was written
-            # to. It is asked for first: it may be mounted at any moment, and is not unmounted.
+            # Committed before, or lost. The visible file tells, if this is the folder that was
+            # written to. Check the folder first: somebody may mount it at any moment, and nobody
+            # unmounts it.
             is_here = self._is_here(committable)
             if not is_there(visible):
                 if not is_here or is_there(hidden):
                     raise CommitUnresolvedError(
-                        f"{self._folder} is not known to be the folder into which FileSink wrote "
-                        f"batch {branch_id.batch_id}: mount that one again, or, if it is gone for "
-                        f"good, {settle_command(branch_id)}",
+                        f"{self._folder} may not be the folder into which FileSink wrote batch "
+                        f"{branch_id.batch_id}: mount that one again, or, if it is gone for good, "
+                        f"{settle_command(branch_id)}",
                         branch_id,
                     ) from None
                 raise PreparedBranchLostError(
                     f"FileSink: {hidden} was prepared for batch {branch_id.batch_id} and is gone, "
-                    f"and {visible} was never written: somebody deleted it. Restore it from a copy",
+                    f"and {visible} does not exist: somebody deleted the file. Restore it from a "
+                    "copy",
                     branch_id,
                 ) from None
             if not is_same(committable, hidden, visible):
@@ -180,14 +184,14 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         self._hidden_path(branch_id).unlink(missing_ok=True)
 
     def abort_decided(self, committable: Committable) -> None:
-        # By an operator's word also where the folder is gone for good. What is written again has
-        # another name, so this one is an orphan should it come back.
+        # An operator may rule this when the folder is gone for good. The rewritten branch has
+        # another name, so this file is an orphan if the folder ever comes back.
         branch_id = committable.branch_id
         self._hidden_path(branch_id).unlink(missing_ok=True)
         if is_there(visible := self._visible_path(branch_id)):
             raise CommitRejectedError(
-                f"{branch_id} is committed: {visible} is there, and its rows would come twice. "
-                f"What keeps its commit from being proven is in the error of that; or "
+                f"{branch_id} is committed: {visible} exists, and a rewrite would double its rows. "
+                "The error of its commit says why that could not be proven; fix it, or "
                 f"{settle_command(branch_id, 'committed')}",
                 branch_id,
             )
@@ -196,7 +200,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         return branches_in(self._hidden, owner, _SUFFIX)
 
     def _is_here(self, committable: Committable) -> bool:
-        folder = committable.payload.get("folder")  # older versions wrote none
+        folder = committable.payload.get("folder")  # missing in payloads of version 1
         return folder is not None and has_id(self._folder, folder)
 
     def _hidden_path(self, branch_id: BranchId) -> Path:
@@ -207,7 +211,10 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
 
 
 def id_of_folder(folder: Path) -> str:
-    """Any of its ids, made if there is none: two starts at once may make two, and both stay."""
+    """Return one of its ids; create one if there is none.
+
+    Two starts at once may create two, and both stay valid.
+    """
     for path in folder.glob(f"{_ID}*"):
         return path.name.removeprefix(_ID)
     made = uuid.uuid4().hex
@@ -217,40 +224,40 @@ def id_of_folder(folder: Path) -> str:
 
 
 def has_id(folder: Path, expected: JsonValue) -> bool:
-    """Whether it is the folder that once got this id: an empty one below a mount is not."""
+    """Whether the folder once got this id; the empty one below a mount point did not."""
     return is_there(folder / f"{_ID}{expected}")
 
 
 def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> None:
-    """Refuse a folder of the same name on an executor's own disk: the driver finds nothing in it.
+    """Refuse a folder of the same name on an executor's own disk: the driver would not see it.
 
     Args:
-        folder: as it is here.
-        expected: its id on the driver; None where nobody has looked.
-        branch_id: to be written into it.
+        folder: the path in this process.
+        expected: the folder's id on the driver; None if the sink was never validated.
+        branch_id: of the branch that the task writes there.
 
     Raises:
         PrepareRejectedError: it is another folder.
     """
     if expected is not None and not has_id(folder, expected):
         raise PrepareRejectedError(
-            f"the folder {folder} on {socket.gethostname()} is not the one that the driver has: "
+            f"the folder {folder} on {socket.gethostname()} is not the one that the driver uses: "
             "put it on a file system that driver and executors share, at the same path",
             branch_id,
         )
 
 
 def branch_here(folder: Path, branch: BranchId | Committable) -> BranchId:
-    """The branch to abort in `folder`, where that is the folder into which it was written.
+    """Return the id of the branch to abort, after checking that it was written into `folder`.
 
-    To be asked before anything is looked for in it, since it may be mounted at any moment.
+    Call it before looking for files there: somebody may mount the folder at any moment.
 
     Raises:
-        CommitUnresolvedError: it is another folder.
+        CommitUnresolvedError: the branch was written into another folder.
     """
     if isinstance(branch, BranchId):
         return branch
-    expected = branch.payload.get("folder")  # None where nobody has looked
+    expected = branch.payload.get("folder")  # None if the sink was never validated
     if expected is not None and not has_id(folder, expected):
         raise CommitUnresolvedError(
             f"{branch.branch_id} cannot be aborted: {folder} on {socket.gethostname()} is not the "
@@ -299,7 +306,7 @@ def other_file(visible: Path, prepared: str, branch_id: BranchId) -> CommitRejec
 
 
 def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable]:
-    """The owner's branches whose files, named BRANCH and `suffix`, are in `folder`."""
+    """List the owner's branches that have a file in `folder`, named BRANCH and `suffix`."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -312,7 +319,7 @@ def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is such a file; `Path.exists` takes every error for "no" since Python 3.14."""
+    """Whether the file exists. Since Python 3.14 `Path.exists` takes every error for "no"."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -321,7 +328,7 @@ def is_there(path: Path) -> bool:
 
 
 def close_durably(file: IO[bytes], folder: Path) -> None:
-    """Close a new file of `folder`, so that neither its bytes nor its name can be lost."""
+    """Close a new file of `folder`, and make its bytes and its name durable."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -329,7 +336,7 @@ def close_durably(file: IO[bytes], folder: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make new names in `folder` lasting."""
+    """Make new names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

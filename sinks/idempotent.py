@@ -1,22 +1,22 @@
 """A base for stores that take a key instead of a transaction.
 
-    STAGE/BRANCH.arrow   written and fsynced by preCommit: the rows, for as long as a decision needs
-        │  put(branch_id, rows), again and again until it has returned once
+    STAGE/BRANCH.arrow   preCommit writes and fsyncs the rows; they stay while a decision needs them
+        │  put(branch_id, rows), repeated until it has returned once
         ▼
-    the store, which takes rows under one key once; the file goes when the batch is complete
+    the store, which accepts each key once; a sweep removes the file when the batch is complete
 
 What it guarantees, and what it does not:
 
-* Exactly once **if `put` is idempotent**: the store remembers the key for as long as a commit may
-  be repeated, that is until the batch is complete, however long the driver is down. Also when two
-  processes call it at the same time, and when an older one calls it after a newer one did: one
-  that stood still in its `put`, say with a suspended machine, may go on when the batch is long
-  complete. So let the store keep keys for longer than that may last.
-* A batch that is aborted never reaches the store, since nothing does before the decision.
-* As atomic as `put` is: where it takes several requests, readers may see a part of the branch
-  until the commit has been repeated.
-* The stage must outlive the driver: a folder that driver and executors share. If it is lost while
-  a decision needs it, `has` tells whether the store has the rows all the same.
+* Rows arrive exactly once **if `put` is idempotent**: the store remembers the key until the batch
+  is complete, however long the driver is down. That must hold when two processes call it at the
+  same time. It must hold when an older process calls it after a newer one: a process that was
+  paused in its `put`, on a suspended machine for example, may continue long after the batch is
+  complete. So let the store keep keys for longer than such a pause may last.
+* An aborted batch never reaches the store, because nothing does before the decision.
+* A commit is as atomic as `put`: if that takes several requests, readers may see a part of the
+  branch until the commit has been repeated.
+* The stage must outlive the driver: use a folder that driver and executors share. If it is lost
+  while a decision needs it, `has` can still tell whether the store has the rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SUFFIX = "arrow"  # the full branch id ends with its own dot
 
 @dataclass(slots=True)
 class StagedRows:
-    """One open file of the stage; its writer is made with the schema of the first rows."""
+    """One open file of the stage; the first rows give its writer a schema."""
 
     branch_id: BranchId
     path: Path
@@ -73,11 +73,11 @@ class StagedRows:
 
 @dataclass(frozen=True)
 class Staged(Payload):
-    """What a decision says of a staged branch.
+    """What a decision records about a staged branch.
 
     Attributes:
         rows: number of rows.
-        folder: id of the stage into which they were written; None where nobody has looked.
+        folder: id of the stage that holds them; None if the sink was never validated.
     """
 
     VERSION = 2
@@ -91,18 +91,17 @@ class Staged(Payload):
 
 
 class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranches):
-    """Stages rows in files, and hands each branch to `put` once it is decided.
+    """Stages rows in files, and passes each branch to `put` once it is decided.
 
     Args:
-        stage: an existing folder of this sink alone, at the same path on the driver and on every
-            executor. Where the store takes no long outage of the driver, it must be as durable as
-            the transaction log.
+        stage: an existing folder that only this sink uses, at the same path on the driver and on
+            every executor, as durable as the transaction log.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
-        writers: see `TwoPhaseCommitSink`; 1 makes the whole batch one branch. Stores that know a
-            number that grows instead of a key (Delta's txnAppId and txnVersion) need it: then
-            `branch_id.owner.prefix` with the sink's name is the one and `batch_id` the other.
+        writers: see `TwoPhaseCommitSink`; 1 makes the whole batch one branch. A store that
+            remembers a growing number instead of a key (Delta's txnAppId and txnVersion) needs 1:
+            `branch_id.owner.prefix` with the sink's name is its application, `batch_id` the number.
     """
 
     def __init__(
@@ -122,32 +121,32 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
     def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
         """Write all rows of a decided branch. Idempotent by `str(branch_id)`.
 
-        Where the staged file was cut, `rows` raises in place of its end: let the error pass.
+        Return when the rows are durable in the store. Any process may call it, two may call it at
+        the same time, and it is called again after an error and even after it has returned.
 
-        It returns when the rows are there for good. Called until then, by any process, maybe by two
-        at a time, and again after it has returned.
+        If the staged file was truncated, the iterator `rows` raises before its end: let that pass.
 
         Raises:
-            CommitRejectedError: the store refuses the rows for good; an operator settles it. Any
-                other error is an unknown outcome: `put` is called again.
+            CommitRejectedError: the store refuses the rows for good; an operator settles it. After
+                any other error the outcome is unknown: `put` is called again.
         """
 
     def has(self, branch_id: BranchId) -> bool | None:  # noqa: ARG002 - optional
         """Whether the store has the branch.
 
-        Asked where its staged file is gone, and before it is written again under another key.
+        The driver asks when the staged file is gone, and before a rewrite under another key.
 
         Returns:
-            True if the store has all of its rows; False if it has none of them, and no `put` of
-            it can still be on its way; None (the default) if it cannot tell, or has a part.
+            True if the store has all of its rows; False if it has none of them, and no earlier
+            `put` can still arrive; None (the default) if it cannot tell, or has some of them.
         """
         return None
 
     def check(self, batch: pa.RecordBatch) -> None:
         """Refuse rows that the store will not take. Called in the task, before the decision.
 
-        What `put` refuses is decided already: only an operator can settle that, and other sinks
-        have their rows.
+        When `put` refuses rows, the batch is already decided: other sinks have their rows, and
+        only an operator can settle it.
 
         Raises:
             PrepareRejectedError: naming what is wrong; the batch is aborted in every sink.
@@ -157,11 +156,11 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
     def target(self) -> str:
         return f"{self.kind or self.name} by stage {self._stage}"
 
-    def validate(self, schema: pa.Schema) -> None:  # noqa: ARG002 - Arrow's own files hold any
+    def validate(self, schema: pa.Schema) -> None:  # noqa: ARG002 - Arrow's own files hold any schema
         if not self._stage.is_dir() or not os.access(self._stage, os.W_OK):
             raise ConfigurationError(
                 f"{self.name}: stage={str(self._stage)!r} is no folder that can be written to: "
-                "make it, at the same path for the driver and every executor"
+                "create it, at the same path on the driver and every executor"
             )
         self._id = id_of_folder(self._stage)
 
@@ -198,7 +197,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
         try:
             file = self._path(branch_id).open("rb")
         except FileNotFoundError:
-            self._settle(branch_id, staged)
+            self._resolve_missing(branch_id, staged)
             return
         with file:
             self.put(branch_id, self._read(file, branch_id, staged) if staged.rows else iter(()))
@@ -211,15 +210,15 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
             for batch in reader:
                 rows += batch.num_rows
                 yield batch
-        if rows != staged.rows:  # a file that was cut between two messages ends like a whole one
+        if rows != staged.rows:  # a file truncated between two messages looks complete
             raise CommitUnresolvedError(
                 f"{self._path(branch_id)} holds {rows} of the {staged.rows} rows that {self.name} "
                 "has staged: restore the file, or look into the store",
                 branch_id,
             )
 
-    def _settle(self, branch_id: BranchId, staged: Staged) -> None:
-        """The staged file is gone: the store alone can tell the outcome."""
+    def _resolve_missing(self, branch_id: BranchId, staged: Staged) -> None:
+        """Decide what a missing file means; only the store can tell whether it has the rows."""
         what = f"the rows that {self.name} staged as {self._path(branch_id)} are gone"
         has, known = self.has(branch_id), staged.folder
         if has:
@@ -239,27 +238,27 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
         raise PreparedBranchLostError(f"{what}, and the store has not got them", branch_id)
 
     def abort(self, branch: BranchId | Committable) -> None:
-        # Only the stage: what was put stays.
+        # Only the staged file: rows that the store has must stay.
         branch_id = branch_here(self._stage, branch)
         self._path(branch_id).unlink(missing_ok=True)
 
     def abort_decided(self, committable: Committable) -> None:
-        """Free its rows to be written again, which a replay does under another key.
+        """Abort the branch so that a replay can write its rows under another key.
 
         Raises:
-            CommitRejectedError: the store has them, or may have: see `has`.
+            CommitRejectedError: the store has the rows, or may have them: see `has`.
         """
         branch_id = committable.branch_id
         has = self.has(branch_id)
         if has is not False:
-            told = "has them" if has else "cannot tell whether it has them"
+            answer = "has them" if has else "cannot tell whether it has them"
             raise CommitRejectedError(
-                f"{branch_id}: written again, its rows would have another key, and the store "
-                f"{told}. Start the query, which puts them under the same key once more; or, if "
-                f"they are there, {settle_command(branch_id, 'committed')}",
+                f"{branch_id}: a rewrite would give its rows another key, and the store {answer}. "
+                "Start the query, which puts them under the same key once more; or, if the store "
+                f"has them, {settle_command(branch_id, 'committed')}",
                 branch_id,
             )
-        # Also where the stage is gone for good: what is written again has another name.
+        # The stage may be gone for good; the rewritten branch has another name anyway.
         self._path(branch_id).unlink(missing_ok=True)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:

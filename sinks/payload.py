@@ -30,10 +30,10 @@ _BYTES, _TUPLE = "$bytes", "$tuple"
 
 
 class Payload:
-    """Base of a frozen dataclass that goes into a committable and comes back out.
+    """Base of a frozen dataclass that is stored in a committable and read back from it.
 
     Attributes:
-        VERSION: raise it when the fields change, and tell `upgrade` how the older ones read.
+        VERSION: raise it when the fields change, and teach `upgrade` to read the older ones.
     """
 
     VERSION: ClassVar[int] = 1
@@ -41,10 +41,15 @@ class Payload:
     def committable(
         self, branch_id: BranchId, *, safe_until: float | None = None, text: str = ""
     ) -> Committable:
-        """What `preCommit` returns.
+        """Make the committable that `preCommit` returns.
+
+        Args:
+            branch_id: of the branch.
+            safe_until: see `Committable`.
+            text: see `Committable`.
 
         Raises:
-            ProtocolError: a field holds what cannot be kept in a record.
+            ProtocolError: a field holds a value that JSON cannot hold.
         """
         payload = {
             field.name: _encoded(getattr(self, field.name), f"{type(self).__name__}.{field.name}")
@@ -54,10 +59,10 @@ class Payload:
 
     @classmethod
     def of(cls, committable: Committable) -> Self:
-        """Read the payload of a committable, also one that an older version has written.
+        """Read the payload of a committable; it may be of an older version.
 
         Raises:
-            ConfigurationError: a newer version has written it, or its fields are others.
+            ConfigurationError: a newer version has written it, or its fields do not match.
         """
         found = {name: _decoded(value) for name, value in committable.payload.items()}
         if committable.version > cls.VERSION:
@@ -77,7 +82,7 @@ class Payload:
 
     @classmethod
     def upgrade(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003 - optional
-        """The fields as they are now, from those that `version` wrote."""
+        """Turn the fields that `version` wrote into those of today."""
         return fields
 
 
@@ -92,7 +97,7 @@ def _encoded(value: object, where: str) -> JsonValue:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {str(key): _encoded(item, where) for key, item in value.items()}
     raise ProtocolError(
-        f"{where} holds a {type(value).__name__}, which a record cannot keep: make it text, a "
+        f"{where} holds a {type(value).__name__}, which a record cannot hold: make it text, a "
         "number, bytes, or a list, tuple or dictionary (with text as keys) of these"
     )
 

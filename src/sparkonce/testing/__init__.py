@@ -40,6 +40,7 @@ _MODULES = {
     "assert_exactly_once": "exactly_once",
     "crash_points": "kills",
 }
+_PARTS = ("verbs", "faults", "rows", "branches", "crashes", "contract")
 
 
 def __dir__() -> list[str]:
@@ -52,6 +53,6 @@ def __getattr__(name: str) -> object:
     if name == "SinkContract" and "pytest" in sys.modules:
         # Before the import: a failing assert then shows its values, as in a test file.
         sys.modules["pytest"].register_assert_rewrite(
-            *(f"sparkonce.testing.sink_{part}" for part in ("verbs", "rows", "contract"))
+            *(f"sparkonce.testing.sink_{part}" for part in _PARTS)
         )
     return getattr(import_module(f"sparkonce.testing.{_MODULES[name]}"), name)

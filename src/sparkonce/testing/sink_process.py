@@ -1,8 +1,8 @@
 """Real second processes for `SinkContract`, in which a sink's verbs run.
 
-in_other_process       runs a verb, and is killed at its end if it shall be
-lines_of_commit        the lines that a commit runs, each a place to kill it or to let it stand
-commit_behind_another  a commit that stands still before a line while another one is made
+in_other_process       runs a verb in another process, and kills that at its end if asked to
+lines_of_commit        the lines that a commit runs, each a place to kill or pause it
+commit_behind_another  pauses a commit before a line while another commit runs
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PATIENCE_S = 120.0
-"""For a second process to reach its line, or its end."""
+"""How long a second process may take to reach its line, or its end."""
 
 _POLL_S = 0.01
 
 Verb: TypeAlias = Literal["write", "task", "commit", "abort"]
 
 _Order: TypeAlias = "tuple[AnySink, Verb, tuple[Any, ...], int | None, int | None]"
-"""Sink, verb, its arguments; which signal the process sends to itself, if any, and before which
-line of the sink's code; None: at the end."""
+"""Sink, verb, its arguments; the signal, if any, that the process sends itself; and before which
+line of the sink's code it does so (None: at the end)."""
 
 
 def in_other_process(
@@ -48,7 +48,7 @@ def in_other_process(
     is_killed: bool = False,
     shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
 ) -> list[Committable]:
-    """Run a verb in a process of its own, which gets the sink as an executor does.
+    """Run a verb in a separate process, which gets the sink as an executor does.
 
     Args:
         sink: pickled, as Spark does.
@@ -62,7 +62,7 @@ def in_other_process(
         What "task" prepared.
 
     Raises:
-        AssertionError: the verb failed there, or does not end; with what it said last.
+        AssertionError: the verb failed or did not end; the message has its last output.
     """
     if verb in {"write", "task"}:
         args = (args[0], *map(shaped, args[1:]))
@@ -74,9 +74,9 @@ def in_other_process(
 def lines_of_commit(
     sink: AnySink, committables: Sequence[Committable], *, killed_at: int | None = None
 ) -> list[int]:
-    """Each line of the sink's own code that a commit runs in a process that has just begun.
+    """List the lines of the sink's own code that a commit runs in a new process.
 
-    It opens its connections there, as the process does that is killed.
+    It opens its connections there, as the process that is killed does.
 
     Args:
         sink: pickled, as Spark does.
@@ -84,11 +84,11 @@ def lines_of_commit(
         killed_at: SIGKILL it before it runs its nth line.
 
     Returns:
-        For each line, in order, the number of its place, as `LineTrace` has it; none where it was
-        killed.
+        For each line, in order, the number of its place (see `LineTrace`); an empty list if the
+        process was killed.
 
     Raises:
-        AssertionError: none was seen, so a commit could be killed nowhere.
+        AssertionError: no line was seen, so no commit could be killed.
     """
     is_killed = None if killed_at is None else signal.SIGKILL
     with _Other((sink, "commit", tuple(committables), is_killed, killed_at)) as other:
@@ -98,9 +98,9 @@ def lines_of_commit(
     places: list[int] = said["places"]
     kind = type(sink)
     assert places, (
-        f"no line of commit of {kind.__name__} was seen, so it can be killed nowhere and nothing "
-        f"is proven: write it in Python, in files of the package of {kind.__module__} (or beside "
-        "that module), and run it in the process, though in any thread of it, that calls commit"
+        f"no line of commit of {kind.__name__} was seen, so no commit can be killed and nothing is "
+        f"proven: write it in Python, in files of the package of {kind.__module__} (or next to "
+        "that module), and run it in the process, in any thread, that calls commit"
     )
     return places
 
@@ -113,20 +113,20 @@ def commit_behind_another(
     *,
     stands_s: float,
 ) -> tuple[list[int], bool]:
-    """Let a commit stand still before its nth line until another one is made; then it goes on.
+    """Pause a commit before its nth line until another commit has run; then let it continue.
 
-    It may succeed or fail.
+    The paused commit may succeed or fail.
 
     Args:
         sink: pickled, as Spark does.
         committables: to be committed.
-        line: at which it stands.
-        other_commit: made meanwhile, in a thread.
-        stands_s: how long at most the first one stands: the other one may wait for what it holds.
+        line: before which it pauses.
+        other_commit: runs meanwhile, in a thread.
+        stands_s: the longest pause: the other commit may wait for something that this one holds.
 
     Returns:
-        As `lines_of_commit`, where it ended before it came to the line; else none. And whether the
-        other one was made while it stood.
+        The lines, as `lines_of_commit` lists them, if it finished before it reached the line; else
+        an empty list. And whether the other commit finished during the pause.
     """
     order: _Order = (sink, "commit", tuple(committables), signal.SIGSTOP, line)
     with ThreadPoolExecutor(1) as pool, _Other(order) as first:
@@ -141,7 +141,7 @@ def commit_behind_another(
 
 
 class _Other:
-    """One process, which speaks by files, so that neither it nor its sink waits for a reader."""
+    """A process that communicates through files, so that nothing in it waits for a reader."""
 
     def __init__(self, order: _Order) -> None:
         from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles, without starting it
@@ -169,7 +169,7 @@ class _Other:
         self._files.cleanup()
 
     def stands(self) -> bool:
-        """Wait until it stands still; False where it ended before that."""
+        """Wait until it pauses; return False if it ended first."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self._process.pid, os.WUNTRACED | os.WNOHANG)
@@ -185,7 +185,7 @@ class _Other:
         self._process.send_signal(signal.SIGCONT)
 
     def wait(self) -> int:
-        """Its exit code.
+        """Return its exit code.
 
         Raises:
             AssertionError: it does not end.
@@ -196,20 +196,20 @@ class _Other:
             raise AssertionError(self._told(f"does not end in {PATIENCE_S:.0f} s")) from None
 
     def said_at_the_end(self, *ends: int) -> dict[str, Any]:
-        """What `main` told; nothing where it was killed.
+        """Return the report of `main`; an empty one if it was killed.
 
         Args:
-            ends: the exit codes that it may have.
+            ends: the exit codes that are expected.
         """
         status = self.wait()
         assert status in ends, self._told(
-            f"failed (exit code {status}): a sink needs nothing but what it is pickled with"
+            f"failed (exit code {status}): a sink must need nothing but what it is pickled with"
         )
         return json.loads(self._said.read_text()) if self._said.exists() else {}
 
     def _told(self, what: str) -> str:
         said = self._log.read_text(errors="replace")[-2000:]
-        return f"{self._verb} in another process {what}. It said:\n{said}"
+        return f"{self._verb} in another process {what}. Its output:\n{said}"
 
 
 def main(folder: Path) -> None:
@@ -233,7 +233,7 @@ def main(folder: Path) -> None:
             prepared.append(sink.preCommit(handle))
     elif verb == "commit":
         trace.begin(sink)
-        if fate == signal.SIGSTOP:  # once: its repetition would be a commit from the beginning
+        if fate == signal.SIGSTOP:  # once: a repetition would start from the beginning
             verbs.commit_many(sink, args)
         else:
             Stage(SinkWorld(lambda: sink, list, list)).commit_all(sink, args)

@@ -1,4 +1,4 @@
-"""A part of `SinkContract`: what becomes of rows, however they come and whatever they hold."""
+"""A part of `SinkContract`: rows of every type, in batches of any size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.sink_verbs import BRANCH, A, B, SinkVerbs
+from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
 from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, rows_of
 
 _UTC = dt.UTC
@@ -53,19 +53,19 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
         [{"a": 1, "b": None}, {"a": None, "b": "x"}],
     ),
 }
-"""By Spark's name of the type: how it reaches a sink, and values; each test adds a null."""
+"""By Spark's name: the Arrow type that reaches a sink, and values; each test adds a null."""
 
 TEXTS = ["007", "1e3", "NULL", "\\N", "None", "nan", "true", " x ", "a\rb\r\nc", "2026-01-01"]
-"""What a format without types takes for a number, a null, a truth, a line of its own or a day."""
+"""Texts that an untyped format confuses with numbers, nulls, booleans, line ends or dates."""
 
 
-class SinkRows(SinkVerbs):
+class SinkRows(SinkCase):
     """What `SinkContract` inherits; see there."""
 
-    # -- how they come -----------------------------------------------------------------------------
+    # -- how rows arrive ---------------------------------------------------------------------------
 
     def test_uneven_record_batches(self, stage: Stage, sink: AnySink) -> None:
-        """Record batches of any length, cut out of a longer one: no row is missing."""
+        """Record batches of any length, sliced from a longer one: no row is missing."""
         sizes = (1, 1023, 4099, 2, 997, 6225)  # 12,347 together, a prime number
         rows = rows_of(range(sum(sizes)))
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
@@ -74,7 +74,7 @@ class SinkRows(SinkVerbs):
         stage.sees(rows)
 
     def test_rows_come_slowly(self, stage: Stage, sink: AnySink) -> None:
-        """`idle` comes between writes and before preCommit too, and keeps what was written."""
+        """`idle` between writes and before preCommit keeps what was written."""
         handle = stage.write(sink, BRANCH, A)
         sink.idle(handle)
         sink.write(handle, stage.world.shaped(B))
@@ -90,7 +90,7 @@ class SinkRows(SinkVerbs):
         stage.sees(A)
 
     def test_branch_without_rows(self, stage: Stage, sink: AnySink) -> None:
-        """It is prepared and committed like any other, and shows nothing."""
+        """It is prepared and committed like any other, and adds no rows."""
         stage.commit(sink, stage.prepare(sink, BRANCH, A.slice(0, 0)))
         stage.sees()
         stage.nothing_left_by_sweep(sink)
@@ -104,10 +104,10 @@ class SinkRows(SinkVerbs):
         stage.commit(sink, committables)
         stage.sees(*parts)
 
-    # -- what they hold ----------------------------------------------------------------------------
+    # -- what rows hold ----------------------------------------------------------------------------
 
     def test_columns_in_another_order(self, make_world: Callable[[pa.Schema], SinkWorld]) -> None:
-        """Columns are found by their names, or validate refuses their order."""
+        """The sink finds columns by name, or validate refuses their order."""
         turned = pa.schema([SCHEMA.field(name) for name in reversed(SCHEMA.names)])
         with closing(Stage(make_world(SCHEMA), turned)) as stage:
             try:
@@ -118,7 +118,7 @@ class SinkRows(SinkVerbs):
             stage.sees(A)
 
     def test_text_that_looks_like_something_else(self, stage: Stage, sink: AnySink) -> None:
-        """Text stays the text that it is, also where no other row tells the type of its column."""
+        """Text stays text, even where no other row shows the type of its column."""
         texts = pa.array([*TEXTS, None])
         rows = pa.record_batch([pa.array(range(len(texts)), pa.int64()), texts], schema=SCHEMA)
         each = [rows.slice(n, 1) for n in range(rows.num_rows)]

@@ -1,81 +1,38 @@
-"""A part of `SinkContract`: each verb in and out of order, twice, aborted, and failing."""
+"""A part of `SinkContract`: each verb in order, twice, and aborted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Barrier
-from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from sparkonce.errors import (
-    CommitUnresolvedError,
-    PreparedBranchLostError,
-    ProtocolError,
-    SparkOnceError,
-)
+from sparkonce.errors import CommitUnresolvedError, SparkOnceError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, rows_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-A, B, C = rows_of(range(3)), rows_of(range(3, 8)), rows_of(range(8, 10))
-BRANCH = branch(1)
-
-
-def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Make the calls at the same time, each in a thread; what they return."""
-    gate = Barrier(len(calls))
-
-    def run(call: Callable[[], Any]) -> Any:
-        gate.wait()
-        return call()
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [done.result() for done in [pool.submit(run, call) for call in calls]]
+from sparkonce.testing.sink_case import (
+    BRANCH,
+    A,
+    B,
+    C,
+    SinkCase,
+    at_the_same_time,
+    needs_many_branches,
+)
+from sparkonce.testing.sink_world import Stage, branch
 
 
-def needs_many_branches(stage: Stage) -> None:
-    if stage.world.one_branch_a_batch:
-        pytest.skip("the target takes one branch of each batch, in their order")
-
-
-class SinkVerbs:
+class SinkVerbs(SinkCase):
     """What `SinkContract` inherits; see there."""
 
-    large_rows: ClassVar[int] = 50_000
-    parallel: ClassVar[int] = 4
-    most_kills: ClassVar[int] = 12
-    stands_s: ClassVar[float] = 1.0
-
-    @pytest.fixture
-    def make_world(self) -> Callable[[pa.Schema], SinkWorld]:
-        """Override it: a function from a schema to the `SinkWorld` of an empty target for it."""
-        pytest.fail(f"{type(self).__name__}: give the fixture make_world (see SinkContract)")
-
-    @pytest.fixture
-    def stage(self, make_world: Callable[[pa.Schema], SinkWorld]) -> Iterator[Stage]:
-        stage = Stage(make_world(SCHEMA))
-        yield stage
-        stage.close()
-
-    @pytest.fixture
-    def sink(self, stage: Stage) -> AnySink:
-        return stage.sink()
-
-    # -- the verbs in order ----------------------------------------------------------------------
+    # -- the verbs in order ------------------------------------------------------------------------
 
     def test_rows_become_visible_by_commit_and_not_before(
         self, stage: Stage, sink: AnySink
     ) -> None:
-        """Nothing to see after begin, write and preCommit; everything after commit."""
+        """Readers see nothing after begin, write and preCommit, and everything after commit."""
         handle = stage.write(sink, BRANCH, A)
         stage.sees()
         sink.write(handle, stage.world.shaped(B))
@@ -96,14 +53,14 @@ class SinkVerbs:
         stage.sees(A)
 
     def test_equal_rows_are_all_kept(self, stage: Stage, sink: AnySink) -> None:
-        """A sink drops no row because it has one like it."""
+        """A sink never drops a row because it has an equal one."""
         attempts = (1,) if stage.world.one_branch_a_batch else (1, 2)
         tasks = [stage.task(sink, branch(n), A, A) for n in attempts]
         stage.commit(sink, stage.vote(sink, *tasks))
         stage.sees(*[A, A] * len(attempts))
 
     def test_one_batch_after_the_other(self, stage: Stage, sink: AnySink) -> None:
-        """Each commit adds its own batch and leaves those before it alone."""
+        """Each commit adds its own batch and leaves earlier ones unchanged."""
         for batch_id, rows in enumerate((A, B, C)):
             stage.commit(sink, stage.prepare(sink, branch(batch_id, batch_id=batch_id), rows))
             stage.sweep(sink)
@@ -111,7 +68,7 @@ class SinkVerbs:
         stage.nothing_stands()
 
     def test_commits_come_in_another_order_than_prepares(self, stage: Stage, sink: AnySink) -> None:
-        """A later branch is committed first; each commit shows its own rows only."""
+        """A later branch is committed first; each commit shows only its own rows."""
         needs_many_branches(stage)
         first = stage.prepare(sink, branch(1, batch_id=1), A)
         second = stage.prepare(sink, branch(2, batch_id=2), B)
@@ -120,7 +77,7 @@ class SinkVerbs:
         stage.commit(sink, first)
         stage.sees(A, B)
 
-    # -- idempotence -----------------------------------------------------------------------------
+    # -- idempotence -------------------------------------------------------------------------------
 
     def test_commit_twice(self, stage: Stage, sink: AnySink) -> None:
         """The second commit succeeds and changes nothing (I4)."""
@@ -132,13 +89,13 @@ class SinkVerbs:
                 stage.commit(sink, committables)
             except SparkOnceError as error:
                 raise AssertionError(
-                    "a commit that is repeated must change nothing and return: look for the proof "
-                    f"of the first one before anything else ({type(error).__name__}: {error})"
+                    "a repeated commit must change nothing and return: look for the proof of the "
+                    f"first one before anything else ({type(error).__name__}: {error})"
                 ) from error
             stage.sees(A)
 
     def test_commit_by_another_object(self, stage: Stage, sink: AnySink) -> None:
-        """A sink that has just been made commits what another one prepared; both may."""
+        """A new object commits what another one prepared, more than once."""
         committables = stage.prepare(sink, BRANCH, A)
         sink.close()
         stage.commit(stage.sink(), committables)
@@ -146,10 +103,10 @@ class SinkVerbs:
         stage.sees(A)
 
     def test_commit_by_two_at_the_same_time(self, stage: Stage, sink: AnySink) -> None:
-        """A paused driver and its successor commit one branch at once: its rows come once."""
+        """A paused driver and its successor commit a branch at once: its rows appear once."""
         committables = stage.prepare(sink, BRANCH, A)
         both = (sink, stage.sink())
-        at_once([partial(stage.commit, each, committables) for each in both])
+        at_the_same_time([partial(stage.commit, each, committables) for each in both])
         stage.sees(A)
 
     def test_commit_after_its_left_overs_were_swept(self, stage: Stage, sink: AnySink) -> None:
@@ -163,16 +120,16 @@ class SinkVerbs:
         stage.sees(A)
 
     def test_validate_twice(self, stage: Stage, sink: AnySink) -> None:
-        """Each start validates again, also beside a branch that is prepared."""
+        """Each start validates again, even while a branch is prepared."""
         committables = stage.prepare(sink, BRANCH, A)
         successor = stage.sink()
         stage.commit(successor, committables)
         stage.sees(A)
 
-    # -- abort at each stage ---------------------------------------------------------------------
+    # -- abort at each stage -----------------------------------------------------------------------
 
     def test_abort_of_what_never_began(self, stage: Stage, sink: AnySink) -> None:
-        """Nothing to do is no error, and keeps nobody from the name later."""
+        """Having nothing to do is no error, and the name stays usable."""
         sink.abort(stage.named(sink, BRANCH))
         stage.commit(sink, stage.prepare(sink, branch(2), A))
         stage.sees(A)
@@ -192,13 +149,13 @@ class SinkVerbs:
         stage.nothing_stands()
 
     def test_abort_of_a_prepared_task(self, stage: Stage, sink: AnySink) -> None:
-        """What a task prepared and no batch took goes without a trace (I7)."""
+        """A branch that a task prepared and no batch used leaves no trace (I7)."""
         sink.abort(stage.task(sink, BRANCH, A))
         stage.sees()
         stage.nothing_stands()
 
     def test_abort_of_a_prepared_batch(self, stage: Stage, sink: AnySink) -> None:
-        """What is prepared goes without a trace, by the committable alone (I7, I8)."""
+        """A prepared branch leaves no trace; the committable is all that abort needs (I7, I8)."""
         stage.abort(stage.sink(), stage.prepare(sink, BRANCH, A))
         stage.sees()
         stage.nothing_stands()
@@ -224,7 +181,7 @@ class SinkVerbs:
     def test_end_of_a_branch_leaves_others_alone(
         self, stage: Stage, sink: AnySink, end: str, kept: int, gone: int
     ) -> None:
-        """One branch ends while another one is prepared; that one is committed whole."""
+        """One branch ends while another is prepared; the other one is committed whole."""
         committables = stage.prepare(sink, branch(kept, batch_id=kept), A)
         other, ended = stage.sink(), branch(gone, batch_id=gone)
         if end == "discard":
@@ -238,7 +195,7 @@ class SinkVerbs:
         stage.sees(A)
 
     def test_abort_never_undoes_a_commit(self, stage: Stage, sink: AnySink) -> None:
-        """After a commit, abort frees what is left over, and readers keep every row (I1)."""
+        """Abort after a commit frees what is left over, and readers keep every row (I1)."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.commit(sink, committables)
         stage.abort(sink, committables)
@@ -258,105 +215,18 @@ class SinkVerbs:
         stage.sees(A)
 
     def test_replay_of_an_aborted_batch(self, stage: Stage, sink: AnySink) -> None:
-        """A batch is aborted and written again by the next incarnation: its rows come once."""
+        """The next incarnation writes an aborted batch again: its rows appear once."""
         stage.abort(sink, stage.prepare(sink, BRANCH, A))
         replay = stage.prepare(stage.sink(), replace(BRANCH, token=4), A)
         stage.commit(sink, replay)
         stage.sees(A)
         stage.nothing_left_by_sweep(sink)
 
-    # -- verbs out of order ----------------------------------------------------------------------
-
-    def test_commit_after_abort(self, stage: Stage, sink: AnySink) -> None:
-        """It raises, and shows nothing: success would be a lie."""
-        committables = stage.prepare(sink, BRANCH, A)
-        stage.abort(sink, committables)
-        for error in verbs.commit_many(sink, committables):
-            assert isinstance(error, SparkOnceError), (
-                "commit of an aborted branch returned as if it had succeeded: where nothing is "
-                "prepared and nothing proves an earlier commit, raise PreparedBranchLostError"
-            )
-        stage.sees()
-
-    def test_commit_before_precommit(self, stage: Stage, sink: AnySink) -> None:
-        """A handle or a branch id is no committable: ProtocolError says what to call first."""
-        handle: Any = stage.write(sink, BRANCH, A)
-        wrongs: list[Any] = [handle, stage.named(sink, BRANCH), None]
-        for wrong in wrongs:
-            with pytest.raises(ProtocolError, match="preCommit"):
-                sink.commit(wrong)
-        sink.discard(handle)
-        stage.sees()
-
-    def test_discard_after_the_sweep(self, stage: Stage, sink: AnySink) -> None:
-        """A zombie task frees a branch that was aborted under it: no error, nothing left."""
-        handle = stage.write(sink, BRANCH, A)
-        sink.abort(stage.named(sink, BRANCH))
-        sink.discard(handle)
-        stage.sweep(sink)
-        stage.sees()
-        stage.nothing_stands()
-
-    # -- what the world can do ---------------------------------------------------------------------
-
-    def test_lost_branch_is_told(self, stage: Stage, sink: AnySink) -> None:
-        """A prepared branch that somebody destroyed is lost, and never called committed."""
-        lose = stage.world.lose
-        if lose is None:
-            pytest.skip("the world gives no lose=")
-        committables = stage.prepare(sink, BRANCH, A)
-        for committable in committables:
-            lose(committable)
-        with pytest.raises(PreparedBranchLostError):
-            stage.commit(stage.sink(), committables)
-        stage.sees()
-
-    def test_answer_to_a_commit_is_lost(self, stage: Stage, sink: AnySink) -> None:
-        """The commit has landed and says that it does not know; asked again, it proves it."""
-        lost_answer = stage.world.lost_answer
-        if lost_answer is None:
-            pytest.skip("the world gives no lost_answer=")
-        committables = stage.prepare(sink, BRANCH, A)
-        with lost_answer() as lost:
-            outcomes = verbs.commit_many(sink, committables)
-        assert lost or any(outcomes), (
-            "no answer was lost: world.lost_answer() must lose those to the client of commit"
-        )
-        assert all(e is None or isinstance(e, CommitUnresolvedError) for e in outcomes), outcomes
-        stage.sees(A)
-        stage.commit(sink, committables)
-        stage.sees(A)
-
-    def test_target_that_is_away(self, stage: Stage, sink: AnySink) -> None:
-        """What is prepared stays so; what cannot be prepared says it; no outcome is made up."""
-        away = stage.world.away
-        if away is None:
-            pytest.skip("the world gives no away=")
-        decided, gone = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
-        sink.close()
-        late: list[Committable] = []
-        with away():
-            with suppress(Exception):
-                late = stage.prepare(sink, branch(3, batch_id=3), B)
-            for error in verbs.commit_many(sink, decided):
-                assert isinstance(error, CommitUnresolvedError), (
-                    f"commit said {error!r} while the target was away: whether it has the rows is "
-                    "not known, so raise CommitUnresolvedError, or let the client's error pass"
-                )
-            with suppress(Exception):  # then it is aborted again
-                stage.abort(sink, gone)
-        sink.close()
-        stage.commit(sink, decided)
-        stage.commit(sink, late)
-        stage.abort(sink, gone)
-        stage.sees(A, *([B] if late else ()))
-        stage.nothing_left_by_sweep(sink)
-
     @staticmethod
     def _is_not_lost(sink: AnySink, committables: Sequence[Committable]) -> None:
-        """That what was committed is still committed, or not known."""
+        """Assert that the committed branches still count as committed, or as unresolved."""
         for error in verbs.commit_many(sink, committables):
             assert error is None or isinstance(error, CommitUnresolvedError), (
-                "a branch that was committed, and then aborted, is not lost, and its rows must not "
-                f"be written again: abort has to leave the proof alone ({error!r})"
+                "a branch that was committed and then aborted is not lost, and a rewrite would "
+                f"double its rows: abort must not remove the proof ({error!r})"
             )

@@ -1,7 +1,7 @@
 """A sink's world as `SinkContract` sees it: the sink, and its target from outside.
 
-SinkWorld   what a user gives: how to make the sink, and what an outsider sees
-Stage       takes branches through the verbs as the coordinator does
+SinkWorld   given by the user: how to make the sink, and what an outsider sees
+Stage       takes branches through the verbs as the driver does
 """
 
 from __future__ import annotations
@@ -34,29 +34,31 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class SinkWorld:
-    """How to make a sink, and what an outsider sees of its target.
+    """How to make a sink, and what an outsider sees in its target.
 
     Attributes:
         sink: makes the sink; each call gives a new object for the same target, as each process has.
-        visible: every row that a reader gets now, by a client of its own: never through the sink.
-        standing: names what stands open, prepared or staged in the target now, by whatever name.
-        expected: what a reader gets of a row, where the target changes it (such as decimals to
-            text); default: the row.
-        shaped: makes of a batch what `write` gets, as Spark would by `select` or `columns`;
+        visible: returns every row that a reader gets now, through its own client, never through the
+            sink.
+        standing: names everything that is open, prepared or staged in the target now.
+        expected: turns a row into what a reader gets of it, where the target changes it (such as
+            decimals to text); default: the row.
+        shaped: turns a batch into what `write` gets, as Spark would by `select` or `columns`;
             default: the batch.
-        lose: destroys a prepared branch as an accident would, so that its commit must say so.
-        lost_answer: a context in which the target carries a commit out and its answer is lost. A
-            sink that asks at once what became of it has no error to show: then the context gives a
-            list, which is no longer empty when an answer was lost.
+        lose: destroys a prepared branch as an accident would; its commit must report the loss.
+        lost_answer: a context in which the target executes a commit and its answer is lost. A sink
+            that asks at once for the outcome has no error to show: then the context returns a list,
+            and adds to it when an answer was lost.
         away: a context in which the target cannot be reached, or refuses everything.
         one_branch_a_batch: the target takes one branch of each batch, in the order of the batches,
-            as one does that keeps the number of its last batch: tests that need more are skipped.
-        reads_in_order: readers get nothing that was written after the rows of a branch which is
+            such as a store that keeps the number of its last batch. Tests that need more are
+            skipped.
+        reads_in_order: readers get nothing that was written after the rows of a branch that is
             still open, as in Kafka.
-        refresh: lets readers see what was written so far, such as the refresh of a search index;
-            called before each look.
-        settle_s: where nothing does so: by how many seconds readers lag at most. Each look waits
-            for so long, since what comes twice, or too early, would else come behind it.
+        refresh: makes what was written so far visible to readers, such as the refresh of a search
+            index; called before each look.
+        settle_s: the most seconds that readers lag, if nothing can refresh them. Each look waits
+            that long; otherwise rows that come twice, or too early, would appear after it.
     """
 
     sink: Callable[[], AnySink]
@@ -74,25 +76,25 @@ class SinkWorld:
 
 
 def rows_of(ids: Iterable[int]) -> pa.RecordBatch:
-    """Rows of `SCHEMA`; every seventh has no name, and the names are not ASCII."""
+    """Make rows of `SCHEMA`; every seventh has no name, and the names are not ASCII."""
     numbers = list(ids)
     names = [None if n % 7 == 0 else f"名前 {n}" for n in numbers]
     return pa.record_batch([pa.array(numbers, pa.int64()), pa.array(names)], schema=SCHEMA)
 
 
 def branch(attempt: int = 1, **changes: Any) -> BranchId:
-    """A branch of the sink of the test; `Stage` puts the sink's name in."""
+    """Make a branch of the test's sink; `Stage` fills in the sink's name."""
     return replace(BranchId(OWNER, 1, 3, "", 0, attempt), **changes)
 
 
 @dataclass
 class Stage:
-    """Takes branches of one world through the verbs, in the coordinator's order.
+    """Takes branches of one world through the verbs, in the driver's order.
 
     Attributes:
         world: of the test.
         schema: of the rows.
-        patience_s: how long a commit whose outcome is unknown is repeated.
+        patience_s: how long to repeat a commit whose outcome is unknown.
     """
 
     world: SinkWorld
@@ -101,7 +103,7 @@ class Stage:
     _made: list[AnySink] = field(default_factory=list)
 
     def sink(self, name: str | None = None) -> AnySink:
-        """One more object of the sink, validated; with a name, of another one of its class."""
+        """Make another object of the sink, and validate it; with `name`, it is another sink."""
         sink = self.bare_sink()
         if name:
             sink.name = name
@@ -109,13 +111,13 @@ class Stage:
         return sink
 
     def bare_sink(self) -> AnySink:
-        """One more object of the sink as a recovery has it, which knows no schema."""
+        """Make another object of the sink without a schema, as a recovery does."""
         sink = self.world.sink()
         self._made.append(sink)
         return sink
 
     def write(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Any:
-        """Begin a branch, wait for rows, and write the batches; the handle."""
+        """Begin a branch, wait for rows, and write the batches; return the handle."""
         handle = sink.beginTransaction(self.named(sink, branch_id))
         sink.idle(handle)
         for batch in batches:
@@ -123,13 +125,13 @@ class Stage:
         return handle
 
     def task(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Committable:
-        """One task: begin, write, preCommit."""
+        """Run one task: begin, write, preCommit."""
         named = self.named(sink, branch_id)
         handle = self.write(sink, branch_id, *batches)
         return stored(check_committable(sink, sink.preCommit(handle), named))
 
     def vote(self, sink: AnySink, *tasks: Committable) -> list[Committable]:
-        """The driver's vote over what the tasks prepared; the committables of the decision."""
+        """Let the driver vote on what the tasks prepared; return what the decision names."""
         first = tasks[0].branch_id if tasks else self.named(sink, branch())
         by_driver = replace(first, attempt=DRIVER_ATTEMPT)
         voted = verbs.vote(sink, by_driver, tasks)
@@ -138,11 +140,11 @@ class Stage:
     def prepare(
         self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch
     ) -> list[Committable]:
-        """A batch of one task, up to the decision."""
+        """Run a batch of one task up to the decision."""
         return self.vote(sink, self.task(sink, branch_id, *batches))
 
     def commit(self, sink: AnySink, committables: Sequence[Committable]) -> None:
-        """Commit all of a batch, and publish it; twice, as after a crash."""
+        """Commit all of a batch, and publish it twice, as after a crash."""
         self.commit_all(sink, committables)
         first = committables[0].branch_id if committables else branch()
         whole = CommittedBatch(
@@ -152,7 +154,7 @@ class Stage:
             verbs.publish(sink, whole)
 
     def commit_all(self, sink: AnySink, committables: Sequence[Committable]) -> None:
-        """Commit all; repeated, as by the coordinator, while the outcome is unknown."""
+        """Commit all; repeat it while the outcome is unknown, as the driver does."""
         deadline = time.monotonic() + self.patience_s
         left = list(committables)
         while left:
@@ -163,7 +165,7 @@ class Stage:
                     raise error
             if unsure and time.monotonic() > deadline:
                 raise AssertionError(
-                    f"commit does not get beyond CommitUnresolvedError in {self.patience_s:.0f} s"
+                    f"commit raised nothing but CommitUnresolvedError for {self.patience_s:.0f} s"
                 ) from unsure[0]
             left = [c for c, error in outcomes if error is not None]
             if left:
@@ -174,7 +176,7 @@ class Stage:
             sink.abort(committable)
 
     def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
-        """Abort what `find_branches` shows, as after each batch; which ones."""
+        """Abort what `find_branches` shows, as after each batch; return what was found."""
         found = list(verbs.find_branches(sink, owner))
         errors = verbs.abort_many(sink, found) if found else ()
         for _, error in zip(found, errors, strict=True):
@@ -192,10 +194,10 @@ class Stage:
     # -- from outside ------------------------------------------------------------------------------
 
     def sees(self, *batches: pa.RecordBatch) -> None:
-        """Readers get exactly the rows of these batches.
+        """Assert that readers get exactly the rows of these batches.
 
         Raises:
-            AssertionError: with what is missing and what is too much.
+            AssertionError: naming missing and surplus rows.
         """
         rows = [row for batch in batches for row in batch.to_pylist()]
         wanted = Counter(map(canonical, map(self.world.expected, rows)))
@@ -207,24 +209,22 @@ class Stage:
         )
 
     def sees_beside_open(self, *batches: pa.RecordBatch) -> None:
-        """The same while an older branch is open; not asked where readers wait for that one."""
+        """Assert the same while an older branch is open, unless readers wait for that branch."""
         if not self.world.reads_in_order:
             self.sees(*batches)
 
     def nothing_stands(self) -> None:
-        """Nothing is open, prepared or staged any more."""
+        """Assert that nothing is open, prepared or staged any more."""
         self._let_readers_see()
         standing = self.world.standing()
-        assert not standing, (
-            f"nothing may be left open, prepared or staged, and there is: {list(standing)[:10]}"
-        )
+        assert not standing, f"something is still open, prepared or staged: {list(standing)[:10]}"
 
     def _let_readers_see(self) -> None:
         self.world.refresh()
         time.sleep(self.world.settle_s)
 
     def nothing_left_by_sweep(self, sink: AnySink) -> None:
-        """Nothing stands after a sweep; asked only of sinks that can list."""
+        """Assert that a sweep leaves nothing, if the sink can list what it left."""
         if lists_branches(sink):
             self.sweep(sink)
             self.nothing_stands()
@@ -242,12 +242,12 @@ def lists_branches(sink: AnySink) -> bool:
 
 
 def stored(committable: Committable) -> Committable:
-    """As it comes back out of the transaction log."""
+    """Return the committable as the transaction log returns it."""
     return Committable.from_json(json.loads(json.dumps(committable.to_json(), allow_nan=False)))
 
 
 def canonical(row: Row) -> str:
-    """A row as text that is equal where the row is: the multisets are made of these."""
+    """Turn a row into text; equal rows have equal texts, so multisets hold these."""
     return repr({name: _plain(row[name]) for name in sorted(row)})
 
 
@@ -262,6 +262,6 @@ def _plain(value: object) -> object:
 
 
 def shown(rows: Counter[str], most: int = 5) -> str:
-    """The first few rows of a difference, with their counts."""
+    """Show the first few rows of a difference, with their counts."""
     listed = [f"{row} x{count}" for row, count in rows.most_common(most)]
     return ", ".join(listed) + (" …" if len(rows) > most else "") if listed else "nothing"

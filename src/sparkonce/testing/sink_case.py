@@ -1,0 +1,67 @@
+"""What the tests of `SinkContract` share: fixtures, settings, rows and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, lists_branches, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+A, B, C = rows_of(range(3)), rows_of(range(3, 8)), rows_of(range(8, 10))
+BRANCH = branch(1)
+
+
+def at_the_same_time(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Make the calls at the same time, each in a thread; return their results."""
+    gate = Barrier(len(calls))
+
+    def run(call: Callable[[], Any]) -> Any:
+        gate.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [done.result() for done in [pool.submit(run, call) for call in calls]]
+
+
+def needs_many_branches(stage: Stage) -> None:
+    """Skip the test where the target takes only one branch of a batch."""
+    if stage.world.one_branch_a_batch:
+        pytest.skip("the target takes one branch of each batch, in the order of the batches")
+
+
+def needs_listing(sink: AnySink) -> None:
+    """Skip the test where the sink cannot list what it left."""
+    if not lists_branches(sink):
+        pytest.skip("the sink has no find_branches: what dead processes leave stays")
+
+
+class SinkCase:
+    """The base of every part of `SinkContract`."""
+
+    large_rows: ClassVar[int] = 50_000
+    parallel: ClassVar[int] = 4
+    most_kills: ClassVar[int] = 12
+    stands_s: ClassVar[float] = 1.0
+
+    @pytest.fixture
+    def make_world(self) -> Callable[[pa.Schema], SinkWorld]:
+        """Override it: return a function from a schema to the `SinkWorld` of an empty target."""
+        pytest.fail(f"{type(self).__name__}: define the fixture make_world (see SinkContract)")
+
+    @pytest.fixture
+    def stage(self, make_world: Callable[[pa.Schema], SinkWorld]) -> Iterator[Stage]:
+        stage = Stage(make_world(SCHEMA))
+        yield stage
+        stage.close()
+
+    @pytest.fixture
+    def sink(self, stage: Stage) -> AnySink:
+        return stage.sink()

@@ -1,0 +1,198 @@
+"""A part of `SinkContract`: other processes, which commit, abort, pause and get killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sparkonce.model import Committable
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing.commit_lines import chosen
+from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
+from sparkonce.testing.sink_process import (
+    commit_behind_another,
+    in_other_process,
+    lines_of_commit,
+)
+from sparkonce.testing.sink_world import OWNER, Stage, branch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TRIES = 5
+"""How often a commit may run fewer lines than the one before it, and so miss its line."""
+
+
+class SinkCrashes(SinkCase):
+    """What `SinkContract` inherits; see there."""
+
+    # -- other processes ---------------------------------------------------------------------------
+
+    def test_sink_travels_to_the_executors(self, stage: Stage, sink: AnySink) -> None:
+        """It pickles after `validate`; a branch that another process wrote is committed here."""
+        from sparkonce.spark_hooks.batch import check_pickles  # noqa: PLC0415 - imports Spark
+
+        check_pickles(sink)
+        task = self._elsewhere(stage, sink, "task", stage.named(sink, BRANCH), A)
+        stage.sees()
+        stage.commit(sink, stage.vote(sink, *task))
+        stage.sees(A)
+
+    def test_sink_travels_after_a_commit(self, stage: Stage, sink: AnySink) -> None:
+        """It still pickles for the next batch after a commit and a sweep opened connections."""
+        from sparkonce.spark_hooks.batch import check_pickles  # noqa: PLC0415 - imports Spark
+
+        stage.commit(sink, stage.prepare(sink, branch(1, batch_id=1), A))
+        stage.sweep(sink)
+        check_pickles(sink)
+        task = self._elsewhere(stage, sink, "task", stage.named(sink, branch(2, batch_id=2)), B)
+        stage.commit(sink, stage.vote(sink, *task))
+        stage.sees(A, B)
+
+    def test_process_killed_after_precommit(self, stage: Stage, sink: AnySink) -> None:
+        """The prepared branch survives, and is committed from here."""
+        task = self._elsewhere(stage, sink, "task", stage.named(sink, BRANCH), A, is_killed=True)
+        stage.sees()
+        stage.commit(sink, stage.vote(sink, *task))
+        stage.sees(A)
+
+    def test_process_killed_while_it_writes(self, stage: Stage, sink: AnySink) -> None:
+        """None of its rows ever become visible; a sweep removes what it left open."""
+        self._elsewhere(stage, sink, "write", stage.named(sink, BRANCH), A, is_killed=True)
+        stage.sees()
+        stage.commit(sink, stage.prepare(sink, branch(2), B))
+        stage.nothing_left_by_sweep(sink)
+        stage.sees(B)
+
+    def test_other_process_commits(self, stage: Stage, sink: AnySink) -> None:
+        """The next driver commits what this one prepared, while this one still runs."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()  # a driver that died holds no connection
+        self._elsewhere(stage, sink, "commit", *committables)
+        stage.sees(A)
+        stage.commit(stage.sink(), committables)
+        stage.sees(A)
+
+    def test_process_killed_after_commit(self, stage: Stage, sink: AnySink) -> None:
+        """A process dies before it can record its commit; the next one commits again."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()
+        self._elsewhere(stage, sink, "commit", *committables, is_killed=True)
+        successor = stage.sink()
+        stage.commit(successor, committables)
+        stage.sees(A)
+        stage.nothing_left_by_sweep(successor)
+
+    def test_process_killed_between_the_lines_of_commit(self, stage: Stage, sink: AnySink) -> None:
+        """Wherever in its own code a commit is killed, the rows appear once after the next one."""
+
+        def killed(committables: list[Committable], line: int) -> list[int]:
+            places = lines_of_commit(sink, committables, killed_at=line)
+            stage.commit(sink, committables)
+            return places
+
+        self._at_each_line(stage, sink, killed)
+
+    def test_commit_that_goes_on_behind_another_one(self, stage: Stage, sink: AnySink) -> None:
+        """A paused driver continues in the middle of its commit, after its successor's next batch.
+
+        Wherever in the sink's code it was paused, the rows of both batches appear once.
+        """
+        successor = stage.sink()
+        gone_by = 0
+
+        def behind(committables: list[Committable], line: int) -> list[int]:
+            def complete_and_go_on() -> None:
+                stage.commit(successor, committables)
+                stage.sweep(successor)
+                n = 1 + (committables[0].branch_id.batch_id or 0)
+                stage.commit(successor, stage.prepare(successor, branch(n, batch_id=n), B))
+                stage.sweep(successor)
+
+            nonlocal gone_by
+            places, is_gone_by = commit_behind_another(
+                sink, committables, line, complete_and_go_on, stands_s=self.stands_s
+            )
+            gone_by += is_gone_by
+            if places:  # it ran once, and its outcome may be unknown
+                complete_and_go_on()
+            return places
+
+        self._at_each_line(stage, sink, behind, B)
+        assert gone_by, (
+            f"wherever a commit was paused, another commit of the same branch took "
+            f"{self.stands_s} s or more, so nothing is proven: give the contract a higher stands_s"
+        )
+        stage.nothing_left_by_sweep(sink)
+
+    def test_other_process_aborts(self, stage: Stage, sink: AnySink) -> None:
+        """The next driver aborts what was never decided."""
+        committables = stage.prepare(sink, BRANCH, A)
+        sink.close()
+        self._elsewhere(stage, sink, "abort", *committables)
+        stage.sees()
+        stage.nothing_stands()
+
+    def test_sink_that_was_never_validated(self, stage: Stage) -> None:
+        """A recovery lists, aborts and commits without knowing a schema, even in a new target."""
+        stage.sweep(stage.bare_sink())
+        bare = stage.bare_sink()
+        bare.abort(stage.named(bare, BRANCH))
+        sink = stage.sink()
+        gone, left = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
+        list(verbs.find_branches(stage.bare_sink(), OWNER))
+        stage.abort(stage.bare_sink(), gone)
+        stage.commit(stage.bare_sink(), left)
+        stage.sees(A)
+        stage.nothing_left_by_sweep(stage.bare_sink())
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _at_each_line(
+        self,
+        stage: Stage,
+        sink: AnySink,
+        meet: Callable[[list[Committable], int], list[int]],
+        *then: pa.RecordBatch,
+    ) -> None:
+        """Interrupt commits, each before a different line of the sink's own code.
+
+        Args:
+            stage: of the test.
+            sink: prepares the branches.
+            meet: commits the branches, and interrupts another process that commits them before the
+                given line. It returns the lines of that process if it finished before that line.
+            then: the rows that `meet` commits as the next batch.
+        """
+        # The first commit in a target may have more to do than later ones.
+        stage.commit(sink, stage.prepare(sink, branch(0, batch_id=0), A))
+        committables = stage.prepare(sink, branch(1, batch_id=1), A)
+        sink.close()
+        places = lines_of_commit(sink, committables)
+        seen = [A, A]
+        for chosen_line in chosen(places, self.most_kills):
+            line = chosen_line
+            for _ in range(_TRIES):
+                n = len(seen)
+                committables = stage.prepare(sink, branch(n, batch_id=n), A)
+                sink.close()
+                ended = meet(committables, line)
+                seen += [A, *then]
+                stage.sees(*seen)
+                if not ended:
+                    break
+                line = min(line, len(ended))  # a poll takes more or fewer lines
+            else:
+                raise AssertionError(
+                    f"{_TRIES} commits ended before the line at which they should be interrupted: "
+                    f"each ran fewer lines than the one before, the last one {len(ended)}, so "
+                    "nothing is proven: let commits of equal branches take equal steps"
+                )
+
+    @staticmethod
+    def _elsewhere(
+        stage: Stage, sink: AnySink, verb: Any, *args: Any, is_killed: bool = False
+    ) -> list[Committable]:
+        shaped = stage.world.shaped
+        return in_other_process(sink, verb, *args, is_killed=is_killed, shaped=shaped)

@@ -1,0 +1,112 @@
+"""A part of `SinkContract`: verbs out of order, lost branches and answers, unreachable targets."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    ProtocolError,
+    SparkOnceError,
+)
+from sparkonce.model import Committable
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
+from sparkonce.testing.sink_world import Stage, branch
+
+
+class SinkFaults(SinkCase):
+    """What `SinkContract` inherits; see there."""
+
+    # -- verbs out of order ------------------------------------------------------------------------
+
+    def test_commit_after_abort(self, stage: Stage, sink: AnySink) -> None:
+        """It raises, and shows nothing: the rows are gone."""
+        committables = stage.prepare(sink, BRANCH, A)
+        stage.abort(sink, committables)
+        for error in verbs.commit_many(sink, committables):
+            assert isinstance(error, SparkOnceError), (
+                "commit of an aborted branch returned as if it had succeeded: where nothing is "
+                "prepared and nothing proves an earlier commit, raise PreparedBranchLostError"
+            )
+        stage.sees()
+
+    def test_commit_before_precommit(self, stage: Stage, sink: AnySink) -> None:
+        """A handle or a branch id is no committable: ProtocolError says what to call first."""
+        handle: Any = stage.write(sink, BRANCH, A)
+        wrongs: list[Any] = [handle, stage.named(sink, BRANCH), None]
+        for wrong in wrongs:
+            with pytest.raises(ProtocolError, match="preCommit"):
+                sink.commit(wrong)
+        sink.discard(handle)
+        stage.sees()
+
+    def test_discard_after_the_sweep(self, stage: Stage, sink: AnySink) -> None:
+        """A zombie task discards a branch that a sweep has aborted: no error, nothing left."""
+        handle = stage.write(sink, BRANCH, A)
+        sink.abort(stage.named(sink, BRANCH))
+        sink.discard(handle)
+        stage.sweep(sink)
+        stage.sees()
+        stage.nothing_stands()
+
+    # -- what the world can do ---------------------------------------------------------------------
+
+    def test_lost_branch_is_told(self, stage: Stage, sink: AnySink) -> None:
+        """A prepared branch that somebody destroyed is reported as lost, never as committed."""
+        lose = stage.world.lose
+        if lose is None:
+            pytest.skip("the world gives no lose=")
+        committables = stage.prepare(sink, BRANCH, A)
+        for committable in committables:
+            lose(committable)
+        with pytest.raises(PreparedBranchLostError):
+            stage.commit(stage.sink(), committables)
+        stage.sees()
+
+    def test_answer_to_a_commit_is_lost(self, stage: Stage, sink: AnySink) -> None:
+        """The commit succeeded and reports an unknown outcome; a repetition proves it."""
+        lost_answer = stage.world.lost_answer
+        if lost_answer is None:
+            pytest.skip("the world gives no lost_answer=")
+        committables = stage.prepare(sink, BRANCH, A)
+        with lost_answer() as lost:
+            outcomes = verbs.commit_many(sink, committables)
+        assert lost or any(outcomes), (
+            "no answer was lost: world.lost_answer() must lose those to the client of commit"
+        )
+        assert all(e is None or isinstance(e, CommitUnresolvedError) for e in outcomes), outcomes
+        stage.sees(A)
+        stage.commit(sink, committables)
+        stage.sees(A)
+
+    def test_target_that_is_away(self, stage: Stage, sink: AnySink) -> None:
+        """Prepared branches stay prepared; what fails is reported; no outcome is invented."""
+        away = stage.world.away
+        if away is None:
+            pytest.skip("the world gives no away=")
+        decided, gone = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
+        sink.close()
+        late: list[Committable] = []
+        with away():
+            with suppress(Exception):
+                late = stage.prepare(sink, branch(3, batch_id=3), B)
+            for error in verbs.commit_many(sink, decided):
+                assert isinstance(error, CommitUnresolvedError), (
+                    f"commit returned {error!r} while the target was unreachable: nobody knows "
+                    "whether it has the rows, so raise CommitUnresolvedError, or let the client's "
+                    "error pass"
+                )
+            with suppress(Exception):  # then it is aborted again
+                stage.abort(sink, gone)
+        sink.close()
+        stage.commit(sink, decided)
+        stage.commit(sink, late)
+        stage.abort(sink, gone)
+        stage.sees(A, *([B] if late else ()))
+        stage.nothing_left_by_sweep(sink)
