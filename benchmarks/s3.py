@@ -33,9 +33,9 @@ from harness import (
 
 from sparkonce import ExactlyOnce
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.sinks import S3Sink
+from sparkonce.sinks import S3Connection, S3Sink
 from sparkonce.sinks.base import PARALLEL_BRANCHES
-from sparkonce.sinks.s3.upload import StagedFile
+from sparkonce.sinks.s3.writing.staged import StagedFile
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.services import (
     S3Server,
@@ -79,10 +79,7 @@ def sink(s3: S3Server, prefix: str) -> S3Sink:
     return S3Sink(
         f"s3://{BUCKET}/{prefix}",
         compression="snappy",  # Spark's default
-        endpoint_url=s3.endpoint_url,
-        access_key=s3.access_key,
-        secret_key=s3.secret_key,
-        region=s3.region,
+        connection=S3Connection(**s3.boto3_settings),
     )
 
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import ClientError
+from tests.s3_sinks import s3_sink
 
 from integration_tests.proxy import Proxy, Swallow, http_request
 from sparkonce.errors import (
@@ -34,14 +35,17 @@ from sparkonce.errors import (
     ConfigurationError,
     PreparedBranchLostError,
     PrepareRejectedError,
+    SinkUnavailableError,
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3 import formats, listing, outcome, upload, writer
-from sparkonce.sinks.s3.client import Purpose
-from sparkonce.sinks.s3.layout import branch_stem
-from sparkonce.sinks.s3.outcome import FileOutcome
-from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile, crc32c
+from sparkonce.sinks.s3.connecting.client import Purpose
+from sparkonce.sinks.s3.finishing import listing, outcome
+from sparkonce.sinks.s3.finishing.outcome import FileOutcome
+from sparkonce.sinks.s3.writing import formats, upload, writer
+from sparkonce.sinks.s3.writing.keys import branch_stem
+from sparkonce.sinks.s3.writing.objects import BRANCH_METADATA
+from sparkonce.sinks.s3.writing.staged import StagedFile, crc32c
 from sparkonce.spark_hooks.coordinator import _given_up
 from sparkonce.testing.services import S3Server
 
@@ -142,13 +146,7 @@ def make_sink(s3: S3Server, fresh_bucket: str) -> Iterator[Callable[..., S3Sink]
     sinks = []
 
     def make(prefix: str = "lake/orders", **settings: Any) -> S3Sink:
-        connection = {
-            "endpoint_url": s3.endpoint_url,
-            "access_key": s3.access_key,
-            "secret_key": s3.secret_key,
-            "region": s3.region,
-        }
-        sink = S3Sink(f"s3://{fresh_bucket}/{prefix}", **{**connection, **settings})
+        sink = s3_sink(f"s3://{fresh_bucket}/{prefix}", **{**s3.boto3_settings, **settings})
         sinks.append(sink)
         return sink
 
@@ -682,7 +680,7 @@ def test_completed_elsewhere_late(
     complete = FileOutcome._complete
     refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
     (file,) = (StagedFile.from_json(value) for value in files_of(committable))
-    here = FileOutcome(sink._connection, world.bucket, branch())
+    here = FileOutcome(sink._clients, world.bucket, branch())
     monkeypatch.setattr(outcome, "SETTLE_S", DEADLINE_S)
     monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
     monkeypatch.setattr(FileOutcome, "_is_upload_gone", lambda *_: True)
@@ -700,7 +698,7 @@ def test_branch_with_files_that_stand_is_not_written_again(
     committable = prepare(sink, branch())
     files = [StagedFile.from_json(file) for file in files_of(committable)]
     for file in files[:visible]:
-        FileOutcome(sink._connection, world.bucket, branch()).commit(file)
+        FileOutcome(sink._clients, world.bucket, branch()).commit(file)
     unresolved = _given_up(sink, committable, CommitUnresolvedError("no answer"))
     assert isinstance(unresolved, CommitUnresolvedError)
     assert f"{visible} of the 2 files" in str(unresolved)
@@ -719,7 +717,7 @@ def test_object_that_was_copied_in_place_is_not_written_again(sink: S3Sink, worl
     """Restored or encrypted anew, it proves no commit; plain readers see it all the same."""
     committable = prepare(sink, branch())
     (file,) = map(StagedFile.from_json, files_of(committable))
-    FileOutcome(sink._connection, world.bucket, branch()).commit(file)
+    FileOutcome(sink._clients, world.bucket, branch()).commit(file)
     source = {"Bucket": world.bucket, "Key": file.key}
     copied = world.client.create_multipart_upload(
         **source, Metadata={BRANCH_METADATA: str(branch())}
@@ -741,7 +739,7 @@ def test_object_that_appears_while_its_upload_is_ended(
     abort = FileOutcome.abort
 
     def completed(self: FileOutcome, file: StagedFile) -> None:
-        client = sink._connection.client(Purpose.ASK)
+        client = sink._clients.client(Purpose.ASK)
         with monkeypatch.context() as patch:
             patch.setattr(client, "abort_multipart_upload", lambda **_: self.commit(file))
             abort(self, file)
@@ -1275,7 +1273,7 @@ def test_bucket_that_does_not_exist(make_sink: Callable[..., S3Sink]) -> None:
         sink.validate(ROWS.schema)
 
 
-@pytest.mark.parametrize("setting", ["access_key", "secret_key"])
+@pytest.mark.parametrize("setting", ["aws_access_key_id", "aws_secret_access_key"])
 def test_wrong_credentials(
     request: pytest.FixtureRequest, make_sink: Callable[..., S3Sink], setting: str
 ) -> None:
@@ -1294,7 +1292,7 @@ def test_no_credentials(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    sink = make_sink(access_key=None, secret_key=None)
+    sink = make_sink(aws_access_key_id=None, aws_secret_access_key=None)
     with pytest.raises(ConfigurationError, match="no credentials"):
         sink.validate(ROWS.schema)
 
@@ -1305,7 +1303,7 @@ def test_credentials_of_the_environment(
     """Without keys of its own the sink asks boto3's chain."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
-    sink = make_sink(access_key=None, secret_key=None)
+    sink = make_sink(aws_access_key_id=None, aws_secret_access_key=None)
     sink.validate(ROWS.schema)
 
 
@@ -1313,7 +1311,7 @@ def test_nothing_answers(make_sink: Callable[..., S3Sink]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     sink = make_sink(endpoint_url=f"http://127.0.0.1:{port}")
-    with pytest.raises(ConfigurationError, match="cannot be reached: correct endpoint_url="):
+    with pytest.raises(SinkUnavailableError, match="cannot be reached: .*correct endpoint_url="):
         sink.validate(ROWS.schema)
 
 

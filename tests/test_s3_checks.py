@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 from botocore.stub import ANY, Stubber
 
-from sparkonce.errors import ConfigurationError
-from sparkonce.sinks import S3Sink
+from sparkonce.errors import ConfigurationError, SinkUnavailableError
 from sparkonce.sinks.finding import Finding, Level
-from sparkonce.sinks.s3.checks import check_server
-from sparkonce.sinks.s3.client import Connection, Purpose
-from sparkonce.sinks.s3.diagnosis import diagnose
-from sparkonce.sinks.s3.layout import Place
-from sparkonce.sinks.s3.upload import ObjectSettings
+from sparkonce.sinks.s3.connecting.checks import check_server
+from sparkonce.sinks.s3.connecting.client import Clients, Purpose
+from sparkonce.sinks.s3.connecting.diagnosis import diagnose
+from sparkonce.sinks.s3.connecting.place import Place
+from sparkonce.sinks.s3.writing.objects import S3Objects
 from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+from tests.s3_sinks import nowhere, s3_sink
 
 PLACE = Place("lake", "orders/")
-SETTINGS = ObjectSettings(encryption="aws:kms", kms_key="key")
+PROTECTION = S3Objects(server_side_encryption="aws:kms", sse_kms_key_id="key").protection()
 
 
 class Server:
     """Answers that come in the order of the requests."""
 
-    def __init__(self, connection: Connection, stubber: Stubber) -> None:
-        self.connection = connection
+    def __init__(self, clients: Clients, stubber: Stubber) -> None:
+        self.clients = clients
         self.stubber = stubber
 
     def reachable(self, name: str = "") -> None:
@@ -55,16 +55,16 @@ class Server:
         self.stubber.add_response("get_bucket_lifecycle_configuration", answer)
 
     def found(self) -> list[Finding]:
-        return list(diagnose(self.connection, PLACE, SETTINGS))
+        return list(diagnose(self.clients, PLACE, PROTECTION))
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
-    with Stubber(connection.client(Purpose.ASK)) as stubber:
-        yield Server(connection, stubber)
+    clients = nowhere()
+    with Stubber(clients.client(Purpose.ASK)) as stubber:
+        yield Server(clients, stubber)
         stubber.assert_no_pending_responses()
-    connection.close()
+    clients.close()
 
 
 PUT = {
@@ -88,7 +88,7 @@ def test_lifecycle_without_rules(server: Server, caplog: pytest.LogCaptureFixtur
     """NooBaa and RustFS answer 200 where S3 says that there is no such configuration."""
     server.reachable()
     server.has_rules({})
-    check_server(server.connection, PLACE)
+    check_server(server.clients, PLACE)
     assert "no lifecycle rule of the bucket aborts uploads" in caplog.text
     server.reachable()
     server.has_rules({})
@@ -103,7 +103,7 @@ def test_account_that_could_never_prove_a_loss(server: Server) -> None:
     server.refuses("head_object", "404", 404)
     server.refuses("list_parts", "AccessDenied", 403)
     with pytest.raises(ConfigurationError, match="grant s3:ListMultipartUploadParts"):
-        check_server(server.connection, PLACE)
+        check_server(server.clients, PLACE)
 
 
 @pytest.mark.parametrize(
@@ -119,23 +119,25 @@ def test_odd_answer_about_an_upload_that_never_was(server: Server, code: str, st
         server.stubber.add_response("list_parts", {})
     server.is_written_by_spark(False)
     server.has_rules({})
-    check_server(server.connection, PLACE)
+    check_server(server.clients, PLACE)
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "told"),
+    ("code", "status", "kind", "told"),
     [
-        ("403", 403, "grant s3:GetObject and s3:ListBucket"),
-        ("503", 503, "cannot serve .* now"),
-        ("301", 301, "another region"),
+        ("403", 403, ConfigurationError, "grant s3:GetObject and s3:ListBucket"),
+        ("503", 503, SinkUnavailableError, "cannot serve .* now"),
+        ("301", 301, ConfigurationError, "another region"),
     ],
 )
-def test_object_that_cannot_be_looked_at(server: Server, code: str, status: int, told: str) -> None:
+def test_object_that_cannot_be_looked_at(
+    server: Server, code: str, status: int, kind: type[Exception], told: str
+) -> None:
     """Only where the server refuses access is a right missing."""
     server.lists()
     server.refuses("head_object", code, status)
-    with pytest.raises(ConfigurationError, match=told) as refused:
-        check_server(server.connection, PLACE)
+    with pytest.raises(kind, match=told) as refused:
+        check_server(server.clients, PLACE)
     assert ("grant" in str(refused.value)) == (status == 403)
 
 
@@ -147,7 +149,7 @@ def test_prefix_that_sparks_file_sink_has_written(server: Server) -> None:
     server.is_written_by_spark(True)
     told = "s3://lake/orders was written by Spark's file sink.*another prefix.*first remove.*then"
     with pytest.raises(ConfigurationError, match=told):
-        check_server(server.connection, PLACE)
+        check_server(server.clients, PLACE)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_server_that_purges_uploads_by_itself(
     """It goes by no lifecycle rules, and deletes open uploads after a day, prepared ones too."""
     server.reachable(name)
     with caplog.at_level(logging.WARNING, logger="sparkonce"):
-        check_server(server.connection, PLACE)
+        check_server(server.clients, PLACE)
     (said,) = caplog.messages
     assert fix in said
     assert "lifecycle" not in said
@@ -216,7 +218,7 @@ OTHER = "endpoint_url=http://minio:9000"
 )
 def test_log_among_the_rows(log: str, settings: dict[str, Any]) -> None:
     """A pipeline and its folder may have one name: its head would be among the data."""
-    sink = S3Sink("s3://lake/orders", region="us-east-1", **settings)
+    sink = s3_sink("s3://lake/orders", region_name="us-east-1", **settings)
     with pytest.raises(ConfigurationError, match=r"s3://lake/orders .*give log= a prefix"):
         ExactlyOnce("orders", sinks=[sink], log=log)
 
@@ -233,4 +235,4 @@ def test_log_among_the_rows(log: str, settings: dict[str, Any]) -> None:
 )
 def test_log_beside_the_rows(log: str) -> None:
     """In another prefix, bucket or partition of Amazon's, or on another server."""
-    S3Sink("s3://lake/orders", region="us-east-1").check_log(log)
+    s3_sink("s3://lake/orders", region_name="us-east-1").check_log(log)

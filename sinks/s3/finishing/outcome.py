@@ -1,19 +1,19 @@
-"""How the commit of one file ends: by what stands at its key, never by what a call answered.
+"""How the commit of one file ends: the object at its key decides, never the answer to a call.
 
     complete ─► HEAD ─┬─ ours ─────────────────────────────────────────────► committed
                       ├─ absent, and complete answered "no such upload"
                       │      ─► ListParts ─ no such upload ─► HEAD ─ absent ─► LOST
                       └─ anything else ────────────────────────────────────► unresolved
 
-S3 may answer 200 with an error in the body, and its answer may be lost; some servers answer 200 to
-the completion of an upload that is gone, others deny an upload that they have completed. What
-proves the commit is the object: our branch id in its metadata, and the ETag and the CRC32C that its
-parts give. Where the server's ETags are no MD5s (with KMS keys, and on servers with a scheme of
-their own) it is the CRC32C alone, and the size where the server keeps none.
+S3 may answer 200 with an error in the body, and its answer may get lost. Some servers answer 200 to
+the completion of an upload that is gone; others deny an upload that they have completed. The object
+proves the commit: it has our branch id in its metadata, and the ETag and the CRC32C that follow
+from its parts. If the server's ETags are no MD5s (with KMS keys, or a scheme of its own), only the
+CRC32C counts, or the size if the server keeps no CRC32C.
 
-"Lost" takes a terminal answer first and a fresh, absent proof after it, in that order: a commit
-that happened in between is seen by the last HEAD. That one is repeated for a while, since servers
-that complete by copying may deny both upload and object until the copy is whole. A crashed
+Calling a file "lost" takes a final answer first and a fresh, absent proof afterwards, in that
+order: the last HEAD sees a commit that happened in between. It is repeated for a while, because
+servers that complete by copying may deny both upload and object until the copy is whole. A crashed
 versitygw 1.8.0 answers 200 to the completion, and denies upload and object until it is repaired:
 that is unresolved.
 """
@@ -29,27 +29,30 @@ from typing import Any
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId
 from sparkonce.s3_errors import code_of, has_delete_marker, status_of
-from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
-from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile
+from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
+from sparkonce.sinks.s3.connecting.client import Clients, Purpose
+from sparkonce.sinks.s3.writing.objects import BRANCH_METADATA
+from sparkonce.sinks.s3.writing.staged import StagedFile
 
 _MD5_OF_PARTS = re.compile(r"[0-9a-f]{32}-[0-9]+")
+_NOT_FOUND = 404
 _GONE = frozenset({"NoSuchUpload", "InvalidPart"})
-"""What servers answer to the completion of an upload that they do not have (any more)."""
+"""Answers of servers to the completion of an upload that they do not have (any more)."""
 
 _NO_CONDITION = frozenset({"NotImplemented", "InvalidArgument", "InvalidRequest"})
-"""What servers answer to an If-None-Match that they do not know."""
+"""Answers of servers to an If-None-Match that they do not know."""
 
 SETTLE_S = 10.0
-"""How long an object has to be absent, after its upload is gone, to be called lost."""
+"""How long an object must be absent, after its upload is gone, to be called lost."""
 
 _SETTLE_POLL_S = 0.5
 
 pause = time.sleep
-"""A test puts what happens meanwhile in its place."""
+"""A test replaces this by what happens in the meantime."""
 
 
 class Seen(Enum):
-    """What stands at a file's key."""
+    """What is at the key of a file."""
 
     OURS = auto()
     FOREIGN = auto()
@@ -59,17 +62,17 @@ class Seen(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileOutcome:
-    """Settles the files of one branch.
+    """Commits and aborts the files of one branch, one by one.
 
     Attributes:
-        connection: to the server that is configured now.
-        bucket: the one that the branch was prepared in.
+        clients: of the server that is configured now.
+        bucket: the bucket in which the branch was prepared.
         branch_id: the branch.
-        same_server: whether the branch was prepared at this endpoint. At another one, absence
+        same_server: whether the branch was prepared at this endpoint. At another endpoint, absence
             proves nothing.
     """
 
-    connection: Connection
+    clients: Clients
     bucket: str
     branch_id: BranchId
     same_server: bool = True
@@ -91,7 +94,7 @@ class FileOutcome:
                 return
             if seen is Seen.ABSENT and self.same_server:
                 raise PreparedBranchLostError(
-                    f"S3: batch {self.branch_id.batch_id} is decided, and {self.name(file)} is "
+                    f"S3: batch {self.branch_id.batch_id} is decided, but {self.name(file)} is "
                     f"lost with its {file.rows} rows: the upload {file.upload_id} is gone and "
                     "there is no object. Somebody aborted it, or a lifecycle rule with "
                     "AbortIncompleteMultipartUpload did",
@@ -102,24 +105,24 @@ class FileOutcome:
     def abort(self, file: StagedFile) -> None:
         """Abort the upload, unless it is completed. Idempotent.
 
-        The object is looked for first: S3Mock deletes what stands at the key of an upload that is
-        aborted, and nothing is left to abort when it is ours.
+        First it looks for the object: S3Mock deletes an object whose key an aborted upload has,
+        and if the object is ours there is nothing left to abort.
         """
         if self._look(StagedFile(file.key, file.upload_id)) is Seen.OURS:
             return
         try:
-            self.connection.client(Purpose.ASK).abort_multipart_upload(
+            self.clients.client(Purpose.ASK).abort_multipart_upload(
                 Bucket=self.bucket, Key=file.key, UploadId=file.upload_id
             )
         except S3_ERRORS as error:
             if code_of(error) not in {"NoSuchUpload", "NoSuchBucket"}:
                 raise
 
-    def stands(self, file: StagedFile) -> bool:
-        """Whether readers see an object under the key of an upload that has ended.
+    def is_visible(self, file: StagedFile) -> bool:
+        """Whether readers see an object at the key of an upload that has ended.
 
-        The key is ours alone, so whatever is there holds our rows, also where a copy in place has
-        given it another ETag or checksum, which prove no commit any more.
+        The key belongs to this branch only, so every object there holds its rows. A copy in place
+        may have changed its ETag or checksum, so that it no longer proves a commit.
         """
         return self._look_patiently(file) in {Seen.OURS, Seen.FOREIGN}
 
@@ -129,7 +132,7 @@ class FileOutcome:
 
     def _complete(self, file: StagedFile, **condition: Any) -> Exception | None:
         try:
-            self.connection.client(Purpose.ONCE).complete_multipart_upload(
+            self.clients.client(Purpose.ONCE).complete_multipart_upload(
                 Bucket=self.bucket,
                 Key=file.key,
                 UploadId=file.upload_id,
@@ -148,43 +151,29 @@ class FileOutcome:
     def _look(self, file: StagedFile, refusal: Exception | None = None) -> Seen:
         checked: dict[str, Any] = {"ChecksumMode": "ENABLED"} if file.checksums else {}
         try:
-            head = self.connection.client(Purpose.ASK).head_object(
-                Bucket=self.bucket,
-                Key=file.key,
-                **checked,
+            head = self.clients.client(Purpose.ASK).head_object(
+                Bucket=self.bucket, Key=file.key, **checked
             )
         except S3_ERRORS as error:
-            if status_of(error) != 404:  # noqa: PLR2004
-                # HEAD has no body to say why; the refusal of the completion may know.
-                said = "" if refusal is None else f"; the completion: {describe(refusal)}"
+            if status_of(error) != _NOT_FOUND:
+                # A HEAD has no body with the reason; the refusal of the completion may have one.
+                why = "" if refusal is None else f"; the completion: {describe(refusal)}"
                 raise CommitUnresolvedError(
-                    f"S3: cannot look at {self.name(file)} ({describe(error)}{said})",
+                    f"S3: cannot look at {self.name(file)} ({describe(error)}{why})",
                     self.branch_id,
                 ) from error
             return Seen.DELETED if has_delete_marker(error) else Seen.ABSENT
-        # Names of HTTP headers have no case, and proxies in Go write their words in capitals.
+        # Header names have no case, and proxies written in Go capitalise them.
         metadata = {name.lower(): value for name, value in head["Metadata"].items()}
         if metadata.get(BRANCH_METADATA) != str(self.branch_id):
             return Seen.FOREIGN
-        etag = head["ETag"].strip('"')
-        is_md5 = _MD5_OF_PARTS.fullmatch(etag) is not None and not head.get(
-            "ServerSideEncryption", ""
-        ).startswith("aws:kms")
-        if not file.parts:  # found by its name: nothing more is known
-            return Seen.OURS
-        proofs = []
-        if file.etag is not None and is_md5:
-            proofs.append(etag == file.etag)
-        if file.checksums and "ChecksumCRC32C" in head:
-            proofs.append(head["ChecksumCRC32C"] == file.checksum)
-        if not proofs:
-            proofs.append(head["ContentLength"] == file.bytes)
-        return Seen.OURS if all(proofs) else Seen.FOREIGN
+        is_known = bool(file.parts)  # if the file was found by its name, nothing else is known
+        return Seen.OURS if not is_known or _has_content(head, file) else Seen.FOREIGN
 
     def _look_patiently(self, file: StagedFile) -> Seen:
         deadline = time.monotonic() + SETTLE_S
         while True:
-            is_last = time.monotonic() >= deadline  # of a look that begins now: we may stand still
+            is_last = time.monotonic() >= deadline  # before the look: this process may be paused
             seen = self._look(file)
             if seen is not Seen.ABSENT or is_last:
                 return seen
@@ -192,15 +181,15 @@ class FileOutcome:
 
     def _is_upload_gone(self, file: StagedFile) -> bool:
         try:
-            self.connection.client(Purpose.ASK).list_parts(
+            self.clients.client(Purpose.ASK).list_parts(
                 Bucket=self.bucket, Key=file.key, UploadId=file.upload_id, MaxParts=1
             )
         except S3_ERRORS as error:
             if code_of(error) == "NoSuchUpload":
                 return True
             raise CommitUnresolvedError(
-                f"S3: {self.name(file)} of batch {self.branch_id.batch_id} is not there, and "
-                f"whether its upload is lost cannot be told ({describe(error)})",
+                f"S3: {self.name(file)} of batch {self.branch_id.batch_id} does not exist, and "
+                f"nobody can tell whether its upload is lost ({describe(error)})",
                 self.branch_id,
             ) from error
         return False
@@ -209,18 +198,32 @@ class FileOutcome:
         self, file: StagedFile, seen: Seen, refusal: Exception | None
     ) -> CommitUnresolvedError:
         answered = "200" if refusal is None else describe(refusal)
-        stands = {
-            Seen.FOREIGN: "an object that is not this branch's stands there: move it away, and "
+        found = {
+            Seen.FOREIGN: "an object that is not this branch's is there: move it away, and "
             "restore ours if it was replaced",
-            Seen.DELETED: "a delete marker stands there, so the object may have been visible and "
+            Seen.DELETED: "a delete marker is there, so the object may have been visible and "
             f"deleted: {settle_command(self.branch_id)}",
         }.get(seen, "there is no object")
-        server = self.connection.other_server or f"Amazon's ({self.connection.partition})"
+        server = self.clients.other_server or f"Amazon's ({self.clients.partition})"
         elsewhere = (
             "" if self.same_server else f"; it was prepared at another endpoint than {server}"
         )
         return CommitUnresolvedError(
             f"S3: {self.name(file)} of batch {self.branch_id.batch_id} is not proven to be "
-            f"committed: the completion answered {answered}, and {stands}{elsewhere}",
+            f"committed: the completion answered {answered}, and {found}{elsewhere}",
             self.branch_id,
         )
+
+
+def _has_content(head: Any, file: StagedFile) -> bool:
+    """Whether the object's ETag and CRC32C, or at least its size, follow from the file's parts."""
+    etag = head["ETag"].strip('"')
+    uses_kms = head.get("ServerSideEncryption", "").startswith("aws:kms")
+    proofs = []
+    if file.etag is not None and _MD5_OF_PARTS.fullmatch(etag) is not None and not uses_kms:
+        proofs.append(etag == file.etag)
+    if file.checksums and "ChecksumCRC32C" in head:
+        proofs.append(head["ChecksumCRC32C"] == file.checksum)
+    if not proofs:
+        proofs.append(head["ContentLength"] == file.bytes)
+    return all(proofs)
