@@ -39,6 +39,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
+from sparkonce.sinks.finding import Level
 from sparkonce.sinks.s3.connecting.client import Purpose
 from sparkonce.sinks.s3.finishing import listing, outcome
 from sparkonce.sinks.s3.finishing.outcome import FileOutcome
@@ -689,6 +690,30 @@ def test_completed_elsewhere_late(
     assert world.counts() == (0, 1)
 
 
+def test_copied_checkpoint_replaces_no_object(sink: S3Sink, world: World) -> None:
+    """Two runs of a copied checkpoint have equal names; the one that commits later is refused."""
+    of_parent = prepare(sink, branch())
+    of_copy = prepare(sink, branch(), pa.RecordBatch.from_pydict({"id": [1]}))
+    assert key_of(of_copy) == key_of(of_parent)
+    sink.commit(of_parent)
+    before = world.objects()
+    with pytest.raises(CommitUnresolvedError, match="other content.*copied checkpoint"):
+        sink.commit(of_copy)
+    assert world.objects() == before
+    sink.commit(of_parent)
+    assert world.objects() == before
+    assert list(world.uploads()) == [files_of(of_copy)[0]["upload_id"]]
+
+
+def test_copied_checkpoint_with_equal_rows(sink: S3Sink, world: World) -> None:
+    """The object proves both commits: the rows are there once, as both runs decided."""
+    of_parent, of_copy = prepare(sink, branch()), prepare(sink, branch())
+    sink.commit(of_parent)
+    before = world.objects()
+    sink.commit(of_copy)
+    assert world.objects() == before
+
+
 @pytest.mark.parametrize("visible", [1, 2])
 def test_branch_with_files_that_stand_is_not_written_again(
     make_sink: Callable[..., S3Sink], world: World, visible: int
@@ -1313,6 +1338,30 @@ def test_nothing_answers(make_sink: Callable[..., S3Sink]) -> None:
     sink = make_sink(endpoint_url=f"http://127.0.0.1:{port}")
     with pytest.raises(SinkUnavailableError, match="cannot be reached: .*correct endpoint_url="):
         sink.validate(ROWS.schema)
+
+
+def test_server_that_is_down_at_the_start(s3: S3Server, sink: S3Sink) -> None:
+    """An outage is no wrong setting: the caller tries again, and succeeds once it is over."""
+    s3.stop()
+    try:
+        with pytest.raises(SinkUnavailableError, match="cannot be reached"):
+            sink.validate(ROWS.schema)
+        (finding,) = sink.diagnose()
+        assert finding.level is Level.ERROR
+    finally:
+        s3.start()
+    sink.validate(ROWS.schema)
+
+
+def test_server_that_never_answers_at_the_start(
+    make_sink: Callable[..., S3Sink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the connection and says nothing."""
+    monkeypatch.setattr(Purpose.ASK, "_value_", (1, 1))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sink = make_sink(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(SinkUnavailableError, match="ReadTimeout"):
+            sink.validate(ROWS.schema)
 
 
 def warnings_of(sink: S3Sink, caplog: pytest.LogCaptureFixture) -> list[str]:

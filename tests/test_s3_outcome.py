@@ -48,11 +48,11 @@ def _lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def commit() -> Iterator[Callable[..., None]]:
-    """`commit(heads, …)` with the server's answers to complete, HEAD and ListParts."""
+    """`commit(heads, …)` with the server's answers to complete, HEAD and ListParts (text)."""
     clients = nowhere()
 
     def run(
-        *heads: dict[str, Any] | int,
+        *heads: dict[str, Any] | int | str,
         refusal: str | Sequence[str] = "",
         parts: str = "",
         file: StagedFile = FILE,
@@ -61,7 +61,7 @@ def commit() -> Iterator[Callable[..., None]]:
         with ask, once:
             for number, code in enumerate([refusal] if isinstance(refusal, str) else refusal):
                 call = {"Bucket": "lake", "Key": file.key, "UploadId": "upload"}
-                condition = {"IfNoneMatch": "*"} if number else {}
+                condition = {} if number else {"IfNoneMatch": "*"}
                 expected = {**call, **file.completion(), **condition}
                 if code:
                     once.add_client_error(
@@ -70,9 +70,11 @@ def commit() -> Iterator[Callable[..., None]]:
                 else:
                     once.add_response("complete_multipart_upload", {}, expected)
             for index, head in enumerate(heads):
-                if index == 1:
+                if index == 1 and parts:
                     ask.add_client_error("list_parts", parts)
-                if isinstance(head, int):
+                if isinstance(head, str):
+                    ask.add_client_error("list_parts", head)
+                elif isinstance(head, int):
                     ask.add_client_error("head_object", str(head), http_status_code=head)
                 elif "marker" in head:
                     ask.add_client_error(
@@ -457,30 +459,37 @@ STANDING = {"Metadata": OURS, "ETag": f'"{FILE.etag}"', "ContentLength": 10}
 
 
 @pytest.mark.parametrize(
-    "second", ["", "PreconditionFailed", "ConditionalRequestConflict", "AccessDenied"]
+    "code", ["", "PreconditionFailed", "ConditionalRequestConflict", "AccessDenied"]
 )
-def test_policy_that_demands_a_condition(commit: Callable[..., None], second: str) -> None:
-    """AWS' own example refuses completions without If-None-Match; what stands is what counts."""
-    commit(STANDING, refusal=["AccessDenied", second])
-    with pytest.raises(CommitUnresolvedError, match=second or "answered 200"):
-        commit(404, refusal=["AccessDenied", second])
+def test_completion_replaces_no_object(commit: Callable[..., None], code: str) -> None:
+    """It carries If-None-Match, which a policy may demand; the object that is there counts."""
+    commit(STANDING, refusal=code)
+    with pytest.raises(CommitUnresolvedError, match=code or "answered 200"):
+        commit(404, refusal=code)
 
 
-@pytest.mark.parametrize("second", ["NotImplemented", "InvalidArgument"])
-def test_missing_right_on_a_server_without_the_condition(
-    commit: Callable[..., None], second: str
-) -> None:
-    """What it says of the condition is not why it refuses."""
+OF_OTHER_RUN = {**STANDING, "ETag": f'"{"0" * 32}-1"'}
+
+
+@pytest.mark.parametrize("code", ["NotImplemented", "InvalidArgument", "InvalidRequest"])
+def test_server_without_the_condition(commit: Callable[..., None], code: str) -> None:
+    """A look at the key takes its place; its answer to the condition is not why it refuses."""
+    commit(404, STANDING, refusal=[code, ""])
+    commit({"marker": True}, STANDING, refusal=[code, ""])
+    commit(STANDING, STANDING, refusal=[code])
+    with pytest.raises(CommitUnresolvedError, match="other content, and is not replaced"):
+        commit(OF_OTHER_RUN, OF_OTHER_RUN, refusal=[code])
     with pytest.raises(CommitUnresolvedError, match="AccessDenied.*grant s3:PutObject"):
-        commit(404, refusal=["AccessDenied", second])
+        commit(404, 404, refusal=[code, "AccessDenied"])
 
 
-def test_lost_under_a_policy_that_demands_a_condition(commit: Callable[..., None]) -> None:
+def test_lost_on_a_server_without_the_condition(commit: Callable[..., None]) -> None:
     """It takes the same proof."""
+    refusal = ["NotImplemented", "NoSuchUpload"]
     with pytest.raises(PreparedBranchLostError):
-        commit(404, 404, refusal=["AccessDenied", "NoSuchUpload"], parts="NoSuchUpload")
+        commit(404, 404, "NoSuchUpload", 404, refusal=refusal)
     with pytest.raises(CommitUnresolvedError):
-        commit(404, 403, refusal=["AccessDenied", "NoSuchUpload"], parts="NoSuchUpload")
+        commit(404, 404, "NoSuchUpload", 403, refusal=refusal)
 
 
 KMS = S3Objects(

@@ -1,9 +1,14 @@
 """How the commit of one file ends: the object at its key decides, never the answer to a call.
 
     complete ─► HEAD ─┬─ ours ─────────────────────────────────────────────► committed
-                      ├─ absent, and complete answered "no such upload"
+    (if absent)       ├─ absent, and complete answered "no such upload"
                       │      ─► ListParts ─ no such upload ─► HEAD ─ absent ─► LOST
                       └─ anything else ────────────────────────────────────► unresolved
+
+A completion never replaces an object. A query never uses a key twice, but two runs of a copied
+checkpoint have equal names: the run that commits later must not destroy what the other one has
+committed. So the completion carries If-None-Match. A second commit of the same branch is refused by
+that condition too, and the object that is there proves it.
 
 S3 may answer 200 with an error in the body, and its answer may get lost. Some servers answer 200 to
 the completion of an upload that is gone; others deny an upload that they have completed. The object
@@ -55,6 +60,8 @@ class Seen(Enum):
     """What is at the key of a file."""
 
     OURS = auto()
+    OTHER_CONTENT = auto()
+    """An object with our branch id, and without our content."""
     FOREIGN = auto()
     ABSENT = auto()
     DELETED = auto()
@@ -124,13 +131,23 @@ class FileOutcome:
         The key belongs to this branch only, so every object there holds its rows. A copy in place
         may have changed its ETag or checksum, so that it no longer proves a commit.
         """
-        return self._look_patiently(file) in {Seen.OURS, Seen.FOREIGN}
+        return self._look_patiently(file) in {Seen.OURS, Seen.OTHER_CONTENT, Seen.FOREIGN}
 
     def name(self, file: StagedFile) -> str:
         """The object's url, for messages."""
         return f"s3://{self.bucket}/{file.key}"
 
-    def _complete(self, file: StagedFile, **condition: Any) -> Exception | None:
+    def _complete(self, file: StagedFile) -> Exception | None:
+        """Complete the upload unless there is an object; return the refusal, if any."""
+        refusal = self._call_complete(file, IfNoneMatch="*")
+        if code_of(refusal) not in _NO_CONDITION:
+            return refusal
+        # The server does not know the condition: a look before takes its place, as far as it can.
+        if self._look(file, refusal) in {Seen.ABSENT, Seen.DELETED}:
+            return self._call_complete(file)
+        return refusal
+
+    def _call_complete(self, file: StagedFile, **condition: Any) -> Exception | None:
         try:
             self.clients.client(Purpose.ONCE).complete_multipart_upload(
                 Bucket=self.bucket,
@@ -140,11 +157,6 @@ class FileOutcome:
                 **condition,
             )
         except S3_ERRORS as error:
-            if code_of(error) == "AccessDenied" and not condition:
-                # A bucket's policy may demand the condition. Not sent at once: S3 may answer 409
-                # to it, which asks for another upload.
-                second = self._complete(file, IfNoneMatch="*")
-                return error if code_of(second) in _NO_CONDITION else second
             return error
         return None
 
@@ -168,7 +180,7 @@ class FileOutcome:
         if metadata.get(BRANCH_METADATA) != str(self.branch_id):
             return Seen.FOREIGN
         is_known = bool(file.parts)  # if the file was found by its name, nothing else is known
-        return Seen.OURS if not is_known or _has_content(head, file) else Seen.FOREIGN
+        return Seen.OURS if not is_known or _has_content(head, file) else Seen.OTHER_CONTENT
 
     def _look_patiently(self, file: StagedFile) -> Seen:
         deadline = time.monotonic() + SETTLE_S
@@ -199,6 +211,10 @@ class FileOutcome:
     ) -> CommitUnresolvedError:
         answered = "200" if refusal is None else describe(refusal)
         found = {
+            Seen.OTHER_CONTENT: "an object that is not this branch's is there: it has the branch's "
+            "name, but other content, and is not replaced. If this query runs from a copied "
+            "checkpoint, stop it, and start it with a new checkpoint and another url=; if the "
+            "object was copied in place, restore the original",
             Seen.FOREIGN: "an object that is not this branch's is there: move it away, and "
             "restore ours if it was replaced",
             Seen.DELETED: "a delete marker is there, so the object may have been visible and "
