@@ -188,6 +188,7 @@ def test_verbs(sink: S3Sink, world: World) -> None:
     assert world.counts() == (0, 1)
     key = key_of(committable)
     assert key == f"lake/orders/{branch_stem(branch())}n0.parquet"
+    assert committable.text == f"object s3://{world.bucket}/{key}"
     assert world.table(key).equals(pa.Table.from_batches([ROWS]))
     head = world.client.head_object(Bucket=world.bucket, Key=key)
     assert head["Metadata"] == {"sparkonce-branch": str(branch())}

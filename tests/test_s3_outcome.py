@@ -419,6 +419,25 @@ def test_lost_in_another_partition_of_amazons(
 
 
 @pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "no objects"),
+        (1, "object s3://lake/orders/0.parquet"),
+        (2, "2 objects: s3://lake/orders/0.parquet, s3://lake/orders/1.parquet"),
+        (
+            40,
+            "40 objects: s3://lake/orders/0.parquet, s3://lake/orders/1.parquet, "
+            "s3://lake/orders/2.parquet and 37 more",
+        ),
+    ],
+)
+def test_text_for_people(count: int, text: str) -> None:
+    """One line, however many objects there are."""
+    files = [StagedFile(f"orders/{number}.parquet", "upload") for number in range(count)]
+    assert committable_of(nowhere(), Place("lake", "orders/"), BRANCH, files).text == text
+
+
+@pytest.mark.parametrize(
     ("prepared", "now"),
     [
         ("http://minio:9000", "http://minio:9000/"),

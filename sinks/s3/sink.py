@@ -80,8 +80,8 @@ class S3Sink(TwoPhaseCommitSink[BranchWriter]):
         max_open_files: how many folders one task may write; each takes 5 MiB of memory.
         connection: server and credentials; default: boto3's own chain, on every executor.
         client: a function that makes a boto3 client in place of `connection`, such as
-            ``lambda config: session.client("s3", config=config)``. It is pickled to the executors
-            and called there; the client must use the Config that it gets.
+            ``lambda config: boto3.session.Session().client("s3", config=config)``. The function is
+            pickled to the executors and called there; it must use the Config that it gets.
         objects: storage class, encryption, ACL, metadata, tags and checksum of each object.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.

@@ -23,6 +23,7 @@ import pyarrow.types as pat
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.arrow_types import zone_of
+from sparkonce.sinks.s3.connecting.answers import describe
 from sparkonce.sinks.s3.connecting.client import Clients
 from sparkonce.sinks.s3.connecting.place import MAX_KEY_BYTES, Place
 from sparkonce.sinks.s3.writing.formats import FileFormat, RowWriter
@@ -137,7 +138,7 @@ class BranchWriter:
                 logger.warning(
                     "an upload of %s is not aborted (%s); the sweep will do it",
                     self.branch_id,
-                    error,
+                    describe(error),
                 )
 
     def _open_file(self, folder: str, schema: pa.Schema) -> _OpenFile:
