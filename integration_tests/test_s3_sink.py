@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,6 +53,7 @@ from sparkonce.spark_hooks.coordinator import _given_up
 from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
+    from botocore.config import Config
     from mypy_boto3_s3 import S3Client
     from pyspark.sql import SparkSession
 
@@ -1331,6 +1334,19 @@ def test_credentials_of_the_environment(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
     sink = make_sink(aws_access_key_id=None, aws_secret_access_key=None)
     sink.validate(ROWS.schema)
+
+
+def test_clients_of_the_users_own(s3: S3Server, world: World) -> None:
+    """A factory makes them; the sink keeps its own retries and checksums."""
+
+    def make(config: Config) -> S3Client:
+        return boto3.session.Session().client("s3", config=config, **s3.boto3_settings)
+
+    with closing(S3Sink(f"s3://{world.bucket}/lake/orders", client=make)) as sink:
+        sink.validate(ROWS.schema)
+        committable = prepare(sink, branch())
+        sink.commit(committable)
+    assert world.table(key_of(committable)).num_rows == 100
 
 
 def test_nothing_answers(make_sink: Callable[..., S3Sink]) -> None:

@@ -426,8 +426,10 @@ def test_lost_in_another_partition_of_amazons(
         (2, "2 objects: s3://lake/orders/0.parquet, s3://lake/orders/1.parquet"),
         (
             40,
-            "40 objects: s3://lake/orders/0.parquet, s3://lake/orders/1.parquet, "
-            "s3://lake/orders/2.parquet and 37 more",
+            (
+                "40 objects: s3://lake/orders/0.parquet, s3://lake/orders/1.parquet, "
+                "s3://lake/orders/2.parquet and 37 more"
+            ),
         ),
     ],
 )

@@ -21,7 +21,7 @@ import pyarrow.types as pat
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.arrow_types import zone_of
 from sparkonce.sinks.base import quoted
-from sparkonce.sinks.s3.manifests.committed import Files, find_committed, find_newest
+from sparkonce.sinks.s3.manifests.committed import Committed, Files, find_committed, find_newest
 from sparkonce.sinks.s3.writing.columns import kinds
 from sparkonce.sinks.s3.writing.formats import spark_read_options
 from sparkonce.sinks.s3.writing.keys import NULL_FOLDER
@@ -103,6 +103,10 @@ def committed_dataset(
             f"{url}: pyarrow's datasets cannot read zstd text: use read_committed, which asks "
             "Spark, or write with compression='gzip'"
         )
+    return _dataset(files, committed)
+
+
+def _dataset(files: _ArrowFiles, committed: Committed) -> ds.Dataset:
     schema, partition_by = committed.schema, committed.partition_by
     data = pa.schema([column for column in schema if column.name not in partition_by])
     file_format = _arrow_format(committed.format, data)
@@ -281,12 +285,16 @@ def read_committed(
     Raises:
         ConfigurationError: see `committed_dataset`.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - on the driver only
-
     root = _hadoop_root(url)
     committed = find_committed(
         _HadoopFiles(spark, root), _shown(url), batch=batch, after=after, source=source
     )
+    return _frame(spark, root, committed)
+
+
+def _frame(spark: SparkSession, root: str, committed: Committed) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - on the driver only
+
     schema = from_arrow_schema(committed.schema, prefer_timestamp_ntz=True)
     if not committed.keys:
         return spark.createDataFrame([], schema)
