@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from botocore.exceptions import (
     BotoCoreError,
-    CredentialRetrievalError,
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
@@ -146,8 +145,13 @@ def _asking(action: Callable[[], ResultT], clients: Clients, place: Place) -> Re
     """Run the action; turn an error of the client into one that names the setting at fault."""
     try:
         return action()
-    except (*S3_ERRORS, ValueError) as error:  # boto3 raises ValueError for a broken endpoint_url
+    except S3_ERRORS as error:
         raise blame(error, clients, place) from error
+    except ValueError:  # of an address; boto3's text repeats it, perhaps with a password
+        raise ConfigurationError(
+            f"S3Sink: {clients.address_setting} is not an address that boto3 can use: give one "
+            "such as http://HOST:PORT"
+        ) from None
 
 
 def blame(error: Exception, clients: Clients, place: Place) -> SparkOnceError:
@@ -168,8 +172,6 @@ def blame(error: Exception, clients: Clients, place: Place) -> SparkOnceError:
     kind: type[SparkOnceError] = ConfigurationError
     if isinstance(error, SSLError):
         fix = f"TLS with {where} fails: correct verify= or {clients.address_setting}"
-    elif isinstance(error, CredentialRetrievalError):
-        fix = "boto3's chain cannot read the credentials: correct the source that it names"
     elif is_transient(error):
         kind = SinkUnavailableError
         fix = (
@@ -177,8 +179,8 @@ def blame(error: Exception, clients: Clients, place: Place) -> SparkOnceError:
             if status is None
             else f"{where} cannot serve {place} now: try again later"
         )
-    elif status is None:
-        fix = f"{where} cannot be used: correct {clients.address_setting}"
+    elif status is None:  # such as a profile without a login, or a broken file
+        fix = "boto3 cannot use its settings or credentials: correct what it names"
     else:
         fix = _fix_of_refusal(code_of(error), status, where, place)
     return kind(f"S3Sink: {fix} ({describe(error)})")

@@ -139,6 +139,14 @@ class Clients:
     def _built(self, config: Config) -> S3Client:
         if self.factory is not None:
             return self.factory(config)
+        client = self._of_session(config, self.settings.endpoint_url)
+        url = client.meta.endpoint_url
+        if "@" in urlsplit(url).netloc:  # S3 ignores a password there, and boto3's errors show it
+            client.close()
+            client = self._of_session(config, server_at(url))
+        return client
+
+    def _of_session(self, config: Config, endpoint_url: str | None) -> S3Client:
         # The clients share one session, which reads boto3's description of S3 only once; that
         # takes most of the time. A session serves one thread at a time: the caller has the lock.
         settings = self.settings
@@ -148,7 +156,7 @@ class Clients:
             _sessions[os.getpid(), self] = session
         return session.client(
             "s3",
-            endpoint_url=settings.endpoint_url,
+            endpoint_url=endpoint_url,
             region_name=settings.region_name,
             aws_access_key_id=settings.aws_access_key_id,
             aws_secret_access_key=settings.aws_secret_access_key,

@@ -212,9 +212,10 @@ class FileOutcome:
         answered = "200" if refusal is None else describe(refusal)
         found = {
             Seen.OTHER_CONTENT: "an object that is not this branch's is there: it has the branch's "
-            "name, but other content, and is not replaced. If this query runs from a copied "
-            "checkpoint, stop it, and start it with a new checkpoint and another url=; if the "
-            "object was copied in place, restore the original",
+            "name, but other content, and is not replaced. If two queries run from copies of one "
+            "checkpoint, stop the query with the copied checkpoint, and start it with a new "
+            "checkpoint and another url=; delete the object if it is that query's. If the object "
+            "was copied in place, restore the original",
             Seen.FOREIGN: "an object that is not this branch's is there: move it away, and "
             "restore ours if it was replaced",
             Seen.DELETED: "a delete marker is there, so the object may have been visible and "
