@@ -2,10 +2,11 @@
 
     python benchmarks/s3.py [--rows 8000000] [--rounds 3] [--small-batches 10]
 
-All three write the same rows as Parquet to one local server, in turn: S3A with the default
-committer (which renames, and is not safe on S3) and with the magic one. 8,000,000 rows are more
-than 1 GiB. At the end 1,000 objects are committed as one batch is, beside as many bare completions
-by as many threads, and completions with a HEAD, which is what proves a commit.
+All three write the same rows as Parquet to one local server, in turn: sparkonce, S3A with the
+default committer (which renames, and is not safe on S3), and S3A with the magic committer.
+8,000,000 rows are more than 1 GiB. At the end the benchmark commits 1,000 objects as one batch,
+and compares this with bare completions, and with completions and a HEAD each, which proves a
+commit; all use the same number of threads and objects.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from harness import (
 from sparkonce import ExactlyOnce
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.parallel import MAX_THREADS
-from sparkonce.sinks import S3Sink, verbs
-from sparkonce.sinks.s3.upload import StagedFile
+from sparkonce.sinks import S3Connection, S3Sink
+from sparkonce.sinks.s3.writing.staged import StagedFile
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.services import (
     S3Server,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BUCKET = "bench"
-# Random digits, so that a row takes its room in a file, too.
+# Random digits, which do not compress.
 COLUMNS = (
     "id",
     "sha2(string(id), 512) AS name",
@@ -79,10 +80,7 @@ def sink(s3: S3Server, prefix: str) -> S3Sink:
     return S3Sink(
         f"s3://{BUCKET}/{prefix}",
         compression="snappy",  # Spark's default
-        endpoint_url=s3.endpoint_url,
-        access_key=s3.access_key,
-        secret_key=s3.secret_key,
-        region=s3.region,
+        connection=S3Connection(**s3.boto3_settings),
     )
 
 
@@ -106,7 +104,7 @@ def s3a(settings: Mapping[str, str]) -> Any:
 
 
 def clear(s3: S3Server) -> int:
-    """Remove every object, so that the disk holds one run at a time; the bytes that they had."""
+    """Remove every object, so that the disk holds one run at a time; return their size in bytes."""
     client = s3_client(s3)
     size = 0
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
@@ -119,7 +117,7 @@ def clear(s3: S3Server) -> int:
 
 
 def commit_of_many_objects(s3: S3Server) -> list[float]:
-    """Milliseconds for 1,000 objects: committed, completed, completed and looked at; in turn."""
+    """Milliseconds for 1,000 objects: committed; completed; completed with a HEAD; in turn."""
     owner = Owner("0" * 16, "bench")
     rows = pa.RecordBatch.from_pydict({"id": list(range(10))})
     target = sink(s3, f"many-{uuid.uuid4().hex[:10]}")
@@ -140,7 +138,7 @@ def commit_of_many_objects(s3: S3Server) -> list[float]:
             bare.head_object(Bucket=BUCKET, Key=file.key)
 
     def commit(committables: list[Committable]) -> None:
-        assert not any(verbs.commit_many(target, committables))
+        assert not any(target.commit_many(committables))
 
     with ThreadPoolExecutor(MAX_THREADS) as pool:
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harness import arguments, compare, scratch, spark_session
 
 from sparkonce import ExactlyOnce
-from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.services import Services, start_services, unavailable
 
@@ -61,10 +61,7 @@ class Places:
                 PostgresSink(self.services.postgres.dsn, table=name),
                 S3Sink(
                     f"s3://{BUCKET}/{name}",
-                    endpoint_url=self.s3.endpoint_url,
-                    access_key=self.s3.access_key,
-                    secret_key=self.s3.secret_key,
-                    region=self.s3.region,
+                    connection=S3Connection(**self.s3.boto3_settings),
                 ),
             ],
             log=f"sqlite:///{folder}/{name}.db",

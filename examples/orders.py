@@ -21,15 +21,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from sparkonce import ExactlyOnce
-from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 
 KAFKA = os.environ.get("KAFKA", "localhost:9092")
 POSTGRES = os.environ.get("POSTGRES", "postgresql://postgres:postgres@localhost:5432/postgres")
-S3 = {
+S3 = {  # by the names that boto3 has for them
     "endpoint_url": os.environ.get("S3", "http://localhost:9000"),
-    "access_key": os.environ.get("S3_ACCESS_KEY", "sparkonce"),
-    "secret_key": os.environ.get("S3_SECRET_KEY", "sparkonce-secret"),
-    "region": "us-east-1",
+    "aws_access_key_id": os.environ.get("S3_ACCESS_KEY", "sparkonce"),
+    "aws_secret_access_key": os.environ.get("S3_SECRET_KEY", "sparkonce-secret"),
+    "region_name": "us-east-1",
 }
 STATE = Path(os.environ.get("STATE", "orders-state")).absolute()
 
@@ -45,13 +45,7 @@ def make_targets() -> None:
             "CREATE TABLE IF NOT EXISTS orders"
             " (id bigint PRIMARY KEY, day date, amount numeric(12,2))"
         )
-    client = boto3.client(
-        "s3",
-        endpoint_url=S3["endpoint_url"],
-        aws_access_key_id=S3["access_key"],
-        aws_secret_access_key=S3["secret_key"],
-        region_name=S3["region"],
-    )
+    client = boto3.client("s3", **S3)
     try:
         client.create_bucket(Bucket="lake")
     except ClientError as error:
@@ -68,7 +62,7 @@ def pipeline() -> ExactlyOnce:
         sinks=[
             KafkaSink("orders", bootstrap_servers=KAFKA, key="id", value_format="json"),
             PostgresSink(POSTGRES, table="orders", key=["id"]),
-            S3Sink("s3://lake/orders", partition_by=["day"], **S3),
+            S3Sink("s3://lake/orders", partition_by=["day"], connection=S3Connection(**S3)),
         ],
         log=f"sqlite:///{STATE}/txn.db",
     )

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.s3.formats import FileFormat, spark_read_options
-from sparkonce.sinks.s3.readers import _arrow_format
+from sparkonce.sinks.s3.manifests.readers import _arrow_format
+from sparkonce.sinks.s3.writing.formats import FileFormat, spark_read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,10 +29,10 @@ from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
 from sparkonce.model import Committable, CommittedBatch, Owner
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3.layout import NULL_FOLDER
-from sparkonce.sinks.s3.manifest import CommittedFile, Layout, Manifest, Span, encode_file
-from sparkonce.sinks.s3.publisher import Publisher
-from sparkonce.sinks.s3.upload import ObjectSettings
+from sparkonce.sinks.s3.manifests.manifest import CommittedFile, Layout, Manifest, Span, encode_file
+from sparkonce.sinks.s3.manifests.publisher import Publisher
+from sparkonce.sinks.s3.writing.keys import NULL_FOLDER
+from sparkonce.sinks.s3.writing.objects import S3Objects
 from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def test_plain_listing(sink: S3Sink, world: World, arrow_s3: pa_fs.S3FileSystem)
 
 def publisher_of(sink: S3Sink) -> Publisher:
     folder = FOLDER.removeprefix("lake/orders/")
-    return Publisher(sink._connection, sink._place, folder, ObjectSettings())
+    return Publisher(sink._clients, sink._place, folder, S3Objects())
 
 
 def told(batch_id: int) -> Manifest:

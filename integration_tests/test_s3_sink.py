@@ -16,16 +16,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import ClientError
+from tests.s3_sinks import s3_sink
 
 from integration_tests.proxy import Proxy, Swallow, http_request
 from sparkonce.errors import (
@@ -34,18 +37,23 @@ from sparkonce.errors import (
     ConfigurationError,
     PreparedBranchLostError,
     PrepareRejectedError,
+    SinkUnavailableError,
 )
+from sparkonce.finding import Level
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.protocol.rulings import end_for_rewrite
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3 import formats, listing, outcome, upload, writer
-from sparkonce.sinks.s3.client import Purpose
-from sparkonce.sinks.s3.layout import branch_stem
-from sparkonce.sinks.s3.outcome import FileOutcome
-from sparkonce.sinks.s3.upload import BRANCH_METADATA, StagedFile, crc32c
+from sparkonce.sinks.s3.connecting.client import Purpose
+from sparkonce.sinks.s3.finishing import listing, outcome
+from sparkonce.sinks.s3.finishing.outcome import FileOutcome
+from sparkonce.sinks.s3.writing import formats, upload, writer
+from sparkonce.sinks.s3.writing.keys import branch_stem
+from sparkonce.sinks.s3.writing.objects import BRANCH_METADATA
+from sparkonce.sinks.s3.writing.staged import StagedFile, crc32c
 from sparkonce.testing.services import S3Server
 
 if TYPE_CHECKING:
+    from botocore.config import Config
     from mypy_boto3_s3 import S3Client
     from pyspark.sql import SparkSession
 
@@ -142,13 +150,7 @@ def make_sink(s3: S3Server, fresh_bucket: str) -> Iterator[Callable[..., S3Sink]
     sinks = []
 
     def make(prefix: str = "lake/orders", **settings: Any) -> S3Sink:
-        connection = {
-            "endpoint_url": s3.endpoint_url,
-            "access_key": s3.access_key,
-            "secret_key": s3.secret_key,
-            "region": s3.region,
-        }
-        sink = S3Sink(f"s3://{fresh_bucket}/{prefix}", **{**connection, **settings})
+        sink = s3_sink(f"s3://{fresh_bucket}/{prefix}", **{**s3.boto3_settings, **settings})
         sinks.append(sink)
         return sink
 
@@ -189,6 +191,7 @@ def test_verbs(sink: S3Sink, world: World) -> None:
     assert world.counts() == (0, 1)
     key = key_of(committable)
     assert key == f"lake/orders/{branch_stem(branch())}n0.parquet"
+    assert committable.text == f"object s3://{world.bucket}/{key}"
     assert world.table(key).equals(pa.Table.from_batches([ROWS]))
     head = world.client.head_object(Bucket=world.bucket, Key=key)
     assert head["Metadata"] == {"sparkonce-branch": str(branch())}
@@ -682,13 +685,37 @@ def test_completed_elsewhere_late(
     complete = FileOutcome._complete
     refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
     (file,) = (StagedFile.from_json(value) for value in files_of(committable))
-    here = FileOutcome(sink._connection, world.bucket, branch())
+    here = FileOutcome(sink._clients, world.bucket, branch())
     monkeypatch.setattr(outcome, "SETTLE_S", DEADLINE_S)
     monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
     monkeypatch.setattr(FileOutcome, "_is_upload_gone", lambda *_: True)
     monkeypatch.setattr(outcome, "pause", lambda _: complete(here, file))
     sink.commit(committable)
     assert world.counts() == (0, 1)
+
+
+def test_copied_checkpoint_replaces_no_object(sink: S3Sink, world: World) -> None:
+    """Two runs of a copied checkpoint have equal names; the one that commits later is refused."""
+    of_parent = prepare(sink, branch())
+    of_copy = prepare(sink, branch(), pa.RecordBatch.from_pydict({"id": [1]}))
+    assert key_of(of_copy) == key_of(of_parent)
+    sink.commit(of_parent)
+    before = world.objects()
+    with pytest.raises(CommitUnresolvedError, match="other content.*copied checkpoint"):
+        sink.commit(of_copy)
+    assert world.objects() == before
+    sink.commit(of_parent)
+    assert world.objects() == before
+    assert list(world.uploads()) == [files_of(of_copy)[0]["upload_id"]]
+
+
+def test_copied_checkpoint_with_equal_rows(sink: S3Sink, world: World) -> None:
+    """The object proves both commits: the rows are there once, as both runs decided."""
+    of_parent, of_copy = prepare(sink, branch()), prepare(sink, branch())
+    sink.commit(of_parent)
+    before = world.objects()
+    sink.commit(of_copy)
+    assert world.objects() == before
 
 
 @pytest.mark.parametrize("visible", [1, 2])
@@ -700,7 +727,7 @@ def test_branch_with_files_that_stand_is_not_written_again(
     committable = prepare(sink, branch())
     files = [StagedFile.from_json(file) for file in files_of(committable)]
     for file in files[:visible]:
-        FileOutcome(sink._connection, world.bucket, branch()).commit(file)
+        FileOutcome(sink._clients, world.bucket, branch()).commit(file)
     unresolved = end_for_rewrite(sink, committable, CommitUnresolvedError("no answer"))
     assert isinstance(unresolved, CommitUnresolvedError)
     assert f"{visible} of the 2 files" in str(unresolved)
@@ -719,7 +746,7 @@ def test_object_that_was_copied_in_place_is_not_written_again(sink: S3Sink, worl
     """Restored or encrypted anew, it proves no commit; plain readers see it all the same."""
     committable = prepare(sink, branch())
     (file,) = map(StagedFile.from_json, files_of(committable))
-    FileOutcome(sink._connection, world.bucket, branch()).commit(file)
+    FileOutcome(sink._clients, world.bucket, branch()).commit(file)
     source = {"Bucket": world.bucket, "Key": file.key}
     copied = world.client.create_multipart_upload(
         **source, Metadata={BRANCH_METADATA: str(branch())}
@@ -741,7 +768,7 @@ def test_object_that_appears_while_its_upload_is_ended(
     abort = FileOutcome.abort
 
     def completed(self: FileOutcome, file: StagedFile) -> None:
-        client = sink._connection.client(Purpose.ASK)
+        client = sink._clients.client(Purpose.ASK)
         with monkeypatch.context() as patch:
             patch.setattr(client, "abort_multipart_upload", lambda **_: self.commit(file))
             abort(self, file)
@@ -1275,7 +1302,7 @@ def test_bucket_that_does_not_exist(make_sink: Callable[..., S3Sink]) -> None:
         sink.validate(ROWS.schema)
 
 
-@pytest.mark.parametrize("setting", ["access_key", "secret_key"])
+@pytest.mark.parametrize("setting", ["aws_access_key_id", "aws_secret_access_key"])
 def test_wrong_credentials(
     request: pytest.FixtureRequest, make_sink: Callable[..., S3Sink], setting: str
 ) -> None:
@@ -1294,7 +1321,7 @@ def test_no_credentials(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    sink = make_sink(access_key=None, secret_key=None)
+    sink = make_sink(aws_access_key_id=None, aws_secret_access_key=None)
     with pytest.raises(ConfigurationError, match="no credentials"):
         sink.validate(ROWS.schema)
 
@@ -1305,16 +1332,53 @@ def test_credentials_of_the_environment(
     """Without keys of its own the sink asks boto3's chain."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
-    sink = make_sink(access_key=None, secret_key=None)
+    sink = make_sink(aws_access_key_id=None, aws_secret_access_key=None)
     sink.validate(ROWS.schema)
+
+
+def test_clients_of_the_users_own(s3: S3Server, world: World) -> None:
+    """A factory makes them; the sink keeps its own retries and checksums."""
+
+    def make(config: Config) -> S3Client:
+        return boto3.session.Session().client("s3", config=config, **s3.boto3_settings)
+
+    with closing(S3Sink(f"s3://{world.bucket}/lake/orders", client=make)) as sink:
+        sink.validate(ROWS.schema)
+        committable = prepare(sink, branch())
+        sink.commit(committable)
+    assert world.table(key_of(committable)).num_rows == 100
 
 
 def test_nothing_answers(make_sink: Callable[..., S3Sink]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     sink = make_sink(endpoint_url=f"http://127.0.0.1:{port}")
-    with pytest.raises(ConfigurationError, match="cannot be reached: correct endpoint_url="):
+    with pytest.raises(SinkUnavailableError, match="cannot be reached: .*correct endpoint_url="):
         sink.validate(ROWS.schema)
+
+
+def test_server_that_is_down_at_the_start(s3: S3Server, sink: S3Sink) -> None:
+    """An outage is no wrong setting: the caller tries again, and succeeds once it is over."""
+    s3.stop()
+    try:
+        with pytest.raises(SinkUnavailableError, match="cannot be reached"):
+            sink.validate(ROWS.schema)
+        (finding,) = sink.diagnose()
+        assert finding.level is Level.ERROR
+    finally:
+        s3.start()
+    sink.validate(ROWS.schema)
+
+
+def test_server_that_never_answers_at_the_start(
+    make_sink: Callable[..., S3Sink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the connection and says nothing."""
+    monkeypatch.setattr(Purpose.ASK, "_value_", (1, 1))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sink = make_sink(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(SinkUnavailableError, match="ReadTimeout"):
+            sink.validate(ROWS.schema)
 
 
 def warnings_of(sink: S3Sink, caplog: pytest.LogCaptureFixture) -> list[str]:

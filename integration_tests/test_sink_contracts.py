@@ -15,10 +15,10 @@ from kafka.admin import KafkaAdminClient
 from psycopg import sql
 
 from sparkonce.model import Committable
-from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.sinks.kafka.finisher import Finisher
 from sparkonce.sinks.kafka.settings import KafkaSettings
-from sparkonce.sinks.s3 import outcome
+from sparkonce.sinks.s3.finishing import outcome
 from sparkonce.testing import SinkContract, SinkWorld, checks
 from sparkonce.testing.sink_world import OWNER
 
@@ -176,10 +176,7 @@ class TestS3Sink(SinkContract):
         return lambda schema: SinkWorld(
             sink=lambda: S3Sink(
                 f"s3://{fresh_bucket}/out",
-                endpoint_url=s3.endpoint_url,
-                access_key=s3.access_key,
-                secret_key=s3.secret_key,
-                region=s3.region,
+                connection=S3Connection(**s3.boto3_settings),
             ),
             visible=lambda: checks.read_s3_parquet(s3, fresh_bucket, "out"),
             standing=lambda: checks.s3_leaks(s3, fresh_bucket),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.idempotent import IdempotentSink
     from sparkonce.sinks.kafka import KafkaSink
     from sparkonce.sinks.postgres import PostgresSink
-    from sparkonce.sinks.s3 import S3Sink
+    from sparkonce.sinks.s3 import S3Connection, S3Objects, S3Sink
 
 __all__ = [
     "AbortsDecided",
@@ -46,6 +46,8 @@ __all__ = [
     "PostgresSink",
     "Publishes",
     "RowSink",
+    "S3Connection",
+    "S3Objects",
     "S3Sink",
     "TwoPhaseCommitSink",
     "Votes",
@@ -56,6 +58,8 @@ _MODULE_AND_EXTRA = {
     "IdempotentSink": ("idempotent", None),
     "KafkaSink": ("kafka", "kafka"),
     "PostgresSink": ("postgres", "postgres"),
+    "S3Connection": ("s3", "s3"),
+    "S3Objects": ("s3", "s3"),
     "S3Sink": ("s3", "s3"),
 }
 

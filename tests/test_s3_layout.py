@@ -20,30 +20,35 @@ from hypothesis import strategies as st
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3.checks import check_schema
-from sparkonce.sinks.s3.client import Purpose
-from sparkonce.sinks.s3.formats import BUFFER_BYTES, MAX_PART_BYTES, MIN_PART_BYTES, FileFormat
-from sparkonce.sinks.s3.layout import (
-    MAX_KEY_BYTES,
-    Place,
+from sparkonce.sinks.s3.connecting.client import Purpose
+from sparkonce.sinks.s3.connecting.place import MAX_KEY_BYTES, Place
+from sparkonce.sinks.s3.finishing.branch import BranchOutcome
+from sparkonce.sinks.s3.manifests.manifest import Span, source_folder
+from sparkonce.sinks.s3.writing.columns import check_schema
+from sparkonce.sinks.s3.writing.formats import (
+    BUFFER_BYTES,
+    MAX_PART_BYTES,
+    MIN_PART_BYTES,
+    FileFormat,
+)
+from sparkonce.sinks.s3.writing.keys import (
     branch_of,
     branch_stem,
     file_key,
     folder_name,
     value_text,
 )
-from sparkonce.sinks.s3.manifest import Span, source_folder
-from sparkonce.sinks.s3.upload import (
-    MAX_PARTS,
-    PARTS_IN_FLIGHT,
-    StagedFile,
-    crc32c,
-    etag_of_parts,
-)
-from sparkonce.sinks.s3.writer import ROLL_AT_PARTS, split
+from sparkonce.sinks.s3.writing.staged import StagedFile, crc32c, etag_of_parts
+from sparkonce.sinks.s3.writing.upload import MAX_PARTS, PARTS_IN_FLIGHT
+from sparkonce.sinks.s3.writing.writer import ROLL_AT_PARTS, split
+from tests.s3_sinks import s3_sink
 
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
-KEYS: dict[str, Any] = {"region": "eu-west-1", "access_key": "a", "secret_key": "b"}
+KEYS: dict[str, Any] = {
+    "region_name": "eu-west-1",
+    "aws_access_key_id": "a",
+    "aws_secret_access_key": "b",
+}
 LABELS = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
 COUNTS = st.integers(0, 2**40)
 BRANCHES = st.builds(
@@ -134,15 +139,16 @@ def test_directory_bucket(bucket: str) -> None:
 @pytest.mark.parametrize(
     ("query", "advice"),
     [
-        ("?region=eu-west-1", "region="),
+        ("?region=eu-west-1", "region_name="),
+        ("?region_name=eu-west-1", "region_name="),
         ("?endpoint_override=minio:9000&scheme=http", "endpoint_url="),
-        ("/?x=1&path_style=true", "path_style="),
-        ("?access_key=AKIA&secret_key=hunter2", "access_key="),
+        ("/?x=1&path_style=true", "addressing_style="),
+        ("?access_key=AKIA&secret_key=hunter2", "aws_access_key_id="),
     ],
 )
 def test_setting_in_the_url(query: str, advice: str) -> None:
     """Logs and readers take it there; as a part of the prefix, the rows would be elsewhere."""
-    with pytest.raises(ConfigurationError, match=f"url=.* {advice}") as told:
+    with pytest.raises(ConfigurationError, match=rf"url=.*S3Connection\({advice}") as told:
         S3Sink(f"s3://lake/orders{query}")
     assert "hunter2" not in str(told.value)
 
@@ -264,7 +270,7 @@ def test_parts_grow_where_the_server_is_known_to_take_them(
     """Others refuse parts of several sizes when the file is completed, after the decision."""
     if elsewhere:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", elsewhere)
-    with closing(S3Sink("s3://lake/orders", **KEYS, **settings)) as sink:
+    with closing(s3_sink("s3://lake/orders", **KEYS, **settings)) as sink:
         sizes = sink.beginTransaction(branch())._format.part_sizes
     assert (sizes.largest > sizes.first) is grows
 
@@ -274,21 +280,21 @@ def test_server_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> N
 
     Records of older versions do not say which it was, so nothing is called lost by them there.
     """
-    with closing(S3Sink("s3://lake/orders", **KEYS)) as sink:
+    with closing(s3_sink("s3://lake/orders", **KEYS)) as sink:
         amazons = sink.preCommit(sink.beginTransaction(branch()))
         assert amazons.payload["endpoint"] is None
-        assert sink._files_of(amazons)[0].same_server
+        assert BranchOutcome.of(amazons, sink._clients).outcome.same_server
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:hunter2@minio:9000")
-    with closing(S3Sink("s3://lake/orders", **KEYS)) as sink:
+    with closing(s3_sink("s3://lake/orders", **KEYS)) as sink:
         minios = sink.preCommit(sink.beginTransaction(branch()))
         assert minios.payload["endpoint"] == "http://minio:9000"
-        assert sink._files_of(minios)[0].same_server
-        assert not sink._files_of(amazons)[0].same_server
-    with closing(S3Sink("s3://lake/orders", endpoint_url="http://minio:9000", **KEYS)) as sink:
-        assert sink._files_of(minios)[0].same_server
+        assert BranchOutcome.of(minios, sink._clients).outcome.same_server
+        assert not BranchOutcome.of(amazons, sink._clients).outcome.same_server
+    with closing(s3_sink("s3://lake/orders", endpoint_url="http://minio:9000", **KEYS)) as sink:
+        assert BranchOutcome.of(minios, sink._clients).outcome.same_server
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    with closing(S3Sink("s3://lake/orders", **KEYS)) as sink:
-        assert not sink._files_of(minios)[0].same_server
+    with closing(s3_sink("s3://lake/orders", **KEYS)) as sink:
+        assert not BranchOutcome.of(minios, sink._clients).outcome.same_server
 
 
 @pytest.mark.parametrize(
@@ -349,33 +355,36 @@ def test_staged_file_survives_json() -> None:
         ({"parquet": {"no_such_setting": 3}}, "no_such_setting"),
         ({"parquet": {"flavor": "spark"}}, "flavor"),
         ({"parquet": {"allow_truncated_timestamps": "false"}}, "allow_truncated_timestamps"),
-        ({"path_style": "false"}, "path_style='false'"),
+        ({"addressing_style": "host"}, "addressing_style='host'"),
+        ({"verify": "false"}, "verify='false'"),
+        ({"verify": 1}, "verify=1"),
         ({"target_file_size": 0}, "target_file_size=0"),
-        ({"session_token": "hunter2"}, "session_token="),
+        ({"aws_session_token": "hunter2"}, "aws_session_token="),
         ({"checksum": "crc64"}, "checksum='crc64'"),
-        ({"encryption": "rot13"}, "encryption='rot13'"),
-        ({"kms_key": "k"}, "kms_key="),
+        ({"server_side_encryption": "rot13"}, "server_side_encryption='rot13'"),
+        ({"sse_kms_key_id": "k"}, "sse_kms_key_id="),
+        ({"acl": "public"}, "acl='public'"),
         ({"metadata": {"Sparkonce-Branch": "x"}}, "metadata="),
         ({"metadata": {"a b": "x"}}, "metadata="),
         ({"metadata": {"a": "ä"}}, "metadata="),
         ({"metadata": {"a": "b\r\nx-amz-acl: public-read"}}, "metadata="),
         ({"metadata": {"a": 1}}, "metadata="),
         ({"metadata": {1: "a"}}, "metadata="),
-        ({"tags": {"owner": 7}}, "tags= holds 'owner': 7"),
+        ({"tags": {"owner": 7}}, "tags= contains 'owner': 7"),
         ({"tags": {"": "lake"}}, "tags="),
         ({"tags": {"aws:owner": "lake"}}, "tags="),
         ({"tags": {"owner": "lake & co"}}, "tags="),
         ({"tags": {"owner": "l" * 257}}, "tags="),
         ({"tags": {"o" * 129: "lake"}}, "tags="),
-        ({"tags": {str(n): "" for n in range(11)}}, "tags= holds 11"),
+        ({"tags": {str(n): "" for n in range(11)}}, "tags= contains 11"),
         ({"partition_by": "day"}, "partition_by='day'"),
         ({"partition_by": ["day", "day"]}, "each once"),
         ({"part_size": 1 << 20}, "part_size=1048576"),
         ({"part_size": 1 << 26}, "part_size=67108864"),
         ({"part_size": "large"}, "part_size=large"),
         ({"max_open_files": 0}, "max_open_files=0"),
-        ({"access_key": "a"}, "secret_key"),
-        ({"secret_key": "hunter2"}, "access_key"),
+        ({"aws_access_key_id": "a"}, "aws_secret_access_key"),
+        ({"aws_secret_access_key": "hunter2"}, "aws_access_key_id"),
         ({"endpoint_url": "http://me:hunter2@host"}, "endpoint_url"),
         ({"endpoint_url": "host:9000"}, "endpoint_url"),
         ({"name": "a.b"}, "name='a.b'"),
@@ -384,13 +393,13 @@ def test_staged_file_survives_json() -> None:
 def test_setting_that_cannot_work(settings: dict[str, Any], message: str) -> None:
     """It is refused when the sink is made; the message names it and repeats no secret."""
     with pytest.raises(ConfigurationError) as caught:
-        S3Sink("s3://lake/orders", **settings)
+        s3_sink("s3://lake/orders", **settings)
     assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
 def test_tags_that_s3_takes() -> None:
-    S3Sink(
+    s3_sink(
         "s3://lake/orders",
         tags={"Kostenstelle": "Köln 4/7 + @x=y:z", **{str(n): "" for n in range(9)}},
     )
@@ -420,7 +429,7 @@ UNKNOWN_ZONES = ["GMT+8", "UTC+01:00", "Z", "PST", "+8:00"]
         (FIELDS, ["region"], "region"),
         (FIELDS, ["price"], "'price' is double"),
         (FIELDS, ["tags"], "'tags' is list"),
-        (FIELDS[:2], ["id", "day"], "takes every column"),
+        (FIELDS[:2], ["id", "day"], "names every column"),
         ([*FIELDS, pa.field("_day", pa.date32())], ["day", "_day"], "'_day' .* select="),
         ([*FIELDS, pa.field(".day", pa.date32())], [".day"], "'.day' .* select="),
         ([*FIELDS, FIELDS[0]], [], "more than once"),
@@ -555,12 +564,12 @@ PATH, VIRTUAL = f"{OSS}/lake/k?", "https://lake.oss-cn-hangzhou.aliyuncs.com/k?"
     [
         ({"endpoint_url": OSS}, "", PATH),
         ({"endpoint_url": OSS}, "virtual", VIRTUAL),
-        ({"endpoint_url": OSS, "path_style": False}, "", VIRTUAL),
-        ({"endpoint_url": OSS, "path_style": False}, "path", VIRTUAL),
-        ({"endpoint_url": OSS, "path_style": True}, "virtual", PATH),
+        ({"endpoint_url": OSS, "addressing_style": "virtual"}, "", VIRTUAL),
+        ({"endpoint_url": OSS, "addressing_style": "virtual"}, "path", VIRTUAL),
+        ({"endpoint_url": OSS, "addressing_style": "path"}, "virtual", PATH),
         ({}, "", "https://lake.s3.amazonaws.com/k?"),
-        ({"path_style": False}, "", "https://lake.s3.eu-west-1.amazonaws.com/k?"),
-        ({"path_style": True}, "", "https://s3.eu-west-1.amazonaws.com/lake/k?"),
+        ({"addressing_style": "virtual"}, "", "https://lake.s3.eu-west-1.amazonaws.com/k?"),
+        ({"addressing_style": "path"}, "", "https://s3.eu-west-1.amazonaws.com/lake/k?"),
     ],
 )
 def test_where_the_bucket_is_named(
@@ -575,19 +584,24 @@ def test_where_the_bucket_is_named(
     line = f"  addressing_style = {said_by_boto3}\n" if said_by_boto3 else ""
     config.write_text(f"[default]\ns3 =\n{line}" if line else "")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    with closing(S3Sink("s3://lake/x", **KEYS, **settings)) as sink:
+    with closing(s3_sink("s3://lake/x", **KEYS, **settings)) as sink:
         for purpose in Purpose:
-            client = sink._connection.client(purpose)
+            client = sink._clients.client(purpose)
             told = client.generate_presigned_url("get_object", {"Bucket": "lake", "Key": "k"})
             assert told.startswith(url)
 
 
 def test_sink_travels_and_keeps_its_secrets() -> None:
     """It pickles to the executors; what is shown of it has no keys."""
-    sink = S3Sink("s3://lake/orders/", access_key="AKIDEXAMPLE", secret_key="hunter2")
+    sink = s3_sink(
+        "s3://lake/orders/",
+        aws_access_key_id="AKIDEXAMPLE",
+        aws_secret_access_key="hunter2",
+        aws_session_token="hunter2-token",
+    )
     copy = pickle.loads(pickle.dumps(sink))  # noqa: S301
     assert repr(copy) == "<S3Sink 's3' -> s3://lake/orders>"
     shown = f"{copy!r} {copy.target} {vars(copy)!r}"
     assert "hunter2" not in shown
     assert "AKIDEXAMPLE" not in shown
-    assert copy._connection == sink._connection
+    assert copy._clients == sink._clients

@@ -15,8 +15,10 @@ import pytest
 
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3 import listing
-from sparkonce.sinks.s3.layout import Place, file_key, folder_name
+from sparkonce.sinks.s3.connecting.place import Place
+from sparkonce.sinks.s3.finishing import listing
+from sparkonce.sinks.s3.writing.keys import file_key, folder_name
+from tests.s3_sinks import s3_sink
 
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
 BUCKET = "lake"
@@ -172,13 +174,13 @@ def obfuscated(key: str) -> str:
 
 
 def sink_of(amazon: Amazon, prefix: str = "orders/") -> S3Sink:
-    return S3Sink(
+    return s3_sink(
         f"s3://{BUCKET}/{prefix}",
         partition_by=["x"],
         endpoint_url=amazon.url,
-        access_key="a",
-        secret_key="b",
-        region="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+        region_name="us-east-1",
     )
 
 

@@ -33,11 +33,11 @@ from hypothesis import strategies as st
 import sparkonce
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
-from sparkonce.sinks.s3 import readers
-from sparkonce.sinks.s3.client import Connection
-from sparkonce.sinks.s3.committed import Files, find_committed, find_newest
-from sparkonce.sinks.s3.layout import NULL_FOLDER, Place, file_key
-from sparkonce.sinks.s3.manifest import (
+from sparkonce.sinks.s3.connecting.client import Clients
+from sparkonce.sinks.s3.connecting.place import Place
+from sparkonce.sinks.s3.manifests import readers
+from sparkonce.sinks.s3.manifests.committed import Files, find_committed, find_newest
+from sparkonce.sinks.s3.manifests.manifest import (
     FANOUT,
     FORMAT_VERSION,
     CommittedFile,
@@ -49,9 +49,10 @@ from sparkonce.sinks.s3.manifest import (
     newest,
     source_folder,
 )
-from sparkonce.sinks.s3.publisher import Publisher
-from sparkonce.sinks.s3.upload import ObjectSettings
-from sparkonce.sinks.s3.writer import split
+from sparkonce.sinks.s3.manifests.publisher import Publisher
+from sparkonce.sinks.s3.writing.keys import NULL_FOLDER, file_key
+from sparkonce.sinks.s3.writing.objects import S3Objects
+from sparkonce.sinks.s3.writing.writer import split
 
 OWNER = Owner("0" * 16, "query")
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string())])
@@ -238,7 +239,7 @@ def test_batch_in_two_formats() -> None:
     files = Memory()
     batch = CommittedBatch("orders", OWNER, 7, 0, (), branches)
     files.put(Span(7, 7), [Manifest.of(batch, "s3", "lake/")])
-    with pytest.raises(ConfigurationError, match="One batch that has both.*written again"):
+    with pytest.raises(ConfigurationError, match="If one batch has both.*rewritten"):
         find_committed(files, "s3://lake/orders")
 
 
@@ -278,7 +279,7 @@ def test_choice_of_batches(choice: dict[str, Any], batches: list[int]) -> None:
 
 def test_batch_that_is_not_committed() -> None:
     """It is refused rather than read without its rows."""
-    with pytest.raises(ConfigurationError, match="batch 4 is not committed here.*: 5"):
+    with pytest.raises(ConfigurationError, match="batch 4 is not committed here.* is 5"):
         found(Memory(0, 1, 2, 5), batch=4)
 
 
@@ -381,14 +382,14 @@ def test_manifests_that_never_stand_still() -> None:
     files = Memory(0)
     numbers = itertools.count()
     files.names = lambda _: [FOLDER + Span(next(numbers), 10**6).name]  # type: ignore[method-assign]
-    with pytest.raises(SparkOnceError, match="went on changing"):
+    with pytest.raises(SparkOnceError, match="kept changing"):
         found(files)
 
 
 def test_other_folders_between_the_batches() -> None:
     files = Memory(0)
     files.put(Span(1, 1), [manifest(1, layout=Layout.of("parquet", (), SCHEMA))])
-    with pytest.raises(ConfigurationError, match="read them apart"):
+    with pytest.raises(ConfigurationError, match="read them separately"):
         found(files)
     assert found(files, batch=0) == [0]
 
@@ -650,7 +651,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 def publisher() -> Publisher:
-    return Publisher(Connection(), Place("lake", ""), FOLDER, ObjectSettings())
+    return Publisher(Clients(), Place("lake", ""), FOLDER, S3Objects())
 
 
 def test_merging_takes_little_memory(bucket: Bucket) -> None:
@@ -762,7 +763,7 @@ def test_merged_file_that_was_shortened(bucket: Bucket) -> None:
     bucket.objects[FOLDER + rest.name] = encode_file(lines[: rest.size], rest)
     files = Memory()
     files.files = bucket.objects
-    with pytest.raises(ConfigurationError, match="the newest that is: 49"):
+    with pytest.raises(ConfigurationError, match="the newest committed one is 49"):
         found(files, batch=50)
     for batch_id in range(50, FANOUT):
         publisher().publish(anew(batch_id))

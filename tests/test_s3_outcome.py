@@ -21,22 +21,19 @@ from urllib3 import HTTPResponse
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import S3Sink
-from sparkonce.sinks.s3 import outcome
-from sparkonce.sinks.s3.client import Connection, Purpose, describe, server_at
-from sparkonce.sinks.s3.layout import Place
-from sparkonce.sinks.s3.manifest import Manifest
-from sparkonce.sinks.s3.outcome import FileOutcome
-from sparkonce.sinks.s3.publisher import Publisher
-from sparkonce.sinks.s3.upload import (
-    ObjectSettings,
-    PartSizes,
-    PartStream,
-    StagedFile,
-    Transfers,
-    crc32c,
-    etag_of_parts,
-)
+from sparkonce.sinks.s3.connecting.answers import describe
+from sparkonce.sinks.s3.connecting.client import Purpose, server_at
+from sparkonce.sinks.s3.connecting.place import Place
+from sparkonce.sinks.s3.finishing import outcome
+from sparkonce.sinks.s3.finishing.branch import committable_of
+from sparkonce.sinks.s3.finishing.outcome import FileOutcome
+from sparkonce.sinks.s3.manifests.manifest import Manifest
+from sparkonce.sinks.s3.manifests.publisher import Publisher
+from sparkonce.sinks.s3.writing.objects import S3Objects
+from sparkonce.sinks.s3.writing.staged import StagedFile, crc32c, etag_of_parts
+from sparkonce.sinks.s3.writing.upload import PartSizes, PartStream, Transfers
 from tests.renewed_credentials import SECRET, Sidecar, server_that_takes
+from tests.s3_sinks import clients_of, nowhere, s3_sink
 
 BRANCH = BranchId(Owner("0" * 16, "q"), 7, 1, "s3", 0, 0)
 MD5 = "5d41402abc4b2a76b9719d911017c592"
@@ -51,20 +48,20 @@ def _lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def commit() -> Iterator[Callable[..., None]]:
-    """`commit(heads, …)` with the server's answers to complete, HEAD and ListParts."""
-    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    """`commit(heads, …)` with the server's answers to complete, HEAD and ListParts (text)."""
+    clients = nowhere()
 
     def run(
-        *heads: dict[str, Any] | int,
+        *heads: dict[str, Any] | int | str,
         refusal: str | Sequence[str] = "",
         parts: str = "",
         file: StagedFile = FILE,
     ) -> None:
-        ask, once = (Stubber(connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
+        ask, once = (Stubber(clients.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
         with ask, once:
             for number, code in enumerate([refusal] if isinstance(refusal, str) else refusal):
                 call = {"Bucket": "lake", "Key": file.key, "UploadId": "upload"}
-                condition = {"IfNoneMatch": "*"} if number else {}
+                condition = {} if number else {"IfNoneMatch": "*"}
                 expected = {**call, **file.completion(), **condition}
                 if code:
                     once.add_client_error(
@@ -73,9 +70,11 @@ def commit() -> Iterator[Callable[..., None]]:
                 else:
                     once.add_response("complete_multipart_upload", {}, expected)
             for index, head in enumerate(heads):
-                if index == 1:
+                if index == 1 and parts:
                     ask.add_client_error("list_parts", parts)
-                if isinstance(head, int):
+                if isinstance(head, str):
+                    ask.add_client_error("list_parts", head)
+                elif isinstance(head, int):
                     ask.add_client_error("head_object", str(head), http_status_code=head)
                 elif "marker" in head:
                     ask.add_client_error(
@@ -87,13 +86,13 @@ def commit() -> Iterator[Callable[..., None]]:
                 else:
                     ask.add_response("head_object", head)
             try:
-                FileOutcome(connection, "lake", BRANCH).commit(file)
+                FileOutcome(clients, "lake", BRANCH).commit(file)
                 ask.assert_no_pending_responses()
             finally:
                 once.assert_no_pending_responses()
 
     yield run
-    connection.close()
+    clients.close()
 
 
 @pytest.mark.parametrize("etag", ["0" * 32 + "-1", "opaque", "0" * 32])
@@ -153,33 +152,33 @@ def test_etag_and_checksum_both_prove(commit: Callable[..., None], other: str) -
 )
 def test_whatever_stands_at_a_key_of_ours_stands(changes: Any, stands: bool) -> None:
     """Encrypted anew or restored in place it proves no commit, and readers see it all the same."""
-    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    clients = nowhere()
     file = replace(FILE, checksums=(crc32c(b"x"),))
     head = {"Metadata": OURS, "ETag": f'"{FILE.etag}"', "ChecksumCRC32C": file.checksum}
-    with Stubber(connection.client(Purpose.ASK)) as ask:
+    with Stubber(clients.client(Purpose.ASK)) as ask:
         if changes == 404:
             ask.add_client_error("head_object", "404", http_status_code=404)
         else:
             ask.add_response("head_object", {**head, **changes})
-        assert FileOutcome(connection, "lake", BRANCH).stands(file) is stands
-    connection.close()
+        assert FileOutcome(clients, "lake", BRANCH).is_visible(file) is stands
+    clients.close()
 
 
 @contextmanager
 def uploading(
-    settings: ObjectSettings | None = None, part_bytes: int = 5 << 20
+    settings: S3Objects | None = None, part_bytes: int = 5 << 20
 ) -> Iterator[tuple[PartStream, Stubber, Stubber]]:
     """A stream, and the clients that create its upload and send its parts."""
-    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
+    clients = nowhere()
     transfers = Transfers()
-    once, send = (Stubber(connection.client(p)) for p in (Purpose.ONCE, Purpose.UPLOAD))
+    once, send = (Stubber(clients.client(p)) for p in (Purpose.ONCE, Purpose.UPLOAD))
     with once, send:
         yield (
             PartStream(
-                connection,
+                clients,
                 "lake",
                 BRANCH,
-                settings or ObjectSettings(),
+                settings or S3Objects(),
                 lambda: "key",
                 part_sizes=PartSizes(part_bytes, part_bytes),
                 transfers=transfers,
@@ -188,7 +187,7 @@ def uploading(
             send,
         )
     transfers.close()
-    connection.close()
+    clients.close()
 
 
 PART = {"Bucket": "lake", "Key": "key", "UploadId": "upload", "PartNumber": 1}
@@ -283,8 +282,8 @@ def test_payload_is_hashed_for_the_signature_without_tls_only(
     config = tmp_path / "config"
     config.write_text(f"[default]\ns3 =\n  payload_signing_enabled = {wanted}\n" * bool(wanted))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    connection = Connection(f"{scheme}://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
-    client = connection.client(Purpose.UPLOAD)
+    clients = clients_of(f"{scheme}://127.0.0.1:1")
+    client = clients.client(Purpose.UPLOAD)
     seen: list[bytes] = []
 
     def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
@@ -297,7 +296,7 @@ def test_payload_is_hashed_for_the_signature_without_tls_only(
     )
     hashed = hashlib.sha256(b"x").hexdigest().encode()
     assert seen == [hashed if is_hashed else b"UNSIGNED-PAYLOAD"]
-    connection.close()
+    clients.close()
 
 
 def test_server_with_etags_of_its_own(commit: Callable[..., None]) -> None:
@@ -329,7 +328,7 @@ def test_forbidden_to_look_the_second_time(commit: Callable[..., None]) -> None:
         commit(404, 403, refusal="NoSuchUpload", parts="NoSuchUpload")
 
 
-@pytest.mark.parametrize("verb", ["commit", "stands", "abort"])
+@pytest.mark.parametrize("verb", ["commit", "is_visible", "abort"])
 def test_credentials_that_are_renewed_while_the_process_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
 ) -> None:
@@ -338,8 +337,8 @@ def test_credentials_that_are_renewed_while_the_process_runs(
     sidecar.write("old")
     object_headers = {"ETag": f'"{FILE.etag}"', "x-amz-meta-sparkonce-branch": str(BRANCH)}
     with server_that_takes("new", object_headers) as url:
-        connection = Connection(url, "us-east-1", path_style=True)
-        act = getattr(FileOutcome(connection, "lake", BRANCH), verb)
+        clients = clients_of(url, with_keys=False)
+        act = getattr(FileOutcome(clients, "lake", BRANCH), verb)
         with pytest.raises(CommitUnresolvedError, match="HeadObject answered 400") as unresolved:
             act(FILE)
         assert SECRET not in str(unresolved.value)
@@ -348,7 +347,7 @@ def test_credentials_that_are_renewed_while_the_process_runs(
             act(FILE)
         sidecar.write("new")
         act(FILE)
-        connection.close()
+        clients.close()
 
 
 def test_refused_completion_that_nobody_can_look_after(commit: Callable[..., None]) -> None:
@@ -381,7 +380,7 @@ def test_proven_lost(commit: Callable[..., None]) -> None:
 @contextmanager
 def nothing_there(sink: S3Sink) -> Iterator[None]:
     """The server knows neither the upload nor the object."""
-    ask, once = (Stubber(sink._connection.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
+    ask, once = (Stubber(sink._clients.client(p)) for p in (Purpose.ASK, Purpose.ONCE))
     with ask, once:
         once.add_client_error("complete_multipart_upload", "NoSuchUpload")
         ask.add_client_error("head_object", "404", http_status_code=404)
@@ -404,19 +403,40 @@ def test_lost_in_another_partition_of_amazons(
     prepared: str | None, now: str, is_proven: bool
 ) -> None:
     """Names of buckets are unique in each alone. Records of older versions do not tell theirs."""
-    keys: Any = {"access_key": "a", "secret_key": "b"}
-    with closing(S3Sink("s3://lake/orders", region=prepared or now, **keys)) as sink:
-        committable = sink._committable(BRANCH, [FILE])
+    keys: Any = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    with closing(s3_sink("s3://lake/orders", region_name=prepared or now, **keys)) as sink:
+        committable = committable_of(sink._clients, sink._place, BRANCH, [FILE])
     if prepared is None:
         payload: Any = {n: value for n, value in committable.payload.items() if n != "partition"}
         committable = Committable(BRANCH, payload)
-    with closing(S3Sink("s3://lake/orders", region=now, **keys)) as sink:
+    with closing(s3_sink("s3://lake/orders", region_name=now, **keys)) as sink:
         error: type[Exception] = CommitUnresolvedError
         told = "prepared at another endpoint than Amazon's"
         if is_proven:
             error, told = PreparedBranchLostError, "is lost"
         with nothing_there(sink), pytest.raises(error, match=told):
             sink.commit(committable)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "no objects"),
+        (1, "object s3://lake/orders/0.parquet"),
+        (2, "2 objects: s3://lake/orders/0.parquet, s3://lake/orders/1.parquet"),
+        (
+            40,
+            (
+                "40 objects: s3://lake/orders/0.parquet, s3://lake/orders/1.parquet, "
+                "s3://lake/orders/2.parquet and 37 more"
+            ),
+        ),
+    ],
+)
+def test_text_for_people(count: int, text: str) -> None:
+    """One line, however many objects there are."""
+    files = [StagedFile(f"orders/{number}.parquet", "upload") for number in range(count)]
+    assert committable_of(nowhere(), Place("lake", "orders/"), BRANCH, files).text == text
 
 
 @pytest.mark.parametrize(
@@ -429,10 +449,14 @@ def test_lost_in_another_partition_of_amazons(
 )
 def test_same_server_may_be_spelled_otherwise(prepared: str | None, now: str | None) -> None:
     """Else a branch that is lost would never be proven so, and never be written again."""
-    settings: Any = {"access_key": "a", "secret_key": "b", "region": "eu-west-1"}
-    with closing(S3Sink("s3://lake/orders", endpoint_url=prepared, **settings)) as sink:
-        committable = sink._committable(BRANCH, [FILE])
-    with closing(S3Sink("s3://lake/orders", endpoint_url=now, **settings)) as sink:
+    settings: Any = {
+        "aws_access_key_id": "a",
+        "aws_secret_access_key": "b",
+        "region_name": "eu-west-1",
+    }
+    with closing(s3_sink("s3://lake/orders", endpoint_url=prepared, **settings)) as sink:
+        committable = committable_of(sink._clients, sink._place, BRANCH, [FILE])
+    with closing(s3_sink("s3://lake/orders", endpoint_url=now, **settings)) as sink:
         with nothing_there(sink), pytest.raises(PreparedBranchLostError, match="is lost"):
             sink.commit(committable)
 
@@ -456,34 +480,46 @@ STANDING = {"Metadata": OURS, "ETag": f'"{FILE.etag}"', "ContentLength": 10}
 
 
 @pytest.mark.parametrize(
-    "second", ["", "PreconditionFailed", "ConditionalRequestConflict", "AccessDenied"]
+    "code", ["", "PreconditionFailed", "ConditionalRequestConflict", "AccessDenied"]
 )
-def test_policy_that_demands_a_condition(commit: Callable[..., None], second: str) -> None:
-    """AWS' own example refuses completions without If-None-Match; what stands is what counts."""
-    commit(STANDING, refusal=["AccessDenied", second])
-    with pytest.raises(CommitUnresolvedError, match=second or "answered 200"):
-        commit(404, refusal=["AccessDenied", second])
+def test_completion_replaces_no_object(commit: Callable[..., None], code: str) -> None:
+    """It carries If-None-Match, which a policy may demand; the object that is there counts."""
+    commit(STANDING, refusal=code)
+    with pytest.raises(CommitUnresolvedError, match=code or "answered 200"):
+        commit(404, refusal=code)
 
 
-@pytest.mark.parametrize("second", ["NotImplemented", "InvalidArgument"])
-def test_missing_right_on_a_server_without_the_condition(
-    commit: Callable[..., None], second: str
-) -> None:
-    """What it says of the condition is not why it refuses."""
+OF_OTHER_RUN = {**STANDING, "ETag": f'"{"0" * 32}-1"'}
+
+
+@pytest.mark.parametrize("code", ["NotImplemented", "InvalidArgument", "InvalidRequest"])
+def test_server_without_the_condition(commit: Callable[..., None], code: str) -> None:
+    """A look at the key takes its place; its answer to the condition is not why it refuses."""
+    commit(404, STANDING, refusal=[code, ""])
+    commit({"marker": True}, STANDING, refusal=[code, ""])
+    commit(STANDING, STANDING, refusal=[code])
+    with pytest.raises(CommitUnresolvedError, match="other content, and is not replaced"):
+        commit(OF_OTHER_RUN, OF_OTHER_RUN, refusal=[code])
     with pytest.raises(CommitUnresolvedError, match="AccessDenied.*grant s3:PutObject"):
-        commit(404, refusal=["AccessDenied", second])
+        commit(404, 404, refusal=[code, "AccessDenied"])
 
 
-def test_lost_under_a_policy_that_demands_a_condition(commit: Callable[..., None]) -> None:
+def test_lost_on_a_server_without_the_condition(commit: Callable[..., None]) -> None:
     """It takes the same proof."""
+    refusal = ["NotImplemented", "NoSuchUpload"]
     with pytest.raises(PreparedBranchLostError):
-        commit(404, 404, refusal=["AccessDenied", "NoSuchUpload"], parts="NoSuchUpload")
+        commit(404, 404, "NoSuchUpload", 404, refusal=refusal)
     with pytest.raises(CommitUnresolvedError):
-        commit(404, 403, refusal=["AccessDenied", "NoSuchUpload"], parts="NoSuchUpload")
+        commit(404, 404, "NoSuchUpload", 403, refusal=refusal)
 
 
-KMS = ObjectSettings(
-    {"team": "lake"}, {"cost centre": "a=1"}, "STANDARD_IA", "aws:kms", "arn:aws:kms:key"
+KMS = S3Objects(
+    storage_class="STANDARD_IA",
+    server_side_encryption="aws:kms",
+    sse_kms_key_id="arn:aws:kms:key",
+    acl="bucket-owner-full-control",
+    metadata={"team": "lake"},
+    tags={"cost centre": "a=1"},
 )
 
 
@@ -499,6 +535,7 @@ def test_settings_of_every_object() -> None:
                 "Metadata": {"team": "lake", **OURS},
                 "ServerSideEncryption": "aws:kms",
                 "SSEKMSKeyId": "arn:aws:kms:key",
+                "ACL": "bucket-owner-full-control",
                 "StorageClass": "STANDARD_IA",
                 "Tagging": "cost+centre=a%3D1",
                 "ChecksumAlgorithm": "CRC32C",
@@ -509,11 +546,11 @@ def test_settings_of_every_object() -> None:
 
 @pytest.fixture
 def publishing() -> Iterator[tuple[Publisher, Stubber]]:
-    connection = Connection("http://127.0.0.1:1", "us-east-1", "a", "b", path_style=True)
-    with Stubber(connection.client(Purpose.ASK)) as stubber:
-        yield Publisher(connection, Place("lake", "orders/"), "_sparkonce/x/", KMS), stubber
+    clients = nowhere()
+    with Stubber(clients.client(Purpose.ASK)) as stubber:
+        yield Publisher(clients, Place("lake", "orders/"), "_sparkonce/x/", KMS), stubber
         stubber.assert_no_pending_responses()
-    connection.close()
+    clients.close()
 
 
 def put(*, first: bool) -> dict[str, Any]:
@@ -525,6 +562,7 @@ def put(*, first: bool) -> dict[str, Any]:
         "ContentType": "application/json",
         "ServerSideEncryption": "aws:kms",
         "SSEKMSKeyId": "arn:aws:kms:key",
+        "ACL": "bucket-owner-full-control",
         **({"IfNoneMatch": "*"} if first else {}),
     }
 

@@ -37,7 +37,7 @@ from sparkonce.sinks.capabilities import AbortsMany, ChecksLog
 from sparkonce.sinks.committables import check_committable
 from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.postgres import PostgresSink
-from sparkonce.sinks.s3 import S3Sink
+from sparkonce.sinks.s3 import S3Connection, S3Sink
 from sparkonce.spark_hooks.batch import check_pickles
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.steps import POINTS
@@ -72,7 +72,9 @@ class ListSink(RowSink[list[Any]]):
         lambda: FileSink("orders"),
         lambda: KafkaSink("orders", bootstrap_servers="nowhere.invalid:1"),
         lambda: PostgresSink("postgresql://nowhere.invalid/shop", table="orders"),
-        lambda: S3Sink("s3://lake/orders", endpoint_url="http://nowhere.invalid:1"),
+        lambda: S3Sink(
+            "s3://lake/orders", connection=S3Connection(endpoint_url="http://nowhere.invalid:1")
+        ),
     ],
 )
 def test_what_a_newer_version_has_prepared_is_refused(make: Callable[[], AnySink]) -> None:

@@ -27,7 +27,10 @@ from sparkonce.testing.job import FILES_PER_BATCH, quiet_session
 
 
 def made(sink: dict[str, Any]) -> AnySink:
-    built: AnySink = getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
+    settings = dict(sink["settings"])
+    if "connection" in settings:
+        settings["connection"] = sinks.S3Connection(**settings["connection"])
+    built: AnySink = getattr(sinks, sink["kind"])(*sink["target"], **settings)
     return built
 
 

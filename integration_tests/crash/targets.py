@@ -157,10 +157,10 @@ def s3_target(
 
     settings = {
         "name": name,
-        "endpoint_url": endpoint_url or server.endpoint_url,
-        "access_key": server.access_key,
-        "secret_key": server.secret_key,
-        "region": server.region,
+        "connection": {
+            **server.boto3_settings,
+            "endpoint_url": endpoint_url or server.endpoint_url,
+        },
         "partition_by": ["day"],
     }
     return Target("S3Sink", [f"s3://{bucket}/out"], settings, read, leaks, lose, unpublished)

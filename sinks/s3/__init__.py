@@ -1,5 +1,17 @@
-"""Parquet files in S3 that appear whole, and only when their batch is decided."""
+"""Files in S3 that appear whole, and only after their batch is decided.
 
+    sink                    S3Sink: the verbs, and the settings of its own
+      ├─ finishing          commits, aborts and finds the uploads of a branch
+      ├─ manifests          lists the objects of each batch, for readers of whole batches
+      │    writing          turns rows into files, and files into multipart uploads
+      └─── connecting       reaches the server: settings, clients, checks, diagnosis
+
+Imports go down only; `finishing` and `manifests` do not know each other. Only `sink` imports
+`manifests`.
+"""
+
+from sparkonce.sinks.s3.connecting.settings import S3Connection
 from sparkonce.sinks.s3.sink import S3Sink
+from sparkonce.sinks.s3.writing.objects import S3Objects
 
-__all__ = ["S3Sink"]
+__all__ = ["S3Connection", "S3Objects", "S3Sink"]

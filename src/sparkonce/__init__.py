@@ -13,7 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparkonce.sinks.s3.readers import committed_dataset, newest_committed, read_committed
+    from sparkonce.sinks.s3.manifests.readers import (
+        committed_dataset,
+        newest_committed,
+        read_committed,
+    )
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 __all__ = ["ExactlyOnce", "__version__", "committed_dataset", "newest_committed", "read_committed"]
@@ -28,7 +32,7 @@ def __getattr__(name: str) -> object:
 
         return ExactlyOnce
     if name in {"committed_dataset", "newest_committed", "read_committed"}:
-        from sparkonce.sinks.s3 import readers  # noqa: PLC0415 - needs the extra s3
+        from sparkonce.sinks.s3.manifests import readers  # noqa: PLC0415 - needs the extra s3
 
         return getattr(readers, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

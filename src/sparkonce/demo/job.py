@@ -22,7 +22,7 @@ from sparkonce import ExactlyOnce
 from sparkonce.demo.naive import Naive
 from sparkonce.demo.orders import DERIVED, KAFKA_COLUMNS, SOURCE_SCHEMA
 from sparkonce.demo.settings import PIPELINE, Job
-from sparkonce.sinks import KafkaSink, PostgresSink, S3Sink
+from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.testing.quick_spark import jvm_options
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ def exactly_once(job: Job) -> Writer:
             S3Sink(
                 f"s3://{job.bucket}/{job.prefix}",
                 partition_by=["day"],
-                endpoint_url=job.s3_endpoint,
-                access_key=job.s3_access_key,
-                secret_key=job.s3_secret_key,
-                region=job.s3_region,
+                connection=S3Connection(
+                    endpoint_url=job.s3_endpoint,
+                    region_name=job.s3_region,
+                    aws_access_key_id=job.s3_access_key,
+                    aws_secret_access_key=job.s3_secret_key,
+                ),
             ),
         ],
         log=job.log,

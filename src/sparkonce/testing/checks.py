@@ -161,10 +161,7 @@ def s3_client(server: S3Server, *, connections: int = 10) -> S3Client:
     """A plain client of the server, for as many calls at a time."""
     return boto3.client(
         "s3",
-        endpoint_url=server.endpoint_url,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        region_name=server.region,
+        **server.boto3_settings,
         config=Config(
             s3={"addressing_style": "path"},
             retries={"mode": "standard"},

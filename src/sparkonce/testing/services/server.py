@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.process import POLL_S, Command, Guard, is_port_taken, log_tail
@@ -228,3 +228,13 @@ class S3Server(Server):
     @property
     def region(self) -> str:
         return self.settings.region
+
+    @property
+    def boto3_settings(self) -> dict[str, Any]:
+        """Address and keys by boto3's names, for `boto3.client` and `S3Connection`."""
+        return {
+            "endpoint_url": self.endpoint_url,
+            "region_name": self.region,
+            "aws_access_key_id": self.access_key,
+            "aws_secret_access_key": self.secret_key,
+        }

@@ -1,24 +1,20 @@
-"""What of a bucket bites a pipeline in a bad hour."""
+"""What `sparkonce doctor` finds about a bucket: problems that a pipeline meets on a bad day."""
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkonce.clients.s3 import status_of
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SinkUnavailableError
 from sparkonce.finding import Finding, Level
-from sparkonce.sinks.s3.checks import (
-    SAFE_DAYS,
-    abort_rules,
-    check_server,
-)
-from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
-from sparkonce.sinks.s3.layout import Place
-from sparkonce.sinks.s3.upload import ObjectSettings
+from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
+from sparkonce.sinks.s3.connecting.checks import SAFE_DAYS, abort_rules, check_server
+from sparkonce.sinks.s3.connecting.client import Clients, Purpose
+from sparkonce.sinks.s3.connecting.place import Place
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -28,20 +24,26 @@ _NOT_IMPLEMENTED = 501
 _MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 
 
-def diagnose(connection: Connection, place: Place, settings: ObjectSettings) -> Iterator[Finding]:
-    """Ask the server; it writes one small object under a name of its own and removes it."""
+def diagnose(clients: Clients, place: Place, protection: Mapping[str, Any]) -> Iterator[Finding]:
+    """Ask the server; this writes one small object under a name of its own and removes it.
+
+    Args:
+        clients: of the sink.
+        place: where the sink writes.
+        protection: arguments that the bucket's policy may demand for every object.
+    """
     try:
-        purge = check_server(connection, place)
-    except ConfigurationError as error:
+        purge = check_server(clients, place)
+    except (ConfigurationError, SinkUnavailableError) as error:
         yield Finding(Level.ERROR, str(error))
         return
-    yield Finding(Level.OK, f"{place}: reachable, and every right to read and list is there")
-    client = connection.client(Purpose.ASK)
+    yield Finding(Level.OK, f"{place}: reachable, with every right to read and list")
+    client = clients.client(Purpose.ASK)
     if purge is not None:
         yield Finding(Level.WARNING, purge.what, purge.fix)
     else:
         yield from _lifecycle(client, place)
-    yield from _conditional_writes(client, place, settings)
+    yield from _conditional_writes(client, place, protection)
 
 
 def _lifecycle(client: S3Client, place: Place) -> Iterator[Finding]:
@@ -59,20 +61,20 @@ def _lifecycle(client: S3Client, place: Place) -> Iterator[Finding]:
         if rule.days < SAFE_DAYS:
             yield Finding(
                 Level.WARNING,
-                f"lifecycle rule {rule.name!r} aborts uploads after {rule.days} days: a batch "
-                "that is decided and not committed by then is lost",
+                f"lifecycle rule {rule.name!r} aborts uploads after {rule.days} days: a decided "
+                "batch that is not committed by then is lost",
                 f"let the rule wait {SAFE_DAYS} days or more",
             )
     if not rules:
         yield Finding(
             Level.OK,
-            "no lifecycle rule aborts uploads, so none hits a prepared batch; one that waits "
-            f"{SAFE_DAYS} days or more would clean up after a pipeline whose log is lost",
+            "no lifecycle rule aborts uploads, so none destroys a prepared batch; a rule that "
+            f"waits {SAFE_DAYS} days or more would clean up after a pipeline whose log is lost",
         )
 
 
 def _conditional_writes(
-    client: S3Client, place: Place, settings: ObjectSettings
+    client: S3Client, place: Place, protection: Mapping[str, Any]
 ) -> Iterator[Finding]:
     key = f"{place.prefix}_sparkonce/doctor-{uuid.uuid4().hex}"
     put = partial(
@@ -80,8 +82,8 @@ def _conditional_writes(
         Bucket=place.bucket,
         Key=key,
         Body=b"",
-        ContentMD5=_MD5_OF_NOTHING,  # buckets that lock their objects demand it
-        **settings.protection(),
+        ContentMD5=_MD5_OF_NOTHING,  # buckets with object lock demand it
+        **protection,
     )
     try:
         yield _probe(put)
@@ -106,11 +108,12 @@ def _probe(put: Callable[..., object]) -> Finding:
         if status_of(error) != _NOT_IMPLEMENTED:
             raise
         put()
-        said = "the server has no If-None-Match"
+        found = "the server has no If-None-Match"
     else:
-        said = "the server overwrites an object in spite of If-None-Match"
+        found = "the server overwrites an object in spite of If-None-Match"
     return Finding(
         Level.WARNING,
-        f"{said}: a transaction log in this bucket would be refused (the sink does not need it)",
+        f"{found}: a transaction log in this bucket would be refused, and two runs of one "
+        "checkpoint (a copy) could overwrite each other's objects",
         "keep the transaction log elsewhere, or use a newer server",
     )

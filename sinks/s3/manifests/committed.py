@@ -1,9 +1,9 @@
-"""Which objects are the committed batches of a place that `S3Sink` writes.
+"""Finds the objects of the committed batches of a place that `S3Sink` writes.
 
     list the manifests twice ─► read those that are needed ─► the objects that they name
 
-Objects are visible one by one, and manifests move when they are merged; a reader that follows this
-page sees a batch whole or not at all. Nothing here writes, and nothing asks the transaction log.
+Objects become visible one by one, and merging moves manifests; a reader that uses this module sees
+a batch whole or not at all. Nothing here writes, and nothing asks the transaction log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.sinks.arrow_types import in_zone, loosened
-from sparkonce.sinks.s3.manifest import FOLDER, Layout, Manifest, Span, decode_file, newest
+from sparkonce.sinks.s3.manifests.manifest import (
+    FOLDER,
+    Layout,
+    Manifest,
+    Span,
+    decode_file,
+    newest,
+)
 
 _PARALLEL_READS: Final = 16
 _TRIES: Final = 20
@@ -26,25 +33,25 @@ ResultT = TypeVar("ResultT")
 
 
 class Files(Protocol):
-    """Where the manifests are read."""
+    """The file system with the manifests."""
 
     def names(self, folder: str) -> list[str]:
-        """All files below a folder of the place, named from the place on; none if it is absent."""
+        """All files below a folder, as paths from the place on; none if the folder is absent."""
 
     def read(self, name: str) -> bytes:
         """The whole file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a reader may see: whole batches of one pipeline, or of all that write the place.
+    """What a reader may see: whole batches of one pipeline, or of all pipelines of the place.
 
     Attributes:
-        schema: of all batches: one that lacks a column has nulls there.
+        schema: of all batches; a batch without a column has nulls there.
         format: of the files.
         partition_by: columns that are in the folders' names.
         keys_by_layout: of the objects, below the place.
@@ -70,20 +77,20 @@ def find_committed(
 ) -> Committed:
     """The objects of the committed batches; see `readers.committed_dataset` for the arguments."""
 
-    # A manifest that is merged between the listing and its reading is gone: begin again.
+    # A manifest that is merged after the listing is gone when it is read: start again.
     def read(begin: int | None) -> list[Manifest]:
         return _until(
             lambda: _read_once(files, url, batch=batch, after=begin, source=source),
-            f"{url}: its manifests went on changing while they were read; read it again",
+            f"{url}: its manifests kept changing while they were read; read it again",
         )
 
     manifests = read(after)
     layouts = _layouts(manifests)
-    if not layouts and after is not None:  # no rows since then: the columns are those from before
+    if not layouts and after is not None:  # no rows since then: use the columns of before
         layouts = _layouts(read(-1))[-1:]
     if not layouts:
         raise ConfigurationError(
-            f"{url}: no committed batch has rows yet, so that their columns are not known"
+            f"{url}: no committed batch has rows yet, so their columns are unknown"
         )
     keys_by_layout: dict[Layout, list[str]] = {}
     for manifest in manifests:
@@ -95,7 +102,7 @@ def find_committed(
 
 
 def _layouts(manifests: Iterable[Manifest]) -> list[Layout]:
-    """One after another, as they were written with: one that came back is there again."""
+    """The layouts in the order of writing; a layout that came back appears again."""
     return [layout for manifest in manifests for layout in manifest.layouts]
 
 
@@ -106,20 +113,20 @@ def find_newest(files: Files, url: str, *, source: str | None = None) -> int:
 
 
 def _spans(files: Files, url: str, source: str | None, *, counts: bool) -> dict[str, list[Span]]:
-    """The manifests in each folder; of one source, where batches are to be counted."""
+    """The manifests in each folder; of one source only if the caller counts batches."""
     by_source: dict[str, list[Span]] = {}
     for folder, span in _listed(files, FOLDER if source is None else f"{FOLDER}{source}/"):
         by_source.setdefault(folder, []).append(span)
     if not by_source:
         raise ConfigurationError(
             f"{url}: there is no manifest"
-            f"{f' of source={source!r}' if source else ''}: nothing is committed yet, or it is "
-            "not what an S3Sink writes to"
+            f"{f' of source={source!r}' if source else ''}: nothing is committed yet, or no "
+            "S3Sink writes here"
         )
     if len(by_source) > 1 and counts:
         names = ", ".join(repr(f.removeprefix(FOLDER).strip("/")) for f in sorted(by_source))
         raise ConfigurationError(
-            f"{url}: {names} write here, each with batches of its own: say which with source="
+            f"{url}: {names} write here, each with batches of its own: choose one with source="
         )
     return by_source
 
@@ -130,7 +137,7 @@ def _read_once(
     counts = not (batch is None and after is None)
     by_source = _spans(files, url, source, counts=counts)
     first = 0 if after is None else after + 1
-    begin = first if batch is None else min(first, batch)  # that one has to be there
+    begin = first if batch is None else min(first, batch)  # the batch itself must exist
     wanted = [
         f"{folder}{span.name}"
         for folder, spans in by_source.items()
@@ -149,16 +156,16 @@ def _read_once(
     if batch is not None and all(manifest.batch_id != batch for manifest in manifests):
         newest_one = max(span.last for spans in by_source.values() for span in spans)
         raise ConfigurationError(
-            f"{url}: batch {batch} is not committed here; the newest that is: {newest_one}"
+            f"{url}: batch {batch} is not committed here; the newest committed one is {newest_one}"
         )
     return [m for m in manifests if m.batch_id >= first and (batch is None or m.batch_id <= batch)]
 
 
 def _listed(files: Files, folder: str) -> list[tuple[str, Span]]:
-    """The manifests, as they stood at one moment.
+    """The manifests that existed at one moment.
 
-    A listing that runs while manifests are merged can miss both what is deleted and what takes its
-    place. So one counts only when the next has the same, but for what was written behind its end.
+    A listing that runs while manifests are merged can miss both a deleted file and its replacement.
+    So a listing counts only if the next one is the same, except for files added at the end.
     """
 
     def once() -> set[tuple[str, Span]]:
@@ -181,7 +188,7 @@ def _listed(files: Files, folder: str) -> list[tuple[str, Span]]:
         before = now
         return sorted(seen) if same else None
 
-    return _until(confirmed, "the manifests went on changing while they were listed; read again")
+    return _until(confirmed, "the manifests kept changing while they were listed; read again")
 
 
 def _until(attempt: Callable[[], ResultT | None], otherwise: str) -> ResultT:
@@ -192,14 +199,14 @@ def _until(attempt: Callable[[], ResultT | None], otherwise: str) -> ResultT:
 
 
 def _common(layouts: Sequence[Layout], url: str) -> pa.Schema:
-    """One schema for all, with the newest session's zone: instants are the same in any."""
+    """One schema for all, with the newest session's zone, which changes no instant."""
     kinds = {(layout.format, layout.partition_by) for layout in layouts}
     if len(kinds) > 1:
-        told = " and ".join(f"format={f!r}, partition_by={list(p)}" for f, p in sorted(kinds))
+        used = " and ".join(f"format={f!r}, partition_by={list(p)}" for f, p in sorted(kinds))
         raise ConfigurationError(
-            f"{url}: its batches were written with {told}: read them apart, with after= and "
-            "batch=, or source=. One batch that has both, since lost branches of it were written "
-            "again under other settings, takes a plain reader for the files of each"
+            f"{url}: its batches were written with {used}: read them separately, with after= and "
+            "batch=, or source=. If one batch has both, because its lost branches were rewritten "
+            "under other settings, use a plain reader for the files of each"
         )
     newest_first = dict.fromkeys(reversed(layouts))
     zone = next((zone for layout in newest_first if (zone := layout.zone())), None)
@@ -208,10 +215,10 @@ def _common(layouts: Sequence[Layout], url: str) -> pa.Schema:
         schema = pa.unify_schemas(schemas)
     except pa.ArrowException as error:
         raise ConfigurationError(
-            f"{url}: a column changed its type between the batches ({error}): read them apart, "
-            "with after= and batch=, or source="
+            f"{url}: a column changed its type between the batches ({error}): read them "
+            "separately, with after= and batch=, or source="
         ) from error
-    # Rows without the column have null there, and folders give back empty strings as null.
+    # Rows without the column have null there, and folders return empty strings as null.
     always = set(schema.names).difference(layouts[0].partition_by)
     always.intersection_update(*(each.names for each in schemas))
     return loosened(pa.schema([f if f.name in always else f.with_nullable(True) for f in schema]))

@@ -1,16 +1,16 @@
-"""Which objects a committed batch consists of: one manifest for each batch, merged as they age.
+"""The objects of a committed batch: one manifest for each batch, merged as they age.
 
     s3://lake/orders/_sparkonce/orders/0a1b2c3d4e5f.s3/     one pipeline, query and sink
         000000000000-000000009999.json.gz                    batches 0 to 9,999
         000000010000-000000010099.json.gz                    batches 10,000 to 10,099
         000000010100.json                                    batch 10,100
 
-A file holds one line of JSON for each batch. The name says which batches it may hold, so that no
-file is opened in vain; where two hold one batch, the line of the highest revision counts, and of
-equal ones that of the smaller file: the batch was made again since the larger one was merged, as
-behind a log and targets that were restored. Merging keeps fewer than 100 files of each size, so a
-hundred thousand batches are some two hundred files.
-Names that begin with `_` are hidden from Spark, Hive and Arrow.
+A file holds one line of JSON for each batch. Its name gives the batches that it may hold, so that
+readers open only the files they need. If two files hold one batch, the line of the highest revision
+counts; among equal revisions, the line in the smaller file: the batch was written again after the
+larger file was merged, as happens after log and targets were restored. Merging keeps fewer than 100
+files of each size, so a hundred thousand batches need about two hundred files.
+Spark, Hive and Arrow hide names that begin with `_`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sparkonce.model import CommittedBatch, JsonValue
 
 FOLDER = "_sparkonce/"
 FANOUT = 100
-"""How many files are merged into one."""
+"""The number of files that are merged into one."""
 
 SPAN_SIZES = (FANOUT, FANOUT**2)
-"""How many batches merged files have."""
+"""The numbers of batches in merged files."""
 
 FORMAT_VERSION = 2
-"""Of lines whose objects differ in their layout; all others have version 1, which is older."""
+"""Version of lines whose objects differ in their layout; all other lines have version 1."""
 
 _NAME = re.compile(r"(?P<first>[0-9]{12})(?:\.json|-(?P<last>[0-9]{12})\.json\.gz)")
 
@@ -74,7 +74,7 @@ class Layout:
     Attributes:
         format: of the files.
         partition_by: columns that are in the folders' names.
-        schema: of all columns, as Arrow encodes it.
+        schema: of all columns, in Arrow's encoding.
     """
 
     format: str
@@ -83,7 +83,7 @@ class Layout:
 
     @classmethod
     def of(cls, file_format: str, partition_by: tuple[str, ...], schema: pa.Schema) -> Self:
-        # Spark's own metadata of its columns would double the size; nothing here reads it.
+        # Spark's own metadata of the columns would double the size, and nothing here reads it.
         packed = zlib.compress(schema.remove_metadata().serialize().to_pybytes())
         return cls(file_format, partition_by, base64.b64encode(packed).decode())
 
@@ -95,7 +95,7 @@ class Layout:
         return {**asdict(self), "partition_by": list(self.partition_by)}
 
     def is_like(self, other: Layout) -> bool:
-        """Whether files are read alike; versions of Arrow may encode one schema differently."""
+        """Whether readers treat the files alike; Arrow may encode one schema in two ways."""
         return self == other or (
             (self.format, self.partition_by) == (other.format, other.partition_by)
             and self.arrow_schema().equals(other.arrow_schema())
@@ -106,7 +106,7 @@ class Layout:
         return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(packed)))
 
     def zone(self) -> str | None:
-        """Of the session that wrote it, in which folders of instants are named; None without."""
+        """The session zone that names the folders of instants; None if there are no instants."""
         return next((z for column in self.arrow_schema() for z in _zones(column.type)), None)
 
 
@@ -118,7 +118,7 @@ class CommittedFile:
         key: below the sink's url.
         rows: in it.
         bytes: its size.
-        layout: how its rows were written, if not as the manifest says.
+        layout: how its rows were written, if it differs from the manifest's layout.
     """
 
     key: str
@@ -129,17 +129,17 @@ class CommittedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one batch put into one place.
+    """The objects that one batch wrote into one place.
 
     Attributes:
         pipeline: the pipeline's name.
         query_id: Spark's id of the query.
         sink: the sink's name.
         batch_id: the micro-batch.
-        revision: how often the decision was amended.
+        revision: the number of amendments of the decision.
         offsets: source offsets of the batch, one per source, as Spark's checkpoint shows them.
-        layout: how the rows were written; None when there are none. Branches that were lost may
-            have been written again under other settings: their objects have layouts of their own.
+        layout: how the rows were written; None without rows. Lost branches may have been rewritten
+            under other settings: their objects then have layouts of their own.
         files: the objects.
     """
 
@@ -154,7 +154,7 @@ class Manifest:
 
     @classmethod
     def of(cls, batch: CommittedBatch, sink: str, prefix: str) -> Self:
-        """Of a batch whose committables are S3's; `prefix` is where the sink writes."""
+        """The manifest of a batch of this sink; `prefix` is where the sink writes."""
         payloads: list[Any] = [committable.payload for committable in batch.committables]
         layouts = [Layout.from_json(p["layout"]) if p.get("layout") else None for p in payloads]
         layout = next((layout for layout in layouts if layout is not None), None)
@@ -182,7 +182,7 @@ class Manifest:
 
     @property
     def layouts(self) -> list[Layout]:
-        """That of the manifest first, then those of objects that differ."""
+        """The layout of the manifest first, then those of objects that differ."""
         found = [self.layout, *(file.layout for file in self.files)]
         return list(dict.fromkeys(layout for layout in found if layout is not None))
 
@@ -218,8 +218,8 @@ class Manifest:
         value = json.loads(line)
         if value["v"] not in range(1, FORMAT_VERSION + 1):
             raise ConfigurationError(
-                f"{where} has format {value['v']}, this sparkonce reads up to {FORMAT_VERSION}: "
-                "use a newer one"
+                f"{where} has format {value['v']}, but this version reads up to {FORMAT_VERSION}: "
+                "use a newer sparkonce"
             )
         others = [Layout.from_json(layout) for layout in value.get("other_layouts", ())]
         return cls(
@@ -262,7 +262,7 @@ def decode_file(body: bytes, name: str) -> list[Manifest]:
 
 
 def manifests_in(body: bytes, name: str) -> Iterator[tuple[bytes, Manifest]]:
-    """Each line, with its end, and what it says; see `decode_file`."""
+    """Each line, with its end, and its manifest; see `decode_file`."""
     try:
         lines = io.BytesIO(body)
         for line in gzip.GzipFile(fileobj=lines) if name.endswith(".gz") else lines:
@@ -274,7 +274,7 @@ def manifests_in(body: bytes, name: str) -> Iterator[tuple[bytes, Manifest]]:
 
 
 def newest(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """Each batch once, by its highest revision, and the first of those, in order."""
+    """Each batch once and in order: its highest revision, and the first of equal ones."""
     by_batch: dict[int, Manifest] = {}
     for manifest in sorted(manifests, key=lambda manifest: -manifest.revision):
         by_batch.setdefault(manifest.batch_id, manifest)
@@ -282,5 +282,5 @@ def newest(manifests: Iterable[Manifest]) -> list[Manifest]:
 
 
 def source_folder(pipeline: str, digest: str, sink: str) -> str:
-    """Where the manifests of one pipeline, query and sink are, below the sink's url."""
+    """The folder of the manifests of one pipeline, query and sink, below the sink's url."""
     return f"{FOLDER}{pipeline}/{digest}.{sink}/"

@@ -1,6 +1,6 @@
-"""The rows of exactly the committed batches, read by pyarrow and by Spark.
+"""Reads the rows of exactly the committed batches, with pyarrow or with Spark.
 
-Each brings its own way to read files, so that it needs no other credentials than it has.
+Each reads files in its own way and with its own credentials.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.arrow_types import zone_of
-from sparkonce.sinks.s3.committed import Files, find_committed, find_newest
-from sparkonce.sinks.s3.formats import check_arrow_reads_json, spark_read_options
-from sparkonce.sinks.s3.layout import NULL_FOLDER
+from sparkonce.sinks.s3.manifests.committed import Committed, Files, find_committed, find_newest
+from sparkonce.sinks.s3.writing.columns import kinds
+from sparkonce.sinks.s3.writing.formats import spark_read_options
+from sparkonce.sinks.s3.writing.keys import NULL_FOLDER
 from sparkonce.sinks.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# A sink's prefix may have a ? too.
+# A ? may also be part of a sink's prefix.
 _SETTINGS = re.compile(r"\?(?=\w+=)")
 
 # -- pyarrow ---------------------------------------------------------------------------------------
@@ -41,15 +42,15 @@ class _ArrowFiles:
 
     @classmethod
     def at(cls, url: str, filesystem: pa_fs.FileSystem | None) -> Self:
-        """Those of a sink's url, which may have pyarrow's settings."""
+        """The files of a sink's url, which may contain pyarrow's settings."""
         if filesystem is None:
             try:
                 filesystem, path = pa_fs.FileSystem.from_uri(_as_uri(url))
-            except pa.ArrowInvalid as error:  # it repeats the url, with the keys in it
+            except pa.ArrowInvalid as error:  # its text repeats the url, with the keys
                 raise ConfigurationError(
                     f"the url cannot be read ({str(error).partition(':')[0]}): give "
-                    "s3://BUCKET/PREFIX?endpoint_override=…&scheme=http&region=…, where keys have "
-                    "/ ? # and @ as %2F %3F %23 and %40, or filesystem="
+                    "s3://BUCKET/PREFIX?endpoint_override=…&scheme=http&region=…, with / ? # and @ "
+                    "in keys written as %2F %3F %23 and %40, or filesystem="
                 ) from None
         else:
             path = url.removeprefix("s3://").removeprefix("s3a://")
@@ -78,30 +79,34 @@ def committed_dataset(
 ) -> ds.Dataset:
     """The rows of the committed batches, as a pyarrow dataset over their objects.
 
-    It stays what it was when it was made; batches that come later are not in it. Timestamps have
-    the zone of the Spark session that wrote them, the newest if there were several.
+    The list of objects is fixed when the dataset is made; later batches are not in it. Timestamps
+    have the zone of the Spark session that wrote them, the newest if there were several.
 
     Args:
         url: the sink's; ``s3://BUCKET/PREFIX``, or with `filesystem` a path in that.
-        filesystem: default: pyarrow's own for the url, which takes
+        filesystem: default: pyarrow's own for the url, which accepts
             ``?endpoint_override=…&scheme=http&region=…`` and AWS' credential chain.
-        batch: nothing of later batches.
-        after: nothing of this batch and earlier ones; with ``batch=after + 1`` one batch is read.
-        source: the pipeline's name, where several write here, or one of its queries and sinks, as
-            the folders below ``_sparkonce/`` are named: ``orders/0a1b2c3d4e5f.s3``.
+        batch: leaves out later batches.
+        after: leaves out this batch and earlier ones; ``batch=after + 1`` reads one batch.
+        source: the pipeline's name if several write here, or one of its queries and sinks, named
+            as the folders below ``_sparkonce/``: ``orders/0a1b2c3d4e5f.s3``.
 
     Raises:
         ConfigurationError: there is no committed batch, or not this one; several sources count
-            their batches apart; or the batches do not fit into one table.
+            their batches separately; or the batches do not fit into one table.
     """
     files = _ArrowFiles.at(url, filesystem)
     url = _shown(url)
     committed = find_committed(files, url, batch=batch, after=after, source=source)
     if any(key.endswith(".zst") for key in committed.keys):
         raise ConfigurationError(
-            f"{url}: pyarrow's datasets read no zstd text: use read_committed, which asks Spark, "
-            "or write with compression='gzip'"
+            f"{url}: pyarrow's datasets cannot read zstd text: use read_committed, which asks "
+            "Spark, or write with compression='gzip'"
         )
+    return _dataset(files, committed)
+
+
+def _dataset(files: _ArrowFiles, committed: Committed) -> ds.Dataset:
     schema, partition_by = committed.schema, committed.partition_by
     data = pa.schema([column for column in schema if column.name not in partition_by])
     file_format = _arrow_format(committed.format, data)
@@ -115,7 +120,7 @@ def committed_dataset(
 
 
 def _as_uri(url: str) -> str:
-    """The url of a sink, in which no character is quoted, as pyarrow reads it."""
+    """The url of a sink, which quotes no character, in the form that pyarrow reads."""
     scheme, _, rest = url.partition("://")
     if scheme not in {"s3", "s3a"}:
         return url
@@ -132,9 +137,9 @@ def _shown(url: str) -> str:
 
 
 class _Folders:
-    """What the folders say of the rows in them.
+    """The values that the names of the folders give to the rows in them.
 
-    Arrow's own reading of Hive's folders knows no decimals, and takes a zone's times for UTC.
+    Arrow's own reader of Hive's folders knows no decimals, and reads times of a zone as UTC.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], zone: str | None) -> None:
@@ -166,7 +171,7 @@ class _Folders:
 
 
 def _instant(text: str, zone: str) -> dt.datetime:
-    """The earlier one of an hour that comes twice, whose folder does not say which it was."""
+    """The earlier instant if an hour comes twice: the folder does not tell which one it was."""
     return dt.datetime.fromisoformat(text).replace(tzinfo=zone_of(zone))
 
 
@@ -182,16 +187,31 @@ def _arrow_format(name: str, schema: pa.Schema) -> ds.FileFormat:
             ),
         )
     if name == "json":
-        check_arrow_reads_json(schema)
+        _check_arrow_reads_json(schema)
         return ds.JsonFileFormat()
     return ds.ParquetFileFormat()
+
+
+def _check_arrow_reads_json(schema: pa.Schema) -> None:
+    """Refuse columns that Arrow's reader of JSON cannot read, or reads as something else.
+
+    Raises:
+        ConfigurationError: naming the column.
+    """
+    for column in schema:
+        for kind in kinds(column.type):
+            if pat.is_binary(kind) or pat.is_map(kind) or pat.is_date(kind):
+                raise ConfigurationError(
+                    f"column {column.name!r} is {column.type}, and Arrow cannot read {kind} from "
+                    "JSON as it was written: use read_committed, which asks Spark"
+                )
 
 
 # -- Spark -----------------------------------------------------------------------------------------
 
 
 class _HadoopFiles:
-    """Hadoop's own file systems, with the credentials that Spark has."""
+    """Hadoop's own file systems, with Spark's credentials."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - py4j is the only way
@@ -200,7 +220,7 @@ class _HadoopFiles:
         base = self._path(root)
         jsession: Any = spark._jsparkSession  # noqa: SLF001
         self._fs = base.getFileSystem(jsession.sessionState().newHadoopConf())
-        # As the file system itself writes it, so that what it lists begins with it.
+        # In the file system's own spelling, so that the paths that it lists begin with it.
         self._root = str(base.makeQualified(self._fs.getUri(), self._fs.getWorkingDirectory()))
         self._root = self._root.rstrip("/") + "/"
 
@@ -252,12 +272,12 @@ def read_committed(
 ) -> DataFrame:
     """The rows of the committed batches, read by Spark (through S3A).
 
-    It stays what it was when it was made; batches that come later are not in it. The columns have
-    the types that they had when they were written, in the same order.
+    The list of objects is fixed when the frame is made; later batches are not in it. The columns
+    have the types with which they were written, in the same order.
 
     Args:
         spark: a classic session that can read the place with S3A.
-        url: the sink's, ``s3://BUCKET/PREFIX``, or where a copy of it is, in any file system.
+        url: the sink's, ``s3://BUCKET/PREFIX``, or the place of a copy, in any file system.
         batch: see `committed_dataset`.
         after: see `committed_dataset`.
         source: see `committed_dataset`.
@@ -265,20 +285,24 @@ def read_committed(
     Raises:
         ConfigurationError: see `committed_dataset`.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - on the driver only
-
     root = _hadoop_root(url)
     committed = find_committed(
         _HadoopFiles(spark, root), _shown(url), batch=batch, after=after, source=source
     )
+    return _frame(spark, root, committed)
+
+
+def _frame(spark: SparkSession, root: str, committed: Committed) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - on the driver only
+
     schema = from_arrow_schema(committed.schema, prefer_timestamp_ntz=True)
     if not committed.keys:
         return spark.createDataFrame([], schema)
     options = {**spark_read_options(committed.format), "basePath": root}
-    options["__globPaths__"] = "false"  # a [ or { of the prefix is no pattern
+    options["__globPaths__"] = "false"  # a [ or { in the prefix is not a pattern
     frames = []
     for layout, keys in committed.keys_by_layout.items():
-        # CSV has its columns in an order of their own, folders of instants their writer's zone.
+        # CSV has its own order of columns, and folders of instants have their writer's zone.
         columns = layout.arrow_schema().names
         zone = {"timeZone": zone} if (zone := layout.zone()) else {}
         reader = spark.read.format(committed.format).options(**options, **zone)
@@ -288,7 +312,7 @@ def read_committed(
     return rows.select([quoted(name) for name in committed.schema.names])
 
 
-# -- either ----------------------------------------------------------------------------------------
+# -- both ------------------------------------------------------------------------------------------
 
 
 def newest_committed(
@@ -298,19 +322,20 @@ def newest_committed(
     filesystem: pa_fs.FileSystem | None = None,
     source: str | None = None,
 ) -> int:
-    """The newest committed batch, by which a reader that comes again goes on.
+    """The newest committed batch, from which a regular reader continues.
 
-    Batches are committed in their order, each for good: with ``after=`` the one up to which it has
-    read, and ``batch=`` this one, it reads every row once. Manifests are listed, and none is read.
+    Batches are committed in order and for good. A reader that passes the batch up to which it has
+    read as ``after=``, and this one as ``batch=``, reads every row once. This function lists the
+    manifests and reads none.
 
     Args:
         url: see `read_committed` with `spark`, else `committed_dataset`.
-        spark: the session that asks; without it pyarrow does.
+        spark: the session that lists the files; by default pyarrow does it.
         filesystem: see `committed_dataset`.
         source: see `committed_dataset`.
 
     Raises:
-        ConfigurationError: there is no committed batch, or several sources count theirs apart.
+        ConfigurationError: there is no committed batch, or several sources count theirs separately.
     """
     files: Files
     if spark is None:

@@ -6,31 +6,31 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from sparkonce.model import BranchId, Owner
-from sparkonce.sinks.s3.client import Connection, Purpose
-from sparkonce.sinks.s3.layout import Place, branch_of
-from sparkonce.sinks.s3.upload import StagedFile
+from sparkonce.sinks.s3.connecting.client import Clients, Purpose
+from sparkonce.sinks.s3.connecting.place import Place
+from sparkonce.sinks.s3.writing.keys import branch_of
+from sparkonce.sinks.s3.writing.staged import StagedFile
 
 PAGE_UPLOADS = 1000
-"""As many as S3 gives at once."""
+"""The most uploads that S3 lists at once."""
 
 
-def open_uploads(
-    connection: Connection, place: Place, owner: Owner
-) -> dict[BranchId, list[StagedFile]]:
+def open_uploads(clients: Clients, place: Place, owner: Owner) -> dict[BranchId, list[StagedFile]]:
     """Uploads under the place whose file names carry the owner's digest, by branch.
 
-    Pages go on from one marker alone: versitygw refuses a marker of key and upload id, and our keys
-    are never used twice, so none of ours is skipped. It is the server's, which need not be a key.
-    SeaweedFS goes by upload ids, and gives no other marker.
+    Paging uses a single marker: versitygw refuses a marker of key and upload id, and a query never
+    uses a key twice, so no upload of ours is skipped. The server chooses the marker, which need
+    not be a key. SeaweedFS pages by upload ids and gives no other marker.
     """
-    client = connection.client(Purpose.ASK)
+    client = clients.client(Purpose.ASK)
     found: dict[BranchId, list[StagedFile]] = {}
     marker = {"KeyMarker": ""}
     asked: list[dict[str, str]] = []
     while marker not in asked:
         asked.append(marker)
-        # Other applications' keys may hold characters that XML cannot; not every server encodes.
-        # Amazon writes a space as + and a + as %2B, others a space as %20: one decoding fits both.
+        # Keys of other applications may contain characters that XML cannot hold, and not every
+        # server encodes them. Amazon writes a space as + and a + as %2B, others a space as %20:
+        # one decoding fits both.
         wanted: Any = marker
         page = client.list_multipart_uploads(
             Bucket=place.bucket,
@@ -49,7 +49,7 @@ def open_uploads(
         if not page.get("IsTruncated"):
             break
         following = page.get("NextKeyMarker") or last
-        # Where only the keys are encoded, decoding the last one twice would skip others.
+        # If only the keys are encoded, decoding the last key twice would skip others.
         if is_encoded and following != last:
             following = unquote_plus(following)
         upload_id = "" if page.get("NextKeyMarker") else page.get("NextUploadIdMarker")
@@ -57,8 +57,8 @@ def open_uploads(
     return found
 
 
-def _decoded(said: str, place: Place) -> str:
-    """The key of an answer that calls itself encoded, which SeaweedFS' does and is not."""
-    key = unquote_plus(said)
-    # Encoding leaves no =, which each folder of ours has, and no prefix that decoding changes.
-    return said if "=" in said or not key.startswith(place.prefix) else key
+def _decoded(listed: str, place: Place) -> str:
+    """The key in an answer that claims to be encoded; SeaweedFS claims it and does not encode."""
+    key = unquote_plus(listed)
+    # An encoded key has no =, which every folder of ours has; and decoding keeps our prefix.
+    return listed if "=" in listed or not key.startswith(place.prefix) else key

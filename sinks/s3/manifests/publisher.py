@@ -1,12 +1,13 @@
-"""Writes the manifest of a batch whose objects are all proven, and merges old ones.
+"""Writes the manifest of a batch whose objects are all proven, and merges old manifests.
 
-    publish   put if absent ─► there already? the higher revision stands
+    publish   put if absent ─► exists already? the higher revision counts
     merge     read a hundred ─► put their union ─► delete them
 
-What is in a batch never changes once all of it is proven: whoever publishes it, now or after a
-pause of hours, writes the same. So merging needs no lock: two that merge the same batches write the
-same file, and a manifest that comes back after it was merged says what the merged one says. It is
-deleted by the next merge, and until then readers see one batch.
+The contents of a batch never change after all of it is proven: every process that publishes the
+batch, now or after a pause of hours, writes the same manifest. So merging needs no lock: two
+processes that merge the same batches write the same file. A manifest that reappears after it was
+merged equals its line in the merged file; the next merge deletes it, and until then readers see
+one batch.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sparkonce.clients.s3 import status_of
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError
-from sparkonce.sinks.s3.client import S3_ERRORS, Connection, Purpose, describe
-from sparkonce.sinks.s3.layout import Place
-from sparkonce.sinks.s3.manifest import (
+from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
+from sparkonce.sinks.s3.connecting.client import Clients, Purpose
+from sparkonce.sinks.s3.connecting.place import Place
+from sparkonce.sinks.s3.manifests.manifest import (
     FANOUT,
     SPAN_SIZES,
     Manifest,
@@ -35,7 +37,7 @@ from sparkonce.sinks.s3.manifest import (
     encode_file,
     manifests_in,
 )
-from sparkonce.sinks.s3.upload import ObjectSettings
+from sparkonce.sinks.s3.writing.objects import S3Objects
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -52,17 +54,15 @@ class Publisher:
     """The manifests of one pipeline, query and sink.
 
     Args:
-        connection: to the server.
+        clients: of the server.
         place: where the sink writes.
         folder: of the manifests, below the place; see `manifest.source_folder`.
-        settings: of the sink's objects.
+        objects: the settings of the sink's objects.
     """
 
-    def __init__(
-        self, connection: Connection, place: Place, folder: str, settings: ObjectSettings
-    ) -> None:
-        self._settings = settings
-        self._connection = connection
+    def __init__(self, clients: Clients, place: Place, folder: str, objects: S3Objects) -> None:
+        self._objects = objects
+        self._clients = clients
         self._bucket = place.bucket
         self._folder = place.prefix + folder
 
@@ -70,7 +70,7 @@ class Publisher:
         """Make the batch known to readers. Idempotent.
 
         Raises:
-            CommitUnresolvedError: it may not be there; call it again.
+            CommitUnresolvedError: the manifest may not exist; call it again.
         """
         span = Span(manifest.batch_id, manifest.batch_id)
         try:
@@ -84,9 +84,9 @@ class Publisher:
             self._merge_quietly(manifest.batch_id)
 
     def merge(self, last: int) -> None:
-        """Merge manifests into files of 100 and 10,000 batches, as far as batch `last` completes.
+        """Merge manifests into files of 100 and 10,000 batches that batch `last` completes.
 
-        What an earlier merge left undone is done too, as far as the server lets us delete.
+        This also finishes earlier merges, as far as the server allows deletes.
         """
         may_delete = True
         for size in SPAN_SIZES:
@@ -99,7 +99,7 @@ class Publisher:
                 if whole.last > last or found == [whole]:
                     continue
                 spans = found
-                if not may_delete:  # all that was ever merged stays: the merged files will do
+                if not may_delete:  # all merged manifests stay: read the larger files instead
                     if whole in found:
                         continue
                     merged = {n for s in found if s.size > 1 for n in range(s.first, s.last + 1)}
@@ -107,15 +107,15 @@ class Publisher:
                 may_delete = self._merge_group(whole, spans)
 
     def _merge_quietly(self, last: int) -> None:
-        """Readers do without it, so a failure fails no batch."""
+        """Merge; readers do not need it, so a failure fails no batch."""
         try:
             self.merge(last)
         except (*S3_ERRORS, ConfigurationError, OSError) as error:
             said = str(error) if isinstance(error, ConfigurationError) else describe(error)
             logger.warning(
-                "s3://%s/%s: old manifests could not be merged now (it takes s3:ListBucket, "
-                "s3:DeleteObject and room in the driver's temporary folder), tried again %d "
-                "batches later: %s",
+                "s3://%s/%s: old manifests could not be merged now (merging needs s3:ListBucket, "
+                "s3:DeleteObject and space in the driver's temporary folder); the next attempt is "
+                "%d batches later: %s",
                 self._bucket,
                 self._folder,
                 FANOUT,
@@ -123,15 +123,15 @@ class Publisher:
             )
 
     def _merge_group(self, whole: Span, spans: Sequence[Span]) -> bool:
-        """Put the union of the files, and delete them; whether that is allowed."""
+        """Put the union of the files, and delete them; return whether deleting is allowed."""
         # On disk: ten thousand batches of a thousand objects are gigabytes.
         with tempfile.TemporaryFile() as merged:
             with gzip.GzipFile(fileobj=merged, mode="wb", compresslevel=6, mtime=0) as lines:
                 seen: set[tuple[int, int]] = set()
-                # What was made again stands in the smaller file.
+                # The smaller file has the line of a batch that was written again.
                 for body, where in self._bodies(sorted(spans, key=lambda span: span.size)):
                     for line, manifest in manifests_in(body, where):
-                        # Readers go by the highest revision.
+                        # Readers use the highest revision.
                         if (known := (manifest.batch_id, manifest.revision)) not in seen:
                             seen.add(known)
                             lines.write(line)
@@ -140,7 +140,7 @@ class Publisher:
         for begin in range(0, len(names), _DELETE_AT_ONCE):
             if (refusal := self._delete(names[begin : begin + _DELETE_AT_ONCE])) is not None:
                 logger.warning(
-                    "s3://%s/%s is merged and could not be deleted (%s): grant s3:DeleteObject on "
+                    "s3://%s/%s is merged but could not be deleted (%s): grant s3:DeleteObject on "
                     "the folder _sparkonce/",
                     self._bucket,
                     *refusal,
@@ -149,7 +149,7 @@ class Publisher:
         return True
 
     def _delete(self, keys: Sequence[str]) -> tuple[str, str] | None:
-        """The first key that the server keeps, and what it says."""
+        """The first key that the server does not delete, and the reason."""
         client = self._client()
         try:
             answer = client.delete_objects(
@@ -157,7 +157,7 @@ class Publisher:
                 Delete={"Objects": [{"Key": key} for key in keys], "Quiet": True},
             )
         except S3_ERRORS:
-            # Some servers take no list without a Content-MD5, which boto3 no longer sends.
+            # Some servers demand a Content-MD5 with the list, and boto3 no longer sends one.
             for key in keys:
                 try:
                     client.delete_object(Bucket=self._bucket, Key=key)
@@ -169,16 +169,16 @@ class Publisher:
         return None
 
     def _put_first(self, span: Span, manifest: Manifest) -> None:
-        """Put if absent; what is there already stays, unless its revision is lower."""
+        """Put if absent; an existing manifest stays, unless its revision is lower."""
         body = encode_file([manifest], span)
         try:
             self._put(span, body, IfNoneMatch="*")
         except S3_ERRORS as error:
             if status_of(error) == _NOT_IMPLEMENTED:
-                self._put(span, body)  # the same as anyone else would put
+                self._put(span, body)  # every other process puts the same
             elif status_of(error) in _ALREADY_THERE:
-                (standing,) = decode_file(*self._get(span))
-                if standing.revision < manifest.revision:
+                (existing,) = decode_file(*self._get(span))
+                if existing.revision < manifest.revision:
                     self._put(span, body)
             else:
                 raise
@@ -202,7 +202,7 @@ class Publisher:
             Body=body,
             ContentMD5=base64.b64encode(md5.digest()).decode(),
             ContentType="application/gzip" if span.size > 1 else "application/json",
-            **self._settings.protection(),
+            **self._objects.protection(),
             **condition,
         )
 
@@ -221,4 +221,4 @@ class Publisher:
         return [span for key in keys if (span := Span.from_name(key)) is not None]
 
     def _client(self) -> S3Client:
-        return self._connection.client(Purpose.ASK)
+        return self._clients.client(Purpose.ASK)

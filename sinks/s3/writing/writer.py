@@ -2,8 +2,8 @@
 
     batch ─► by folder ─► rows that wait (bounded) ─► row group ─► PartStream
 
-There is one open file per folder. What waits is bounded over all of them: rows as Arrow memory
-until a row group is worth writing, and one part buffer for each open file.
+There is one open file per folder. The memory of all open files is bounded: waiting rows as Arrow
+memory until a row group is worth writing, and one part buffer for each open file.
 """
 
 from __future__ import annotations
@@ -23,26 +23,22 @@ import pyarrow.types as pat
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.arrow_types import zone_of
-from sparkonce.sinks.s3.client import Connection
-from sparkonce.sinks.s3.formats import FileFormat, RowWriter
-from sparkonce.sinks.s3.layout import MAX_KEY_BYTES, Place, file_key, folder_name
-from sparkonce.sinks.s3.manifest import Layout
-from sparkonce.sinks.s3.upload import (
-    MAX_PARTS,
-    ObjectSettings,
-    PartStream,
-    StagedFile,
-    Transfers,
-    numbers,
-)
+from sparkonce.sinks.s3.connecting.answers import describe
+from sparkonce.sinks.s3.connecting.client import Clients
+from sparkonce.sinks.s3.connecting.place import MAX_KEY_BYTES, Place
+from sparkonce.sinks.s3.writing.formats import FileFormat, RowWriter
+from sparkonce.sinks.s3.writing.keys import file_key, folder_name
+from sparkonce.sinks.s3.writing.objects import S3Objects
+from sparkonce.sinks.s3.writing.staged import StagedFile
+from sparkonce.sinks.s3.writing.upload import MAX_PARTS, PartStream, Transfers, numbers
 
 logger = logging.getLogger("sparkonce")
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _WAITING_BYTES = 64 << 20
 _WAITING_BYTES_PARTITIONED = 32 << 20
-# A file this long is followed by another one; the rest of the 10,000 is for what its last row
-# group and its footer may need.
+# A file with this number of parts is followed by another file. The rest of the 10,000 parts is for
+# its last row group and its footer.
 ROLL_AT_PARTS = MAX_PARTS - 1000
 
 
@@ -60,32 +56,32 @@ class BranchWriter:
     """The open files of one branch; used by one thread.
 
     Args:
-        connection: to the server.
+        clients: of the server.
         place: where the sink writes.
         file_format: how rows become files.
-        branch_id: in the files' names and metadata.
-        settings: of the objects.
-        schema: of the rows as readers shall see them; default: of what is written.
+        branch_id: goes into the files' names and metadata.
+        objects: the settings of the objects.
+        schema: of the rows as readers see them; default: the schema of the rows written.
 
     Attributes:
-        layout: of what is written, from the first rows on.
+        schema: of the rows as readers see them; None before the first rows.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        clients: Clients,
         place: Place,
         file_format: FileFormat,
         branch_id: BranchId,
         *,
-        settings: ObjectSettings,
+        objects: S3Objects,
         schema: pa.Schema | None = None,
     ) -> None:
         self.branch_id = branch_id
-        self.layout: Layout | None = None
-        self._schema = schema
-        self._settings = settings
-        self._connection = connection
+        self.schema: pa.Schema | None = None
+        self._declared = schema
+        self._objects = objects
+        self._clients = clients
         self._place = place
         self._format = file_format
         self._transfers = Transfers()
@@ -99,12 +95,12 @@ class BranchWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows; returns when no more than the bounded amount waits in memory."""
-        if self.layout is None:
-            schema = self._schema or batch.schema
-            for name in self._format.partition_by:  # its zone is that of the folders
+        """Add rows; return when no more than the bounded amount waits in memory."""
+        if self.schema is None:
+            schema = self._declared or batch.schema
+            for name in self._format.partition_by:  # the zone of its type names the folders
                 schema = schema.set(schema.get_field_index(name), batch.schema.field(name))
-            self.layout = Layout.of(self._format.name, self._format.partition_by, schema)
+            self.schema = schema
         for folder, rows in split(batch, self._format.partition_by):
             file = self._open.get(folder) or self._open_file(folder, rows.schema)
             file.waiting.append(rows)
@@ -119,7 +115,7 @@ class BranchWriter:
                 self._end(folder)
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """Write what waits, and return when the server holds every part of every file."""
+        """Write the waiting rows; return when the server holds every part of every file."""
         for folder in list(self._open):
             self._end(folder)
         staged = tuple(stream.staged(rows) for stream, rows in self._ended)
@@ -127,7 +123,7 @@ class BranchWriter:
         return staged
 
     def discard(self) -> None:
-        """End the threads and abort the uploads; what fails here is left to the sweep."""
+        """End the threads and abort the uploads; the sweep aborts what fails here."""
         for stream in self._streams:
             stream.discard()
         for file in self._open.values():
@@ -138,37 +134,21 @@ class BranchWriter:
         for stream in self._streams:
             try:
                 stream.abort()
-            except Exception as error:  # noqa: BLE001  # best effort: the next one may work
-                logger.warning("an upload of %s is left to the sweep: %s", self.branch_id, error)
+            except Exception as error:  # noqa: BLE001  # best effort: the next abort may succeed
+                logger.warning(
+                    "an upload of %s is not aborted (%s); the sweep will do it",
+                    self.branch_id,
+                    describe(error),
+                )
 
     def _open_file(self, folder: str, schema: pa.Schema) -> _OpenFile:
-        limit = self._format.max_open_files
-        if len(self._open) >= limit:
-            raise PrepareRejectedError(
-                f"a task has rows for more than {limit} folders of {self._place} "
-                f"(partition_by={list(self._format.partition_by)}), each of which is an open file. "
-                "Repartition the batch by these columns and leave writers= out, "
-                "S3Sink(transform=lambda df: "
-                f"df.repartition({', '.join(map(repr, self._format.partition_by))})), partition by "
-                "columns with fewer values, or give max_open_files= and the memory for it",
-                self.branch_id,
-            )
-        # The longest number that is tried, so that a key never turns out to be too long later.
-        longest = file_key(self._place, folder, self.branch_id, 10**6, self._format.extension)
-        if len(longest.encode()) > MAX_KEY_BYTES:
-            raise PrepareRejectedError(
-                f"the folder {folder[:80]!r}... makes a key longer than S3's {MAX_KEY_BYTES} "
-                f"bytes (partition_by={list(self._format.partition_by)}): shorten the values",
-                self.branch_id,
-            )
+        self._check_folder(folder)
         stream = PartStream(
-            self._connection,
+            self._clients,
             self._place.bucket,
             self.branch_id,
-            self._settings,
-            lambda: file_key(
-                self._place, folder, self.branch_id, self._next_number(), self._format.extension
-            ),
+            self._objects,
+            lambda: self._key(folder, self._next_number()),
             part_sizes=self._format.part_sizes,
             transfers=self._transfers,
         )
@@ -178,9 +158,32 @@ class BranchWriter:
         self._open[folder] = file
         return file
 
+    def _key(self, folder: str, number: int) -> str:
+        return file_key(self._place, folder, self.branch_id, number, self._format.extension)
+
+    def _check_folder(self, folder: str) -> None:
+        limit = self._format.max_open_files
+        columns = list(self._format.partition_by)
+        if len(self._open) >= limit:
+            raise PrepareRejectedError(
+                f"a task has rows for more than {limit} folders of {self._place} "
+                f"(partition_by={columns}), and each folder is an open file. Repartition the batch "
+                "by these columns and leave writers= out, S3Sink(transform=lambda df: "
+                f"df.repartition({', '.join(map(repr, columns))})), partition by columns with "
+                "fewer values, or raise max_open_files= if the executors have the memory",
+                self.branch_id,
+            )
+        # With the highest number that is tried, so that no later key is too long.
+        if len(self._key(folder, 10**6).encode()) > MAX_KEY_BYTES:
+            raise PrepareRejectedError(
+                f"the folder {folder[:80]!r}... makes a key longer than S3's {MAX_KEY_BYTES} "
+                f"bytes (partition_by={columns}): shorten the values",
+                self.branch_id,
+            )
+
     def _is_full(self, file: _OpenFile) -> bool:
         target = self._format.target_bytes
-        # What waits is Arrow memory, of which a file takes less.
+        # Waiting rows are Arrow memory; in a file they take less.
         if target is not None and file.waiting_bytes >= target:
             self._write_group(file)
         return file.stream.part_count >= ROLL_AT_PARTS or (
@@ -202,11 +205,11 @@ class BranchWriter:
         file.writer.close()
         file.stream.end()
         self._ended.append((file.stream, file.rows))
-        del self._open[folder]  # only now: a writer that failed is closed by `discard`
+        del self._open[folder]  # only now: `discard` closes a writer that failed
 
 
 def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each folder, without the columns that its name holds."""
+    """The rows of each folder, without the columns that are in its name."""
     if batch.num_rows == 0:
         return
     if not columns:
@@ -222,11 +225,11 @@ def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, 
     ]
     groups = np.zeros(batch.num_rows, dtype=np.int64)
     for column in encoded:
-        # Numbered anew for each column, so that the product cannot overflow.
+        # Groups are numbered again for each column, so that the product cannot overflow.
         codes = groups * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
         _, groups = np.unique(codes, return_inverse=True)
-    # Each group gets a copy of its rows: a slice would keep the whole batch in memory as long as
-    # its folder waits.
+    # Each group gets a copy of its rows: a slice would keep the whole batch in memory while its
+    # folder waits.
     for group in range(int(groups.max()) + 1):
         at = np.flatnonzero(groups == group)
         values = [_value(n, c, int(at[0])) for n, c in zip(columns, encoded, strict=True)]

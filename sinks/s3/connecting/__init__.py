@@ -1,0 +1,1 @@
+"""Reaches the server: its settings, the clients, what is checked at a start, and `doctor`."""

@@ -1,0 +1,1 @@
+"""Commits and aborts the uploads of a branch, proves the result, and finds open uploads."""

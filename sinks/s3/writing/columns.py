@@ -1,0 +1,154 @@
+"""Which columns the folders and each format can hold: others are refused before any data moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.arrow_types import zone_of
+from sparkonce.sinks.s3.writing.formats import FileFormat
+
+_FOLDER_TYPES: Final[tuple[Callable[[pa.DataType], bool], ...]] = (
+    pat.is_string,
+    pat.is_large_string,
+    pat.is_boolean,
+    pat.is_integer,
+    pat.is_decimal,
+    pat.is_date,
+    pat.is_timestamp,
+)
+
+
+def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
+    """Refuse columns that cannot become folders, or that the files cannot hold.
+
+    Raises:
+        ConfigurationError: naming the column.
+    """
+    partition_by = file_format.partition_by
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"S3Sink: the rows have the columns {twice} more than once: rename them (transform=)"
+        )
+    missing = [name for name in partition_by if name not in schema.names]
+    if missing:
+        raise ConfigurationError(
+            f"S3Sink: partition_by names {missing}, but the rows have {schema.names}: "
+            "name columns of the rows, or add these (transform=)"
+        )
+    for name in partition_by:
+        _check_folder(schema.field(name))
+    rest = [field for field in schema if field.name not in partition_by]
+    if not rest:
+        raise ConfigurationError(
+            f"S3Sink: partition_by={list(partition_by)} names every column, so that none is left "
+            "for the files"
+        )
+    _check_files(pa.schema(rest), file_format)
+
+
+def _check_folder(column: pa.Field[pa.DataType]) -> None:
+    name, kind = column.name, column.type
+    if name.startswith(("_", ".")):
+        raise ConfigurationError(
+            f"S3Sink: partition_by column {name!r} makes folders that most readers hide because of "
+            "their first character (pyarrow, Hive, Trino): rename it in select="
+        )
+    if not any(fits(kind) for fits in _FOLDER_TYPES):
+        raise ConfigurationError(
+            f"S3Sink: partition_by column {name!r} is {kind}, which cannot name folders: "
+            "use a string, integer, decimal, boolean, date or timestamp column"
+        )
+    if isinstance(kind, pa.TimestampType) and kind.tz is not None:
+        try:
+            zone_of(kind.tz)
+        except (LookupError, ValueError, OSError) as error:
+            raise ConfigurationError(
+                f"S3Sink: partition_by column {name!r} has times of the zone {kind.tz!r}, "
+                "which cannot name folders: Spark knows it, but Python and Arrow do not. Set "
+                "spark.sql.session.timeZone to a region such as Europe/Berlin, or to an "
+                "offset such as +08:00"
+            ) from error
+
+
+def _check_files(schema: pa.Schema, file_format: FileFormat) -> None:
+    """Refuse columns that the files cannot hold, or cannot return unchanged.
+
+    Args:
+        schema: without the columns of `partition_by`.
+        file_format: of the files.
+    """
+    reasons = _UNFIT.get(file_format.name, ())
+    for column in schema:
+        for inner in kinds(column.type):
+            reason = next((reason for refuses, reason in reasons if refuses(inner)), None)
+            if reason is not None:
+                raise ConfigurationError(
+                    f"S3Sink: column {column.name!r} is {column.type}, and {reason}: use another "
+                    "format, or change the column (select=)"
+                )
+    if file_format.name == "csv" and len(schema) == 1 and schema.field(0).nullable:
+        raise ConfigurationError(
+            f"S3Sink: CSV of the one column {schema.field(0).name!r} cannot hold nulls, because "
+            "readers skip empty lines: add a column, use another format, or fill the nulls "
+            "(select=)"
+        )
+    try:
+        if not file_format.is_lines:
+            writer = file_format.writer(pa.BufferOutputStream(), schema)
+            writer.write(schema.empty_table())
+            writer.close()
+    except (ValueError, pa.ArrowException) as error:
+        kind = "Parquet" if file_format.name == "parquet" else file_format.name.upper()
+        raise ConfigurationError(
+            f"S3Sink: {kind} cannot hold these columns ({error}): change them (select=)"
+        ) from error
+
+
+def kinds(kind: pa.DataType) -> Iterable[pa.DataType]:
+    """The type and all types within it."""
+    yield kind
+    for index in range(kind.num_fields):
+        yield from kinds(kind.field(index).type)
+
+
+def _has_a_name_twice(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.StructType) and len({f.name for f in kind}) < kind.num_fields
+
+
+def _is_spatial(kind: pa.DataType) -> bool:
+    if not isinstance(kind, pa.StructType):
+        return False
+    return any({b"geometry", b"geography"} & set(field.metadata or ()) for field in kind)
+
+
+def _has_other_keys(kind: pa.DataType) -> bool:
+    return pat.is_map(kind) and not pat.is_string(kind.key_type)
+
+
+# Spark's reader of CSV never reads one; its reader of Parquet does since SPARK-54220, not in 4.0.
+_VOID: Final = (pat.is_null, "readers refuse a column that has no type (cast it)")
+_NESTED: Final = (
+    (_has_a_name_twice, "a struct in it has a name twice, of which readers see only one"),
+    (_is_spatial, "no reader returns it as such (write its st_asbinary and st_srid)"),
+)
+_UNFIT: Final[Mapping[str, Sequence[tuple[Callable[[pa.DataType], bool], str]]]] = {
+    "parquet": (_VOID, *_NESTED),
+    "json": (
+        *_NESTED,
+        (_has_other_keys, "the keys of JSON's objects are strings"),
+        (pat.is_duration, "JSON has no intervals"),
+    ),
+    "csv": (
+        _VOID,
+        (pat.is_nested, "CSV holds no nested columns"),
+        (pat.is_binary, "CSV holds no bytes"),
+        (pat.is_large_binary, "CSV holds no bytes"),
+        (pat.is_duration, "CSV has no intervals"),
+    ),
+}
