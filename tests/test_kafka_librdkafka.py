@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sparkonce.sinks.kafka import librdkafka
-from sparkonce.sinks.kafka.librdkafka import TransactionalProducer
-from sparkonce.sinks.kafka.oauth import TokenCallback
-from sparkonce.sinks.kafka.producer import Reports
+from sparkonce.sinks.kafka.connecting.oauth import TokenCallback
+from sparkonce.sinks.kafka.writing import c_api, librdkafka
+from sparkonce.sinks.kafka.writing.librdkafka import TransactionalProducer
+from sparkonce.sinks.kafka.writing.reports import Reports
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:9", "transactional.id": "t", "log_level": 0}
 TOKENS = {**NOWHERE, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER"}
@@ -50,12 +50,12 @@ def test_forked_child_that_drops_its_parents_producer() -> None:
     """It has none of librdkafka's threads, and may have their locks as they stood: it lets go."""
     script = (
         "import os, sys\n"
-        "from sparkonce.sinks.kafka import librdkafka\n"
-        "from sparkonce.sinks.kafka.librdkafka import TransactionalProducer\n"
-        "from sparkonce.sinks.kafka.producer import Reports\n"
+        "from sparkonce.sinks.kafka.writing import librdkafka\n"
+        "from sparkonce.sinks.kafka.writing.librdkafka import TransactionalProducer\n"
+        "from sparkonce.sinks.kafka.writing.reports import Reports\n"
         f"producer = TransactionalProducer({NOWHERE!r}, Reports())\n"
         "child = os.fork()\n"
-        "if child == 0: librdkafka._rd.destroy = lambda handle: os._exit(9)\n"
+        "if child == 0: librdkafka.rd.destroy = lambda handle: os._exit(9)\n"
         "del producer\n"
         "if child == 0: os._exit(7)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
@@ -125,10 +125,10 @@ def test_request_that_is_answered(
     reports = Reports()
     producer = TransactionalProducer(NOWHERE, reports)
     topic = producer._topic("orders")
-    messages = [librdkafka._Message(error, topic, 4) for error in errors]
+    messages = [c_api.Message(error, topic, 4) for error in errors]
     monkeypatch.setattr(librdkafka, "_messages_of", lambda event: iter(messages))
-    monkeypatch.setattr(librdkafka._rd, "event_message_count", lambda event: len(messages))
-    monkeypatch.setattr(librdkafka._rd, "event_error", lambda event: code)
+    monkeypatch.setattr(librdkafka.rd, "event_message_count", lambda event: len(messages))
+    monkeypatch.setattr(librdkafka.rd, "event_error", lambda event: code)
     producer._take_deliveries(0)
     assert (reports.delivered, reports.failed) == (delivered, failed)
     assert reports.partitions == ({"orders": {4}} if delivered else {})
@@ -138,7 +138,7 @@ def test_request_that_is_answered(
 
 def test_structures_are_as_in_the_header() -> None:
     """Sizes on 64 bits, of which rdkafka.h says that they stay."""
-    assert ctypes.sizeof(librdkafka._Topic) == 32
-    assert librdkafka._Metadata.topics.offset == 24
-    assert librdkafka._Partition.metadata.offset == 24
-    assert librdkafka._Message.partition.offset == 16
+    assert ctypes.sizeof(c_api.Topic) == 32
+    assert c_api.Metadata.topics.offset == 24
+    assert c_api.Partition.metadata.offset == 24
+    assert c_api.Message.partition.offset == 16

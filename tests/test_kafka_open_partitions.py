@@ -13,7 +13,7 @@ import pytest
 from kafka import errors
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 
-from sparkonce.sinks.kafka.open_partitions import GONE, open_producers
+from sparkonce.sinks.kafka.finishing.open_partitions import GONE, open_producers
 
 MOVED = errors.NotLeaderForPartitionError.errno
 UNKNOWN = errors.OffsetNotAvailableError.errno

@@ -23,8 +23,9 @@ from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.finding import Level
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.diagnosis import diagnose
-from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState
-from sparkonce.sinks.kafka.outcome import Outcome
+from sparkonce.sinks.kafka.finishing.cluster import TopicInfo
+from sparkonce.sinks.kafka.finishing.outcome import Outcome
+from sparkonce.sinks.kafka.finishing.transactions import TransactionState
 from sparkonce.spark_hooks import coordinator
 from sparkonce.spark_hooks.ruled import End, end_ruled
 
@@ -309,7 +310,7 @@ def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> Non
 @pytest.mark.parametrize(
     ("found", "story"),
     [
-        (state("CompleteAbort"), "somebody aborted"),
+        (state("CompleteAbort"), "another process aborted"),
         (state("Empty", epoch=2), "another producer"),
         (state("Ongoing", epoch=2), "another producer"),
         (state("CompleteAbort", producer_id=9, epoch=0), "another producer"),
@@ -333,7 +334,7 @@ def test_refused_and_no_marker(
 def test_forgotten_before_its_time(refusal: type[errors.KafkaError], age_s: float) -> None:
     """A driver that slept for 8 days with its clock: the proof may have expired with the id."""
     finisher = PaperFinisher(ends=[refusal], state=None)
-    words = r"do not know.*168 h .transactional\.id\.expiration\.ms.*clock.*settle"
+    words = r"no longer know.*168 h .transactional\.id\.expiration\.ms.*clock.*settle"
     with pytest.raises(CommitUnresolvedError, match=words):
         outcome(finisher).commit(committable(age_s=age_s))
     assert finisher.asked == ["end 5/0 commit", "describe", "marker"]
@@ -348,7 +349,7 @@ def test_forgotten_in_its_time() -> None:
         ends=[errors.InvalidProducerIdMappingError],
         config={"transactional.id.expiration.ms": [1, 60000]},
     )
-    with pytest.raises(PreparedBranchLostError, match="do not know"):
+    with pytest.raises(PreparedBranchLostError, match="no longer know"):
         outcome(finisher).commit(committable(age_s=61))
     with pytest.raises(CommitUnresolvedError, match="clock"):
         outcome(finisher).commit(committable(age_s=59))
@@ -468,7 +469,7 @@ def test_marker_not_stable_yet() -> None:
         ),
         (
             PaperFinisher(ends=[errors.ProducerFencedError], gone=frozenset({"orders"})),
-            "the topic 'orders' was deleted, and the proof with it",
+            "the topic 'orders' was deleted together with the proof",
         ),
     ],
 )
@@ -547,7 +548,7 @@ def test_proof_on_another_cluster() -> None:
         outcome(finisher).commit(committable())
 
 
-# -- aborted by hand -------------------------------------------------------------------------------
+# -- aborted manually ------------------------------------------------------------------------------
 
 TORN: dict[str, dict[str, list[int]]] = {BRANCH.name: {"orders": [2]}}
 
@@ -564,7 +565,7 @@ def test_branch_of_which_a_part_was_aborted_by_hand(caplog: pytest.LogCaptureFix
         return real(*identity, commit=commit)
 
     finisher.end = end  # type: ignore[method-assign]
-    words = r"\{'orders': \[2\]\}.*by hand.*`sparkonce orphans JOB"
+    words = r"\{'orders': \[2\]\}.*manually.*`sparkonce orphans JOB"
     with pytest.raises(PreparedBranchLostError, match=words):
         outcome(finisher).commit(committable())
     assert finisher.asked == [
@@ -625,7 +626,7 @@ def test_who_is_looked_at(
     if driver_s is not None:
         sink.vote(BRANCH, [branch])
         later = time.monotonic() + driver_s
-        monkeypatch.setattr("sparkonce.sinks.kafka.sink.time.monotonic", lambda: later)
+        monkeypatch.setattr("sparkonce.sinks.kafka.finishing.fresh.time.monotonic", lambda: later)
     assert sink.commit_many([branch]) == [None]
     assert finisher.looks == looks  # together, and alone since paper commits nothing together
 
@@ -714,7 +715,7 @@ def test_old_broker_branch_of_which_a_part_was_aborted_by_hand() -> None:
         state=state("Ongoing", epoch=0),
         fenced=state("CompleteAbort"),
     )
-    with pytest.raises(PreparedBranchLostError, match="by hand"):
+    with pytest.raises(PreparedBranchLostError, match="manually"):
         outcome(finisher, 5).commit(committable())
     sent = [asked for asked in finisher.asked if asked not in {"describe", "marker"}]
     assert sent == ["fence 5/0", "end 5/0 commit"]
@@ -931,7 +932,7 @@ def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
                 ],
                 marks=[OURS],
             ),
-            "is committed.*do not know",
+            "is committed.*no longer know",
         ),
     ],
     ids=["markers cannot be written", "leader away", "link drops", "marker is ours"],
@@ -999,17 +1000,21 @@ def test_branch_given_up_that_is_committed_and_not_visible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own_ms", "told"), [(None, "transaction.max.timeout.ms"), (60_000, "transaction_timeout_ms")]
+    ("own_ms", "setting", "enough"),
+    [
+        (None, "transaction.max.timeout.ms=900000", "transaction.max.timeout.ms=3600000"),
+        (60_000, "transaction_timeout_s=60", "transaction_timeout_s=3600"),
+    ],
 )
-def test_timeout_that_holds_is_judged(own_ms: int | None, told: str) -> None:
+def test_timeout_that_holds_is_judged(own_ms: int | None, setting: str, enough: str) -> None:
     """The sink's own, where it has one: the brokers refuse one that is longer than theirs."""
     allowed = 900_000 if own_ms is None else 7_200_000
     finisher = PaperFinisher(config={"transaction.max.timeout.ms": [allowed]})
     found = list(diagnose(finisher, None, "here", list, own_ms))  # type: ignore[arg-type]
     (judged,) = [one for one in found if "timeout" in one.what]
     assert judged.level is Level.WARNING
-    assert judged.what.startswith(f"{told}={own_ms or allowed}: the brokers abort")
-    assert f"set {told}=3600000 or more" in judged.fix
+    assert judged.what.startswith(f"{setting}: the brokers abort")
+    assert f"set {enough} or more" in judged.fix
 
 
 def test_advice_on_the_timeout_names_the_sinks_own(caplog: pytest.LogCaptureFixture) -> None:
@@ -1020,4 +1025,4 @@ def test_advice_on_the_timeout_names_the_sinks_own(caplog: pytest.LogCaptureFixt
     with pytest.raises(PreparedBranchLostError) as lost:
         outcome(finisher).commit(committable(age_s=901))
     for text in (slow, str(lost.value)):
-        assert "transaction_timeout_ms= of the sink" in text
+        assert "transaction_timeout_s= of the sink" in text

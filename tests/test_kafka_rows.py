@@ -15,11 +15,12 @@ from confluent_kafka import KafkaError
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import producer
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.messages import COPY, Messages, messages_by_topic
-from sparkonce.sinks.kafka.rows import RowError, check_schema
-from sparkonce.sinks.kafka.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.rows.conventions import RowError, check_schema
+from sparkonce.sinks.kafka.rows.messages import COPY, Messages, messages_by_topic
+from sparkonce.sinks.kafka.validation import Validation
+from sparkonce.sinks.kafka.writing.advice import advice
 from tests.test_kafka_settings import SASL
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -110,8 +111,7 @@ def test_column_that_leads_rows_away_from_the_sinks_topic(
 ) -> None:
     """A Kafka source's columns, passed on, would lead all rows back into it without a word."""
     sink = KafkaSink(topic, bootstrap_servers="kafka:9092")
-    monkeypatch.setattr(sink, "_look", lambda: None)
-    monkeypatch.setattr(sink, "_check_producer", lambda seen: None)
+    monkeypatch.setattr(Validation, "run", lambda self: None)
     sink.validate(pa.schema([(name, pa.string()) for name in ["value", *names]]))
     told = [line for line in caplog.messages if "column 'topic'" in line and "select=" in line]
     assert len(caplog.messages) == len(told) == (topic is not None and bool(names))
@@ -326,7 +326,7 @@ def test_producer_connects_to_every_broker_of_a_small_cluster(
         ({"bootstrap_servers": " "}, "bootstrap_servers"),
         ({"topic": "two words"}, "two words"),
         ({"topic": ".."}, "topic"),
-        ({"transaction_timeout_ms": 10}, "transaction_timeout_ms=10"),
+        ({"transaction_timeout_s": 0.01}, "transaction_timeout_s=0.01"),
         ({"name": "a b"}, "name="),
         ({"writers": 2}, "writers=2"),
     ],
@@ -391,4 +391,4 @@ def test_committable_of_somebody_else() -> None:
 def test_brokers_without_room_for_the_marker() -> None:
     """The error names their setting, 4096 by default."""
     error = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
-    assert "offset.metadata.max.bytes" in producer._advice(error)
+    assert "offset.metadata.max.bytes" in advice(error)

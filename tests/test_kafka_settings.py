@@ -27,11 +27,12 @@ from pyspark import cloudpickle
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import client
-from sparkonce.sinks.kafka.access import RefusedError, missing_right, refusal
-from sparkonce.sinks.kafka.oauth import TokenCallback, TokenProvider, fetch
-from sparkonce.sinks.kafka.settings import KafkaSettings
-from sparkonce.sinks.kafka.tls import Draining, context
+from sparkonce.sinks.kafka.connecting import client, connection
+from sparkonce.sinks.kafka.connecting.access import refusal
+from sparkonce.sinks.kafka.connecting.oauth import TokenCallback, TokenProvider, fetch
+from sparkonce.sinks.kafka.connecting.refused import RefusedError, missing_right
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.tls import Draining, context
 
 SASL = {
     "security.protocol": "sasl_ssl",
@@ -177,7 +178,7 @@ def leaking(_: str | None) -> tuple[str, float]:
 @pytest.mark.parametrize(
     ("callback", "words"),
     [
-        (leaking, ["ValueError", "test_kafka_settings.py, line", "by hand"]),
+        (leaking, ["ValueError", "test_kafka_settings.py, line", "manually"]),
         (lambda _: None, ["NoneType", "(token, expiry"]),
         (lambda _: "hunter2", ["str", "(token, expiry"]),
         (lambda _: (b"hunter2", NEXT_YEAR), ["tuple", "(token, expiry"]),
@@ -391,7 +392,7 @@ def test_broker_that_takes_a_connection_and_says_nothing(
     others: list[str], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question ends and says so; by itself kafka-python waits for TLS for ever."""
-    monkeypatch.setattr("sparkonce.sinks.kafka.tls.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr("sparkonce.sinks.kafka.connecting.tls.HANDSHAKE_S", 0.1)
     monkeypatch.setattr(client, "REQUEST_TIMEOUT_MS", 500)
     raised: list[BaseException] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -399,26 +400,26 @@ def test_broker_that_takes_a_connection_and_says_nothing(
         settings = KafkaSettings(
             ",".join([address, *others]), {"security.protocol": "SSL", **files}
         )
-        connection = client.Connection(settings)
+        opened = connection.Connection(settings)
 
         def ask() -> None:
             with pytest.raises(errors.KafkaTimeoutError) as late:
-                connection.ask(client.refresh)
+                opened.ask(connection.refresh)
             raised.append(late.value)
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(30)
         assert raised, "it hangs"
-        assert others or "no answer to TLS" in str(raised[0])
-        connection.close()
+        assert others or "no response to TLS" in str(raised[0])
+        opened.close()
 
 
 def test_passwords_stay_out_of_the_debug_log(caplog: pytest.LogCaptureFixture) -> None:
     """kafka-python's debug log shows requests and their bytes, but for those of SASL."""
     caplog.set_level(logging.DEBUG, "kafka")
     with pytest.raises(errors.KafkaError):
-        client._connect(KafkaSettings("127.0.0.1:1"), 10)  # no broker: the filters are what counts
+        client.connect(KafkaSettings("127.0.0.1:1"), 10)  # no broker: the filters are what counts
     caplog.clear()
     protocol = KafkaProtocol(client_id="c", ident="i")
     request = SaslAuthenticateRequest(b"\0writer\0hunter2", version=1)

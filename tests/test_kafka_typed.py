@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka.avro import AvroSchema, derive, fit
-from sparkonce.sinks.kafka.layout import Layout
-from sparkonce.sinks.kafka.registry import Registry
-from sparkonce.sinks.kafka.rows import RowError
+from sparkonce.sinks.kafka.rows.avro_rows import AvroSchema
+from sparkonce.sinks.kafka.rows.avro_schema import derive, fit
+from sparkonce.sinks.kafka.rows.conventions import RowError
+from sparkonce.sinks.kafka.rows.layout import Layout
+from sparkonce.sinks.kafka.rows.registry import Registry
 
 TIME = pa.timestamp("us", tz="UTC")
 ROW = pa.struct([("id", pa.int64()), ("at", TIME)])
@@ -42,12 +43,12 @@ def sink(**settings: Any) -> KafkaSink:
     [
         (Layout(None, None, "json"), schema(id=pa.int64()), ["to_json(r) AS value"]),
         (
-            Layout("id", None, "json"),
+            Layout(("id",), None, "json"),
             schema(id=pa.int64()),
             ["string(r.`id`) AS key", "to_json(r) AS value"],
         ),
         (
-            Layout("id", None, "avro"),
+            Layout(("id",), None, "avro"),
             schema(id=pa.binary(), at=TIME),
             ["r.`id` AS key", "r AS value"],
         ),
@@ -82,16 +83,15 @@ def test_columns_that_spark_makes(layout: Layout, columns: pa.Schema, expected: 
     ("layout", "columns", "words"),
     [
         (Layout(None, None, "json"), schema(id=pa.int64(), topic=pa.string()), "'topic' can be"),
-        (Layout("nr", None, "json"), schema(id=pa.int64()), "key='nr'.*there are id"),
-        (Layout("at", None, "json"), schema(at=TIME), "'at' is timestamp.*key_format="),
-        (Layout("x", None, "json"), schema(x=pa.float64()), "'x' is double"),
-        (Layout("x", None, "json"), schema(x=pa.decimal128(9, 2)), "'x' is decimal"),
-        (Layout("id", "json", "json"), schema(id=pa.int64()), r"key=\['id'\]"),
+        (Layout(("nr",), None, "json"), schema(id=pa.int64()), "key='nr'.*there are id"),
+        (Layout(("at",), None, "json"), schema(at=TIME), "'at' is timestamp.*key_format="),
+        (Layout(("x",), None, "json"), schema(x=pa.float64()), "'x' is double"),
+        (Layout(("x",), None, "json"), schema(x=pa.decimal128(9, 2)), "'x' is decimal"),
         (Layout(None, None, "json"), schema(value=pa.string()), "'value' is string; JSON"),
-        (Layout("id", None, "json"), schema(id=pa.int64(), value=ROW), "whole rows.*'value'"),
+        (Layout(("id",), None, "json"), schema(id=pa.int64(), value=ROW), "whole rows.*'value'"),
         (Layout(None, "json", None), schema(key=ROW), "'value' is missing"),
         (Layout(None, "json", "json"), schema(id=pa.int64()), "needs key="),
-        (Layout(None, "json", "json"), schema(value=ROW), "no column 'key'"),
+        (Layout(None, "json", "json"), schema(value=ROW), "needs a column 'key'"),
     ],
 )
 def test_columns_without_a_clear_place(layout: Layout, columns: pa.Schema, words: str) -> None:
@@ -102,7 +102,7 @@ def test_columns_without_a_clear_place(layout: Layout, columns: pa.Schema, words
 
 def test_column_that_is_there_twice() -> None:
     twice = pa.schema([("id", pa.int64()), ("id", pa.int64())])
-    with pytest.raises(ConfigurationError, match="'id' is there twice"):
+    with pytest.raises(ConfigurationError, match="'id' exists twice"):
         Layout(None, None, "json")(twice, "r")
 
 
@@ -113,11 +113,16 @@ REGISTRY = {"url": "http://localhost:8081"}
     ("settings", "words"),
     [
         ({"value_format": "xml"}, "value_format='xml'.*'json', 'avro'"),
-        ({"value_format": "json", "key_format": "text"}, "key_format='text'"),
+        ({"value_format": "text"}, "value_format='text'.*'json', 'avro'"),
+        ({"value_format": "json", "key_format": "xml"}, "key_format='xml'.*'text', 'json', 'avro'"),
         ({"key": "id"}, "needs value_format="),
         ({"key": [], "value_format": "json"}, "key="),
         ({"key": "", "value_format": "json"}, "key="),
-        ({"key": ["a", "b"], "value_format": "json"}, "key_format="),
+        (
+            {"key": ["a", "b"], "value_format": "json"},
+            "cannot be text.*key_format='json' or 'avro'",
+        ),
+        ({"key": ["a", "b"], "value_format": "json", "key_format": "text"}, "cannot be text"),
         ({"value_format": "avro"}, "schema_registry="),
         ({"value_format": "avro", "schema_registry": {}}, "url"),
         ({"value_format": "avro", "schema_registry": {"url": "localhost:8081"}}, "http://"),
@@ -157,7 +162,9 @@ def test_typed_sink_as_a_value() -> None:
 
 def test_avro_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it plain rows and JSON work, and Avro says what to install."""
-    for module in [name for name in sys.modules if name.startswith("sparkonce.sinks.kafka.avro")]:
+    for module in [
+        name for name in sys.modules if name.startswith("sparkonce.sinks.kafka.rows.avro")
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "fastavro", None)
     assert sink(value_format="json").columns is not None
@@ -280,7 +287,7 @@ def test_type_that_the_schema_cannot_hold(kind: pa.DataType, avro: Any) -> None:
                 {"name": "a", "type": "int"},
                 {"name": "b", "type": ["bytes", "null"], "default": "x"},
             ),
-            "b: .*default that is bytes",
+            "b: .*default of bytes",
         ),
     ],
 )
@@ -471,7 +478,7 @@ def test_schema_that_cannot_be_settled(columns: pa.Schema, words: str) -> None:
     typed = sink(value_format="avro", schema_registry=nowhere, value_schema=written)
     assert typed._avro is not None
     with pytest.raises(ConfigurationError, match=words):
-        typed._avro.settle(columns)
+        typed._avro.choose_schemas(columns)
 
 
 def test_row_before_a_schema_is_settled() -> None:
@@ -502,7 +509,7 @@ def test_registry_setting_that_cannot_work(config: dict[str, Any], words: str) -
 def test_registry_setting_that_nobody_knows() -> None:
     """The client refuses it by its name."""
     with pytest.raises(ConfigurationError, match=r"no\.such"):
-        Registry({**REGISTRY, "no.such": 1}).settle("orders-value", '"string"')
+        Registry({**REGISTRY, "no.such": 1}).schema("orders-value", '"string"')
 
 
 def test_registry_shows_no_secret() -> None:
