@@ -602,6 +602,40 @@ def test_broker_killed_between_prepare_and_commit(
     world.sees("1", "2", "3")
 
 
+def test_outage_is_one_line_when_it_begins_and_one_when_it_ends(
+    sink: KafkaSink,
+    branch: BranchId,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In the driver, which commits and validates, and in a task; both clients are silent."""
+    monkeypatch.setattr(producer, "CONNECT_TIMEOUT_S", 2.0)
+    committable = prepare(sink, branch)
+    sink._patience_s = 4.0
+    capfd.readouterr()
+    world.server.kill()
+    try:
+        with pytest.raises(CommitUnresolvedError):
+            sink.commit(committable)
+        with pytest.raises(SinkUnavailableError, match="brokers up"):
+            sink.validate(ROWS.schema)
+        with pytest.raises(PrepareRejectedError):
+            sink.beginTransaction(replace(branch, attempt=1))
+        driver, task = [m for m in caplog.messages if "does not respond" in m]
+        assert caplog.messages == [driver, task]
+        assert capfd.readouterr().err == ""
+    finally:
+        world.server.start()
+    sink._patience_s = DEADLINE_S
+    sink.validate(ROWS.schema)
+    sink.commit(committable)
+    (again,) = caplog.messages[2:]
+    assert "responds again, after" in again
+    assert {record.name for record in caplog.records} == {"sparkonce"}
+
+
 def test_broker_killed_after_commit(sink: KafkaSink, branch: BranchId, world: World) -> None:
     """A commit that was answered is still there after SIGKILL, and so is its repetition."""
     committable = prepare(sink, branch)
@@ -803,7 +837,7 @@ def test_transaction_that_timed_out(
     world.becomes(branch, "CompleteAbort")
     with pytest.raises(PreparedBranchLostError) as lost:
         sink.commit(committable)
-    for words in ("batch 7", "'kafka'", branch.name, "timed out", "1 s", "timeout_ms="):
+    for words in ("batch 7", "'kafka'", branch.name, "timed out", "1 s", "transaction_timeout_s="):
         assert words in str(lost.value)
     assert pickle.loads(pickle.dumps(lost.value)).branch_id == branch  # noqa: S301
     assert world.values() == []
@@ -1120,7 +1154,7 @@ def test_record_too_large(
     ("config", "column", "advice"),
     [
         ({"max.message.bytes": "2000"}, {}, r"config=\{'batch.size'"),
-        ({"cleanup.policy": "compact"}, {}, "cleanup.policy=compact takes no row without a key"),
+        ({"cleanup.policy": "compact"}, {}, "cleanup.policy=compact accepts no row without a key"),
         *(
             (
                 {"message.timestamp.before.max.ms": "60000"},
