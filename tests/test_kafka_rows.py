@@ -327,6 +327,12 @@ def test_producer_connects_to_every_broker_of_a_small_cluster(
         ({"topic": "two words"}, "two words"),
         ({"topic": ".."}, "topic"),
         ({"transaction_timeout_s": 0.01}, "transaction_timeout_s=0.01"),
+        ({"transaction_timeout_s": float("nan")}, "transaction_timeout_s=nan"),
+        ({"config": {"transaction.timeout.ms": 1000}}, "use transaction_timeout_s="),
+        (
+            {"config": {"transaction.timeout.ms": 1000}, "transaction_timeout_s": 1},
+            "use transaction_timeout_s=",
+        ),
         ({"name": "a b"}, "name="),
         ({"writers": 2}, "writers=2"),
     ],
@@ -369,6 +375,17 @@ def test_committable_holds_all_that_a_commit_needs() -> None:
         BRANCH.name, 5, 0, {"orders": [0, 2]}, "cluster", ["orders"], 1000.0, 900_000
     )
     assert long.committable(BRANCH).safe_until == 1000.0 + 900 - 60
+
+
+def test_committable_says_what_stands_for_the_branch() -> None:
+    """One line for people: the transaction, its producer, and where its rows are."""
+    rows = replace(PREPARED, partitions={"orders": [0, 2], "returns": [1]})
+    assert rows.committable(BRANCH).text == (
+        f"transaction {BRANCH.name} of producer 5/0, topic orders partitions 0, 2, topic returns "
+        "partitions 1"
+    )
+    nothing = replace(PREPARED, producer_id=-1, producer_epoch=-1, partitions={})
+    assert nothing.committable(BRANCH).text == f"transaction {BRANCH.name}, without rows"
 
 
 def test_committable_of_an_older_version() -> None:

@@ -48,6 +48,21 @@ def sink(**settings: Any) -> KafkaSink:
             ["string(r.`id`) AS key", "to_json(r) AS value"],
         ),
         (
+            Layout(("id",), "text", "json"),
+            schema(id=pa.date32()),
+            ["string(r.`id`) AS key", "to_json(r) AS value"],
+        ),
+        (
+            Layout(("id",), "json", "json"),
+            schema(id=pa.int64()),
+            ["to_json(struct(r.`id`)) AS key", "to_json(r) AS value"],
+        ),
+        (
+            Layout(None, "text", None),
+            schema(key=pa.int64(), value=pa.string()),
+            ["string(r.`key`) AS `key`", "r.`value` AS `value`"],
+        ),
+        (
             Layout(("id",), None, "avro"),
             schema(id=pa.binary(), at=TIME),
             ["r.`id` AS key", "r AS value"],
@@ -158,6 +173,15 @@ def test_typed_sink_as_a_value() -> None:
     assert again.columns == typed.columns
     assert hash(again.columns) == hash(typed.columns)
     assert sink().columns is None
+
+
+@pytest.mark.parametrize("key_format", [None, "text", "json", "avro"])
+def test_name_of_a_column_is_a_list_of_one(key_format: str | None) -> None:
+    """One meaning of `key`, whatever the format."""
+    settings = {"value_format": "json", "key_format": key_format}
+    if key_format == "avro":
+        settings["schema_registry"] = REGISTRY  # type: ignore[assignment]
+    assert sink(key="id", **settings).columns == sink(key=["id"], **settings).columns
 
 
 def test_avro_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
