@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from integration_tests import registry as registries
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ConfigurationError, ProtocolError, SinkUnavailableError
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.rows.avro_rows import AvroSchema
 from sparkonce.sinks.kafka.rows.avro_schema import derive, fit
@@ -503,6 +504,35 @@ def test_schema_that_cannot_be_settled(columns: pa.Schema, words: str) -> None:
     assert typed._avro is not None
     with pytest.raises(ConfigurationError, match=words):
         typed._avro.choose_schemas(columns)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (503, SinkUnavailableError),
+        (500, SinkUnavailableError),
+        (429, SinkUnavailableError),
+        (422, ConfigurationError),
+        (403, ConfigurationError),
+    ],
+)
+def test_registry_that_fails(status: int, error: type[Exception]) -> None:
+    """Overloaded or restarting, it is unavailable; a refusal is a wrong setting."""
+    with registries.running() as registry:
+        registry.failing = status
+        config = {"url": registry.url, "max.retries": 0}
+        with pytest.raises(error, match=f"HTTP {status}"):
+            Registry(config).schema("orders-value", '"string"')
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [("http://127.0.0.1:1", SinkUnavailableError), ("http://[", ConfigurationError)],
+)
+def test_registry_that_cannot_be_reached(url: str, error: type[Exception]) -> None:
+    """Nobody listens now, or there is no such address."""
+    with pytest.raises(error, match="schema registry at"):
+        Registry({"url": url, "max.retries": 0}).schema("orders-value", '"string"')
 
 
 def test_row_before_a_schema_is_settled() -> None:
