@@ -24,7 +24,9 @@ from pyspark.errors import StreamingQueryException
 from integration_tests import registry as registries
 from integration_tests.registry import Registry
 from sparkonce import ExactlyOnce, failpoints
+from sparkonce.errors import ConfigurationError, SinkUnavailableError
 from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.kafka.rows.registry import Registry as RegistryClient
 from sparkonce.testing.services import KafkaServer
 
 if TYPE_CHECKING:
@@ -438,6 +440,24 @@ def test_registry_that_does_not_answer(job: Job) -> None:
     assert "SinkUnavailableError" in str(failed.value)
     assert "hunter2" not in str(failed.value)
     assert job.messages() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (503, SinkUnavailableError),
+        (500, SinkUnavailableError),
+        (429, SinkUnavailableError),
+        (422, ConfigurationError),
+        (403, ConfigurationError),
+    ],
+)
+def test_registry_that_fails(registry: Registry, status: int, error: type[Exception]) -> None:
+    """Overloaded or restarting, it is unavailable; a refusal is a wrong setting."""
+    registry.failing = status
+    client = RegistryClient({"url": registry.url, "max.retries": 0})
+    with pytest.raises(error, match=f"HTTP {status}"):
+        client.schema("orders-value", '"string"')
 
 
 # -- JSON ------------------------------------------------------------------------------------------

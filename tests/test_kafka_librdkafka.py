@@ -1,4 +1,4 @@
-"""librdkafka by its C API, as far as that needs no broker."""
+"""librdkafka through its C API, as far as that needs no broker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_last_reference_that_goes() -> None:
 
 
 def test_forked_child_that_drops_its_parents_producer() -> None:
-    """It has none of librdkafka's threads, and may have their locks as they stood: it lets go."""
+    """The child has none of librdkafka's threads and may hold their locks, so it frees nothing."""
     script = (
         "import os, sys\n"
         "from sparkonce.sinks.kafka.writing import librdkafka\n"
@@ -95,7 +95,7 @@ def test_default_of_librdkafka_and_booleans() -> None:
 )
 @pytest.mark.skipif(not THREADS.exists(), reason="the system does not list threads")
 def test_token_that_librdkafka_refuses(told: Any) -> None:
-    """It repeats token and extensions in its reason; the error does not, and holds no client."""
+    """Its reason repeats token and extensions; our error does not, and refers to no client."""
     before = threads()
     with pytest.raises(KafkaException, match="refuses the token") as refused:
         TransactionalProducer({**TOKENS, "oauth_cb": TokenCallback(lambda _: told)}, Reports())
@@ -104,7 +104,7 @@ def test_token_that_librdkafka_refuses(told: Any) -> None:
 
 
 def test_principal_and_extensions_are_passed_on() -> None:
-    """librdkafka takes them; what is wrong with one is found (see above)."""
+    """librdkafka accepts them; a wrong one is found (see above)."""
     told = ("token", time.time() + 600, "me", {"tenant": 7})
     TransactionalProducer({**TOKENS, "oauth_cb": TokenCallback(lambda _: told)}, Reports())
 
@@ -121,7 +121,7 @@ def test_principal_and_extensions_are_passed_on() -> None:
 def test_request_that_is_answered(
     monkeypatch: pytest.MonkeyPatch, code: int, errors: list[int], delivered: int, failed: int
 ) -> None:
-    """Rows that are refused within a request that is fine are not delivered."""
+    """Single rows that a successful request refuses are not delivered."""
     reports = Reports()
     producer = TransactionalProducer(NOWHERE, reports)
     topic = producer._topic("orders")
@@ -137,7 +137,7 @@ def test_request_that_is_answered(
 
 
 def test_structures_are_as_in_the_header() -> None:
-    """Sizes on 64 bits, of which rdkafka.h says that they stay."""
+    """Sizes on 64 bits, which rdkafka.h guarantees."""
     assert ctypes.sizeof(c_api.Topic) == 32
     assert c_api.Metadata.topics.offset == 24
     assert c_api.Partition.metadata.offset == 24

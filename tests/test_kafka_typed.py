@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from integration_tests import registry as registries
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SinkUnavailableError
 from sparkonce.sinks import KafkaSink
@@ -111,7 +110,7 @@ def test_columns_that_spark_makes(layout: Layout, columns: pa.Schema, expected: 
     ],
 )
 def test_columns_without_a_clear_place(layout: Layout, columns: pa.Schema, words: str) -> None:
-    """Refused, naming the column and the way out; nothing is guessed."""
+    """Refused, naming the column and the next step; nothing is guessed."""
     with pytest.raises(ConfigurationError, match=f"(?s){words}"):
         layout(columns, "r")
 
@@ -168,7 +167,7 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], words: st
 
 
 def test_typed_sink_as_a_value() -> None:
-    """It travels; two that shape rows alike share the work; a plain sink shapes none."""
+    """It travels; two sinks with equal layouts share the work; a plain sink has no layout."""
     typed = sink(value_format="avro", key=["id"], key_format="json", schema_registry=REGISTRY)
     again = pickle.loads(pickle.dumps(typed))  # noqa: S301 - our own bytes
     assert again.columns == typed.columns
@@ -186,7 +185,7 @@ def test_name_of_a_column_is_a_list_of_one(key_format: str | None) -> None:
 
 
 def test_avro_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it plain rows and JSON work, and Avro says what to install."""
+    """Without it plain rows and JSON work, and the error for Avro says what to install."""
     for module in [
         name for name in sys.modules if name.startswith("sparkonce.sinks.kafka.rows.avro")
     ]:
@@ -246,12 +245,12 @@ def test_schema_made_of_types() -> None:
     ],
 )
 def test_column_that_avro_has_no_place_for(kind: pa.DataType, words: str) -> None:
-    """Refused by its path, with the way out."""
+    """Refused, naming its path and the next step."""
     with pytest.raises(ConfigurationError, match=words):
         derive(kind, "Value")
 
 
-# -- Avro: a schema that somebody wrote ------------------------------------------------------------
+# -- Avro: a schema that is given ------------------------------------------------------------------
 
 
 def record(*fields: dict[str, Any]) -> str:
@@ -297,7 +296,7 @@ MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
     ],
 )
 def test_type_that_the_schema_cannot_hold(kind: pa.DataType, avro: Any) -> None:
-    """Refused before a row moves: fastavro writes some of these, as something else."""
+    """Refused before a row moves: fastavro would write some of these as something else."""
     with pytest.raises(ConfigurationError, match=r"\ba"):
         fit(pa.struct([("a", kind)]), one(avro))
 
@@ -317,7 +316,7 @@ def test_type_that_the_schema_cannot_hold(kind: pa.DataType, avro: Any) -> None:
     ],
 )
 def test_columns_and_fields_that_do_not_meet(written: str, words: str) -> None:
-    """A column without a field would be lost without a word; a field needs a default."""
+    """A column without a field would be lost silently; a field without a column needs a default."""
     with pytest.raises(ConfigurationError, match=words):
         fit(pa.struct([("a", pa.int32())]), written)
 
@@ -342,7 +341,7 @@ def test_text_that_is_not_utf8_is_told_by_its_column() -> None:
 
 
 def read(column: pa.Array[Any], written: str) -> list[Any]:
-    """What fastavro reads of the rows, after the frame."""
+    """The rows as fastavro reads them, after the frame."""
     encoded = AvroSchema("value", written, 258).encoded(column).to_pylist()
     assert all(data is None or data[:5] == b"\0\0\0\1\2" for data in encoded)
     parsed = json.loads(written)
@@ -375,7 +374,7 @@ ROWS = st.fixed_dictionaries(
 
 @given(st.lists(st.none() | ROWS, min_size=1), st.data())
 def test_rows_are_read_as_they_were(rows: list[Any], data: st.DataObject) -> None:
-    """Also in a slice, and in whatever time zone Spark's session shows them."""
+    """Also in a slice, and in any time zone of Spark's session."""
     zone = data.draw(st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns"]))
     index = TYPED.get_field_index("at")
     kind = pa.struct(
@@ -474,7 +473,7 @@ def test_row_that_does_not_fit(kind: pa.DataType, avro: Any, value: Any, words: 
 
 
 def test_nulls_where_the_schema_has_them() -> None:
-    """Also below a null, in a slice, and beside a row that is a tombstone."""
+    """Also below a null, in a slice, and next to a row that is a tombstone."""
     inner = {"type": "record", "name": "S", "fields": [{"name": "b", "type": "boolean"}]}
     flags = {"type": "map", "values": ["null", "boolean"]}
     written = record({"name": "s", "type": ["null", inner]}, {"name": "m", "type": flags})
@@ -497,32 +496,13 @@ def test_nulls_where_the_schema_has_them() -> None:
     ],
 )
 def test_schema_that_cannot_be_settled(columns: pa.Schema, words: str) -> None:
-    """Refused before the registry, which keeps what it once has, is asked."""
+    """Refused before the registry is asked, which never forgets a schema."""
     written = record({"name": "id", "type": "int"}, {"name": "at", "type": MILLIS})
     nowhere = {"url": "http://127.0.0.1:1", "max.retries": 0}
     typed = sink(value_format="avro", schema_registry=nowhere, value_schema=written)
     assert typed._avro is not None
     with pytest.raises(ConfigurationError, match=words):
         typed._avro.choose_schemas(columns)
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (503, SinkUnavailableError),
-        (500, SinkUnavailableError),
-        (429, SinkUnavailableError),
-        (422, ConfigurationError),
-        (403, ConfigurationError),
-    ],
-)
-def test_registry_that_fails(status: int, error: type[Exception]) -> None:
-    """Overloaded or restarting, it is unavailable; a refusal is a wrong setting."""
-    with registries.running() as registry:
-        registry.failing = status
-        config = {"url": registry.url, "max.retries": 0}
-        with pytest.raises(error, match=f"HTTP {status}"):
-            Registry(config).schema("orders-value", '"string"')
 
 
 @pytest.mark.parametrize(
@@ -567,7 +547,7 @@ def test_registry_setting_that_nobody_knows() -> None:
 
 
 def test_registry_shows_no_secret() -> None:
-    """Neither in its `repr` nor in its address, however they were given."""
+    """They are neither in its `repr` nor in its address, whichever way they were given."""
     registry = Registry(
         {
             "url": "http://a:1/x,https://b:2",

@@ -98,7 +98,7 @@ class Connection:
 
         Args:
             question: gets kafka-python's client.
-            forget: names whose coordinators are looked up anew next time. Coordinators move, and
+            forget: names whose coordinators are looked up again next time. Coordinators move, and
                 kafka-python would keep every name that it has ever seen.
 
         Raises:

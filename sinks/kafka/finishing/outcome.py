@@ -13,7 +13,7 @@ end. The coordinator does not know, and the rest would become visible. So a bran
 is examined first: if its coordinator calls it open, it must be open in each partition that holds
 its rows. If it is not, all of it is aborted, and EndTxn, which is refused now, leads to the proof
 that it is lost. Rows that were deleted (with their topic, by DeleteRecords or by the retention: the
-partition still calls them open) are no loss: whoever deletes them wants them deleted.
+partition still calls them open) are no loss: somebody deleted them on purpose.
 
 The zombie of brokers before Kafka 4.0. EndTxn below version 5 leaves the producer's epoch
 unchanged, so an executor that was believed dead may open another transaction under the same epoch,

@@ -138,38 +138,38 @@ class Proof:
     def _doubts(self, refused: Refusal) -> Iterator[str]:
         """Why the absent marker proves nothing, each reason with the next step."""
         branch, state = refused.branch, refused.state
-        settle, told = settle_command(refused.branch_id), story(branch, state)
-        yield from self._doubts_of_the_marker(refused, settle, told)
+        settle, reported = settle_command(refused.branch_id), story(branch, state)
+        yield from self._doubts_of_the_marker(refused, settle, reported)
         if state is not None and (state.state in COMMITTED or is_open(branch, state)):
-            yield f"EndTxn was refused ({in_words(refused.error)}), yet {told}"
+            yield f"EndTxn was refused ({in_words(refused.error)}), yet {reported}"
         if state is not None and is_behind(branch, state):
             yield (
                 f"{BEHIND}; if that persists, the brokers have lost the end of {STATE_TOPIC}: "
-                f"check the topic, then {settle} ({told})"
+                f"check the topic, then {settle} ({reported})"
             )
         if state is not None and may_be_fenced_by_us(branch, state):
             yield (
                 "its producer was fenced, as it is after a commit, but there is no proof of a "
                 f"commit; if the topic {_quoted(branch.marker_topics)} was recreated, the proof "
-                f"was deleted with the old topic. Check the topics, then {settle} ({told})"
+                f"was deleted with the old topic. Check the topics, then {settle} ({reported})"
             )
-        yield from self._doubts_of_time(refused, settle, told)
+        yield from self._doubts_of_time(refused, settle, reported)
 
-    def _doubts_of_the_marker(self, refused: Refusal, settle: str, told: str) -> Iterator[str]:
+    def _doubts_of_the_marker(self, refused: Refusal, settle: str, reported: str) -> Iterator[str]:
         newest = max((batch_id for batch_id, _ in refused.markers), default=0)
         if newest > (refused.branch_id.batch_id or 0):
             yield (
                 f"batch {newest} has used its transactional id since, so this branch ended "
-                f"before that; check the topic, then {settle} ({told})"
+                f"before that; check the topic, then {settle} ({reported})"
             )
         topics = refused.branch.marker_topics
         if self._asking(lambda: all(map(self._asking.is_deleted, topics))):
             yield (
                 f"the topic {_quoted(topics)} was deleted together with the proof; check the "
-                f"other topics of the batch, then {settle} ({told})"
+                f"other topics of the batch, then {settle} ({reported})"
             )
 
-    def _doubts_of_time(self, refused: Refusal, settle: str, told: str) -> Iterator[str]:
+    def _doubts_of_time(self, refused: Refusal, settle: str, reported: str) -> Iterator[str]:
         finisher, branch = self._asking.finisher, refused.branch
         age_s = time.time() - branch.began_at
         kept_s = self._asking(lambda: proof_kept_s(finisher))
@@ -177,30 +177,30 @@ class Proof:
         if age_s > kept_s * _SAFE_SHARE:
             yield (
                 f"it is {age_s / 3600:.0f} h old, and Kafka keeps the proof for "
-                f"{kept_s / 3600:.0f} h; check the topic, then {settle} ({told})"
+                f"{kept_s / 3600:.0f} h; check the topic, then {settle} ({reported})"
             )
         ids_kept_s = self._asking(lambda: _ids_kept_s(finisher))
         if refused.state is None and age_s < ids_kept_s:
             yield (
-                f"{told}, though they keep ids for {ids_kept_s / 3600:.0f} h ({_IDS_KEPT}), and "
-                f"it began {age_s:.0f} s ago by the driver's clock. Is that clock right? Did they "
+                f"{reported}, though they keep ids for {ids_kept_s / 3600:.0f} h ({_IDS_KEPT}), "
+                f"and it began {age_s:.0f} s ago by the driver's clock. Is that clock right? Did they "
                 f"lose {STATE_TOPIC}? A proof of its commit may be gone as well: check the topic, "
                 f"then {settle}"
             )
 
     def _lost(self, refused: Refusal) -> PreparedBranchLostError:
         branch_id, branch = refused.branch_id, refused.branch
-        told, keep = (
+        reported, keep = (
             story(branch, refused.state),
             f"make {TIMEOUT} longer than the driver may be down",
         )
         if refused.torn is not None:
-            told = f"{torn_story(refused.torn)}, so all of it was aborted"
+            reported = f"{torn_story(refused.torn)}, so all of it was aborted"
             keep = f"end what starts with {PREFIX!r} only by `sparkonce orphans JOB --abort`"
         return PreparedBranchLostError(
             f"batch {branch_id.batch_id} of the sink {branch_id.sink!r}: the prepared transaction "
             f"{branch.transactional_id!r} in {self._asking.target} is gone and was never "
-            f"committed: {told} (EndTxn: {in_words(refused.error)}). To prevent this, {keep}",
+            f"committed: {reported} (EndTxn: {in_words(refused.error)}). To prevent this, {keep}",
             branch_id,
         )
 

@@ -49,7 +49,7 @@ def new_producer(settings: Settings, *, with_tokens: bool) -> int:
     software = {"client.software.name": "sparkonce", "client.software.version": version}
     events = DELIVERY | LOG | ERROR | STATISTICS | (TOKEN_REFRESH if with_tokens else 0)
     given = {**software, **{k: v for k, v in settings.items() if k != "oauth_cb"}}
-    # Else librdkafka writes its log to stderr, which is where whoever sets debug looks for it.
+    # With debug, librdkafka logs to stderr as usual: there users look for it.
     takes_log = "debug" not in given and given.setdefault("log.queue", True) is True
     ordered = sorted(given, key=lambda name: name not in _FIRST)
     texts = [(name, _as_text(name, given[name])) for name in ordered]
