@@ -184,8 +184,8 @@ class Proof:
             yield (
                 f"{reported}, though they keep ids for {ids_kept_s / 3600:.0f} h ({_IDS_KEPT}), "
                 f"and it began {age_s:.0f} s ago by the driver's clock. Is that clock right? Did "
-                f"they lose {STATE_TOPIC}? A proof of its commit may be gone as well: check the topic, "
-                f"then {settle}"
+                f"they lose {STATE_TOPIC}? A proof of its commit may be gone as well: check the "
+                f"topic, then {settle}"
             )
 
     def _lost(self, refused: Refusal) -> PreparedBranchLostError:
