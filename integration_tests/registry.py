@@ -1,8 +1,8 @@
 """A schema registry in this process that speaks Confluent's protocol over HTTP.
 
-Ids belong to schemas, whichever subject has them; versions to subjects. A new version must be able
-to read what the newest one wrote (BACKWARD, the protocol's default). Its answers and error codes
-are those of Confluent's API reference.
+An id belongs to a schema, whatever its subjects; a version belongs to a subject. A new version must
+be able to read the rows of the newest one (BACKWARD, the protocol's default). Responses and error
+codes follow Confluent's API reference.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ class ApiError(Exception):
 
 
 class Registry:
-    """What is registered, and every request that came.
+    """The registered schemas, and a list of every request.
 
     Attributes:
-        login: "user:password" that requests must show; None takes everybody.
+        login: the "user:password" that requests must carry; None accepts every request.
+        failing: the HTTP status of every response, while it is set.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.login: str | None = None
+        self.failing: int | None = None
         self.requests: list[str] = []
         self._schemas: list[Any] = []
         self._subjects: dict[str, list[int]] = {}
@@ -48,6 +50,8 @@ class Registry:
     def answer(self, method: str, path: str, body: dict[str, Any]) -> Any:
         with self._lock:
             self.requests.append(f"{method} {path}")
+            if self.failing is not None:
+                raise ApiError(self.failing, self.failing, "It is meant to fail")
             for route, pattern, act in self._ROUTES:
                 found = re.fullmatch(pattern, path)
                 if method == route and found is not None:
@@ -114,7 +118,7 @@ class Registry:
 
 
 def incompatible(new: Any, old: Any) -> str | None:
-    """Why a reader with `new` cannot read what was written with `old`; for flat records."""
+    """Why a reader with `new` cannot read rows that were written with `old`; for flat records."""
     if not (
         isinstance(new, dict) and isinstance(old, dict) and "fields" in new and "fields" in old
     ):
@@ -162,7 +166,7 @@ def running() -> Iterator[Registry]:
             shown = self.headers.get("Authorization", "").removeprefix("Basic ")
             login = base64.b64decode(shown).decode()
             if registry.login is not None and login != registry.login:
-                # It says more than it should, so that a test sees whether that goes any further.
+                # It repeats the login, so that a test can check that our error does not.
                 raise ApiError(401, 401, f"Unauthorized: {login}")
 
         def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002

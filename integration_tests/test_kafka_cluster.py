@@ -31,9 +31,9 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import client, together
-from sparkonce.sinks.kafka import finisher as finisher_module
-from sparkonce.sinks.kafka.finisher import Finisher
+from sparkonce.sinks.kafka.connecting import client
+from sparkonce.sinks.kafka.finishing import together, transactions
+from sparkonce.sinks.kafka.finishing.finisher import Finisher
 from sparkonce.testing.services import KafkaCluster, ServiceError, start_kafka_cluster
 from sparkonce.testing.services.java import java
 
@@ -270,7 +270,7 @@ def test_two_brokers_down(
     make_sink: Callable[..., KafkaSink], owner: Owner, world: ClusterWorld
 ) -> None:
     """Nothing is claimed while too few are up; once they are back, what was prepared lands once."""
-    sink, hasty = make_sink(world.topic), make_sink(world.topic, transaction_timeout_ms=4000)
+    sink, hasty = make_sink(world.topic), make_sink(world.topic, transaction_timeout_s=4)
     for each in (sink, hasty):
         each.validate(rows("1").schema)
     kept, dropped, late, new = (BranchId(owner, 7, 1, "kafka", 0, i) for i in range(4))
@@ -354,8 +354,8 @@ def test_coordinator_killed_before_it_could_answer(
     async def newest(*_: Any) -> int:
         return together.FENCING_VERSION
 
-    real = finisher_module._coordinator
-    monkeypatch.setattr(finisher_module, "_coordinator", first_the_old_one)
+    real = transactions._coordinator
+    monkeypatch.setattr(transactions, "_coordinator", first_the_old_one)
     monkeypatch.setattr(Finisher, "_version_to_end", newest)
     sink.vote(branch, [prepared])  # so that EndTxn is the first that is asked of it
     admin, _ = sink._finisher._connection._connected()

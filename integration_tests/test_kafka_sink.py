@@ -48,15 +48,17 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     PrepareRejectedError,
     SinkError,
+    SinkUnavailableError,
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import open_partitions, outcome, producer, together
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.finisher import Finisher
-from sparkonce.sinks.kafka.librdkafka import TransactionalProducer
-from sparkonce.sinks.kafka.messages import messages_by_topic
-from sparkonce.sinks.kafka.producer import OpenTransaction
+from sparkonce.sinks.kafka.finishing import open_partitions, outcome, together
+from sparkonce.sinks.kafka.finishing.finisher import Finisher
+from sparkonce.sinks.kafka.rows.messages import messages_by_topic
+from sparkonce.sinks.kafka.writing import producer
+from sparkonce.sinks.kafka.writing.librdkafka import TransactionalProducer
+from sparkonce.sinks.kafka.writing.producer import OpenTransaction
 from sparkonce.testing.services import KafkaServer
 from sparkonce.testing.services.process import log_tail
 
@@ -600,6 +602,40 @@ def test_broker_killed_between_prepare_and_commit(
     world.sees("1", "2", "3")
 
 
+def test_outage_is_one_line_when_it_begins_and_one_when_it_ends(
+    sink: KafkaSink,
+    branch: BranchId,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In the driver, which commits and validates, and in a task; both clients are silent."""
+    monkeypatch.setattr(producer, "CONNECT_TIMEOUT_S", 2.0)
+    committable = prepare(sink, branch)
+    sink._patience_s = 4.0
+    capfd.readouterr()
+    world.server.kill()
+    try:
+        with pytest.raises(CommitUnresolvedError):
+            sink.commit(committable)
+        with pytest.raises(SinkUnavailableError, match="brokers up"):
+            sink.validate(ROWS.schema)
+        with pytest.raises(PrepareRejectedError):
+            sink.beginTransaction(replace(branch, attempt=1))
+        driver, task = [m for m in caplog.messages if "does not respond" in m]
+        assert caplog.messages == [driver, task]
+        assert capfd.readouterr().err == ""
+    finally:
+        world.server.start()
+    sink._patience_s = DEADLINE_S
+    sink.validate(ROWS.schema)
+    sink.commit(committable)
+    (again,) = caplog.messages[2:]
+    assert "responds again, after" in again
+    assert {record.name for record in caplog.records} == {"sparkonce"}
+
+
 def test_broker_killed_after_commit(sink: KafkaSink, branch: BranchId, world: World) -> None:
     """A commit that was answered is still there after SIGKILL, and so is its repetition."""
     committable = prepare(sink, branch)
@@ -795,13 +831,13 @@ def test_transaction_that_timed_out(
     make_sink: Callable[..., KafkaSink], branch: BranchId, world: World
 ) -> None:
     """It is proven lost; the error names batch, sink, transaction, the timeout and what to do."""
-    sink = make_sink(world.topic, transaction_timeout_ms=1000)
+    sink = make_sink(world.topic, transaction_timeout_s=1)
     sink.validate(ROWS.schema)
     committable = prepare(sink, branch)
     world.becomes(branch, "CompleteAbort")
     with pytest.raises(PreparedBranchLostError) as lost:
         sink.commit(committable)
-    for words in ("batch 7", "'kafka'", branch.name, "timed out", "1 s", "timeout_ms="):
+    for words in ("batch 7", "'kafka'", branch.name, "timed out", "1 s", "transaction_timeout_s="):
         assert words in str(lost.value)
     assert pickle.loads(pickle.dumps(lost.value)).branch_id == branch  # noqa: S301
     assert world.values() == []
@@ -883,7 +919,7 @@ def test_branch_of_which_a_part_is_gone(
             sink.commit(prepared)
         lost = raised.value
     assert isinstance(lost, PreparedBranchLostError)
-    for words in (f"'{topic}': [1", "by hand", "sparkonce orphans JOB --abort"):
+    for words in (f"'{topic}': [1", "manually", "sparkonce orphans JOB --abort"):
         assert words in str(lost)
     world.becomes(torn, "CompleteAbort")
     world.sees("1", "2", "3")
@@ -908,7 +944,7 @@ def test_branch_that_was_aborted_by_hand_while_it_was_written(
     committable = write_and_prepare(sink, handle, ROWS)
     prepared = KafkaBranch.of(committable)
     assert sink._finisher.open_partitions(prepared.partitions, prepared.producer_id)
-    with pytest.raises(PreparedBranchLostError, match="by hand"):
+    with pytest.raises(PreparedBranchLostError, match="manually"):
         sink.commit(committable)
     assert world.values() == []
 
@@ -1118,7 +1154,7 @@ def test_record_too_large(
     ("config", "column", "advice"),
     [
         ({"max.message.bytes": "2000"}, {}, r"config=\{'batch.size'"),
-        ({"cleanup.policy": "compact"}, {}, "cleanup.policy=compact takes no row without a key"),
+        ({"cleanup.policy": "compact"}, {}, "cleanup.policy=compact accepts no row without a key"),
         *(
             (
                 {"message.timestamp.before.max.ms": "60000"},
@@ -1253,7 +1289,7 @@ def test_task_that_ends_long_before_its_rows_would_be_sent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It does not wait for `linger.ms`, which takes the most of what a transaction may last."""
-    sink = make_sink(world.topic, config={"linger.ms": 50_000}, transaction_timeout_ms=60_000)
+    sink = make_sink(world.topic, config={"linger.ms": 50_000}, transaction_timeout_s=60)
     sink.validate(ROWS.schema)
     committable = prepare(sink, branch)
     sink.vote(branch, [committable])
@@ -1560,10 +1596,10 @@ def test_executors_learn_how_many_brokers_there_are(sink: KafkaSink) -> None:
 
 
 def test_brokers_that_do_not_answer(make_sink: Callable[..., KafkaSink]) -> None:
-    """Refused in bounded time, naming the setting and the next step."""
+    """Unavailable, in bounded time, naming the setting and the next step: they may be starting."""
     sink = make_sink("orders", bootstrap_servers="127.0.0.1:1")
     sink._patience_s = 0.3
-    with pytest.raises(ConfigurationError, match=r"(?s)127\.0\.0\.1:1.*brokers up"):
+    with pytest.raises(SinkUnavailableError, match=r"(?s)127\.0\.0\.1:1.*brokers up"):
         sink.validate(VALUE)
     assert not [t for t in threading.enumerate() if t.name.startswith("kafka-io-sparkonce")]
 
@@ -1572,8 +1608,8 @@ def test_timeout_longer_than_the_broker_allows(
     make_sink: Callable[..., KafkaSink], topic: str
 ) -> None:
     """Refused with both numbers; without one the broker's longest is taken."""
-    with pytest.raises(ConfigurationError, match=r"(?s)900001.*transaction\.max.*=900000"):
-        make_sink(topic, transaction_timeout_ms=900_001).validate(VALUE)
+    with pytest.raises(ConfigurationError, match=r"(?s)900\.001.*transaction\.max.*=900000"):
+        make_sink(topic, transaction_timeout_s=900.001).validate(VALUE)
     sink = make_sink(topic)
     sink.validate(VALUE)
     assert sink._seen is not None
@@ -1612,7 +1648,7 @@ def test_executor_whose_brokers_do_not_answer(
     branch: BranchId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rejected, naming the address."""
-    monkeypatch.setattr("sparkonce.sinks.kafka.producer.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sparkonce.sinks.kafka.writing.producer.CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(PrepareRejectedError, match=r"127\.0\.0\.1:1"):
         KafkaSink("t", bootstrap_servers="127.0.0.1:1").beginTransaction(branch)
 

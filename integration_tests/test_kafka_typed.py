@@ -24,7 +24,9 @@ from pyspark.errors import StreamingQueryException
 from integration_tests import registry as registries
 from integration_tests.registry import Registry
 from sparkonce import ExactlyOnce, failpoints
+from sparkonce.errors import ConfigurationError, SinkUnavailableError
 from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.kafka.rows.registry import Registry as RegistryClient
 from sparkonce.testing.services import KafkaServer
 
 if TYPE_CHECKING:
@@ -234,11 +236,27 @@ def test_structs_beside_sparks_own_columns(job: Job, registry: Registry) -> None
     assert [s["name"] for s in registry.versions(f"{job.topic}-key")] == ["Key"]
 
 
-def test_key_that_is_one_column(job: Job, registry: Registry) -> None:
-    """In Avro it is that column's own type, and a null is no key."""
+@pytest.mark.parametrize("key", ["id", ["id"]])
+def test_key_of_one_column_is_a_record_of_it(
+    job: Job, registry: Registry, key: str | list[str]
+) -> None:
+    """A name and a list of one name mean the same, in Avro as well."""
+    job.add({"id": 7})
+    sink = job.sink(
+        value_format="avro", key=key, key_format="avro", schema_registry={"url": registry.url}
+    )
+    job.run("id long", sink)
+    assert multiset(job.read_avro(registry)) == multiset([({"id": 7}, {"id": 7})])
+
+
+def test_column_key_that_is_no_record(job: Job, registry: Registry) -> None:
+    """In Avro a column `key` is that column's own type, and a null is no key."""
     job.add({"id": 7}, {"id": None})
     sink = job.sink(
-        value_format="avro", key="id", key_format="avro", schema_registry={"url": registry.url}
+        value_format="avro",
+        key_format="avro",
+        select=["struct(*) AS value", "id AS key"],
+        schema_registry={"url": registry.url},
     )
     job.run("id long", sink)
     read = multiset([(7, {"id": 7}), (None, {"id": None})])
@@ -413,15 +431,33 @@ def test_credentials_of_the_registry(
 
 
 def test_registry_that_does_not_answer(job: Job) -> None:
-    """Refused, naming its address and no password; no row has moved."""
+    """Unavailable, naming its address and no password; no row has moved."""
     job.add({"id": 1})
     login = {"basic.auth.user.info": "writer:hunter2"}
     url = {"url": "http://127.0.0.1:1", "max.retries": 0, **login}
     with pytest.raises(StreamingQueryException, match=r"http://127\.0\.0\.1:1") as failed:
         job.run("id long", job.sink(value_format="avro", schema_registry=url))
-    assert "ConfigurationError" in str(failed.value)
+    assert "SinkUnavailableError" in str(failed.value)
     assert "hunter2" not in str(failed.value)
     assert job.messages() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (503, SinkUnavailableError),
+        (500, SinkUnavailableError),
+        (429, SinkUnavailableError),
+        (422, ConfigurationError),
+        (403, ConfigurationError),
+    ],
+)
+def test_registry_that_fails(registry: Registry, status: int, error: type[Exception]) -> None:
+    """Overloaded or restarting, it is unavailable; a refusal is a wrong setting."""
+    registry.failing = status
+    client = RegistryClient({"url": registry.url, "max.retries": 0})
+    with pytest.raises(error, match=f"HTTP {status}"):
+        client.schema("orders-value", '"string"')
 
 
 # -- JSON ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from kafka.admin import KafkaAdminClient
 from integration_tests import test_kafka_sink as contract
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.outcome import _is_complete
+from sparkonce.sinks.kafka.finishing.states import is_complete
 from sparkonce.testing.services import KafkaServer, ServiceError, start_services
 from sparkonce.testing.services.java import java
 
@@ -119,4 +119,4 @@ def test_state_after_a_commit(sink: contract.KafkaSink, branch: BranchId) -> Non
     sink.commit(committable)
     state = sink._finisher.describe([branch.name])[branch.name]
     assert state.state == "Empty"
-    assert _is_complete(KafkaBranch.of(committable), state, commit=True)
+    assert is_complete(KafkaBranch.of(committable), state, commit=True)

@@ -16,8 +16,8 @@ from psycopg import sql
 
 from sparkonce.model import Committable
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
-from sparkonce.sinks.kafka.finisher import Finisher
-from sparkonce.sinks.kafka.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.finishing.finisher import Finisher
 from sparkonce.sinks.s3.finishing import outcome
 from sparkonce.testing import SinkContract, SinkWorld, checks
 from sparkonce.testing.sink_world import OWNER

@@ -1,4 +1,4 @@
-"""What brokers have to know, told before any data moves. The brokers are tables of versions."""
+"""What `validate` makes of brokers: too old, starting, or refusing. The brokers are tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka import errors
 from kafka.protocol.admin.transactions import (
     DescribeProducersRequest,
     DescribeTransactionsRequest,
@@ -19,8 +20,9 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SinkUnavailableError
 from sparkonce.sinks import KafkaSink
+from sparkonce.sinks.kafka.connecting.refused import RefusedError
 
 KAFKA_3_0 = BrokerVersionData(broker_version=(3, 0)).api_versions
 
@@ -65,3 +67,54 @@ def test_brokers_that_could_not_finish_what_they_take(
 
 def test_kafka_3_0_knows_what_is_needed() -> None:
     assert sink_of(KAFKA_3_0)._finisher.unsupported() is None
+
+
+def failing(error: BaseException) -> KafkaSink:
+    """A sink whose first question fails."""
+
+    def unsupported() -> None:
+        raise error
+
+    sink = KafkaSink("orders", bootstrap_servers="kafka:9092")
+    sink._finisher = SimpleNamespace(unsupported=unsupported, close=lambda: None)  # type: ignore[assignment]
+    sink._patience_s = 0.0
+    return sink
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.KafkaConnectionError("111 ECONNREFUSED"),
+        errors.KafkaTimeoutError("unable to bootstrap"),
+        errors.NodeNotReadyError(1),
+        errors.RequestTimedOutError(),
+        errors.CoordinatorLoadInProgressError(),
+        errors.CoordinatorNotAvailableError(),
+        errors.NotCoordinatorError(),
+        errors.LeaderNotAvailableError(),
+        errors.BrokerNotAvailableError(),
+        ConnectionResetError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_brokers_that_are_starting(error: BaseException) -> None:
+    """Unavailable: the caller tries again; nothing says that a setting is wrong."""
+    with pytest.raises(SinkUnavailableError, match="kafka:9092.*are the brokers up"):
+        failing(error).validate(pa.schema([("value", pa.string())]))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RefusedError("a wrong password"), "a wrong password"),
+        (errors.TopicAuthorizationFailedError(), "Read and Write on the topic.*add the ACL"),
+        (errors.TransactionalIdAuthorizationFailedError(), "Write on transactional ids"),
+        (errors.InvalidTopicError(), "INVALID_TOPIC"),
+        (errors.UnsupportedVersionError(), "UNSUPPORTED_VERSION"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_brokers_that_refuse(error: BaseException, words: str) -> None:
+    """A wrong setting or a missing right: trying again cannot help."""
+    with pytest.raises(ConfigurationError, match=words):
+        failing(error).validate(pa.schema([("value", pa.string())]))

@@ -1,4 +1,4 @@
-"""librdkafka by its C API, as far as that needs no broker."""
+"""librdkafka through its C API, as far as that needs no broker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sparkonce.sinks.kafka import librdkafka
-from sparkonce.sinks.kafka.librdkafka import TransactionalProducer
-from sparkonce.sinks.kafka.oauth import TokenCallback
-from sparkonce.sinks.kafka.producer import Reports
+from sparkonce.sinks.kafka.connecting.oauth import TokenCallback
+from sparkonce.sinks.kafka.writing import c_api, librdkafka
+from sparkonce.sinks.kafka.writing.librdkafka import TransactionalProducer
+from sparkonce.sinks.kafka.writing.reports import Reports
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:9", "transactional.id": "t", "log_level": 0}
 TOKENS = {**NOWHERE, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER"}
@@ -47,15 +47,15 @@ def test_last_reference_that_goes() -> None:
 
 
 def test_forked_child_that_drops_its_parents_producer() -> None:
-    """It has none of librdkafka's threads, and may have their locks as they stood: it lets go."""
+    """The child has none of librdkafka's threads and may hold their locks, so it frees nothing."""
     script = (
         "import os, sys\n"
-        "from sparkonce.sinks.kafka import librdkafka\n"
-        "from sparkonce.sinks.kafka.librdkafka import TransactionalProducer\n"
-        "from sparkonce.sinks.kafka.producer import Reports\n"
+        "from sparkonce.sinks.kafka.writing import librdkafka\n"
+        "from sparkonce.sinks.kafka.writing.librdkafka import TransactionalProducer\n"
+        "from sparkonce.sinks.kafka.writing.reports import Reports\n"
         f"producer = TransactionalProducer({NOWHERE!r}, Reports())\n"
         "child = os.fork()\n"
-        "if child == 0: librdkafka._rd.destroy = lambda handle: os._exit(9)\n"
+        "if child == 0: librdkafka.rd.destroy = lambda handle: os._exit(9)\n"
         "del producer\n"
         "if child == 0: os._exit(7)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
@@ -95,7 +95,7 @@ def test_default_of_librdkafka_and_booleans() -> None:
 )
 @pytest.mark.skipif(not THREADS.exists(), reason="the system does not list threads")
 def test_token_that_librdkafka_refuses(told: Any) -> None:
-    """It repeats token and extensions in its reason; the error does not, and holds no client."""
+    """Its reason repeats token and extensions; our error does not, and refers to no client."""
     before = threads()
     with pytest.raises(KafkaException, match="refuses the token") as refused:
         TransactionalProducer({**TOKENS, "oauth_cb": TokenCallback(lambda _: told)}, Reports())
@@ -104,7 +104,7 @@ def test_token_that_librdkafka_refuses(told: Any) -> None:
 
 
 def test_principal_and_extensions_are_passed_on() -> None:
-    """librdkafka takes them; what is wrong with one is found (see above)."""
+    """librdkafka accepts them; a wrong one is found (see above)."""
     told = ("token", time.time() + 600, "me", {"tenant": 7})
     TransactionalProducer({**TOKENS, "oauth_cb": TokenCallback(lambda _: told)}, Reports())
 
@@ -121,14 +121,14 @@ def test_principal_and_extensions_are_passed_on() -> None:
 def test_request_that_is_answered(
     monkeypatch: pytest.MonkeyPatch, code: int, errors: list[int], delivered: int, failed: int
 ) -> None:
-    """Rows that are refused within a request that is fine are not delivered."""
+    """Single rows that a successful request refuses are not delivered."""
     reports = Reports()
     producer = TransactionalProducer(NOWHERE, reports)
     topic = producer._topic("orders")
-    messages = [librdkafka._Message(error, topic, 4) for error in errors]
+    messages = [c_api.Message(error, topic, 4) for error in errors]
     monkeypatch.setattr(librdkafka, "_messages_of", lambda event: iter(messages))
-    monkeypatch.setattr(librdkafka._rd, "event_message_count", lambda event: len(messages))
-    monkeypatch.setattr(librdkafka._rd, "event_error", lambda event: code)
+    monkeypatch.setattr(librdkafka.rd, "event_message_count", lambda event: len(messages))
+    monkeypatch.setattr(librdkafka.rd, "event_error", lambda event: code)
     producer._take_deliveries(0)
     assert (reports.delivered, reports.failed) == (delivered, failed)
     assert reports.partitions == ({"orders": {4}} if delivered else {})
@@ -137,8 +137,8 @@ def test_request_that_is_answered(
 
 
 def test_structures_are_as_in_the_header() -> None:
-    """Sizes on 64 bits, of which rdkafka.h says that they stay."""
-    assert ctypes.sizeof(librdkafka._Topic) == 32
-    assert librdkafka._Metadata.topics.offset == 24
-    assert librdkafka._Partition.metadata.offset == 24
-    assert librdkafka._Message.partition.offset == 16
+    """Sizes on 64 bits, which rdkafka.h guarantees."""
+    assert ctypes.sizeof(c_api.Topic) == 32
+    assert c_api.Metadata.topics.offset == 24
+    assert c_api.Partition.metadata.offset == 24
+    assert c_api.Message.partition.offset == 16

@@ -1,4 +1,4 @@
-"""Which partitions are looked at closely: all but those of which it is known that nothing is open.
+"""Which partitions are examined closely: all but those that are known to hold nothing open.
 
 The broker is a table of error codes and ends.
 """
@@ -13,7 +13,7 @@ import pytest
 from kafka import errors
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 
-from sparkonce.sinks.kafka.open_partitions import GONE, open_producers
+from sparkonce.sinks.kafka.finishing.open_partitions import GONE, open_producers
 
 MOVED = errors.NotLeaderForPartitionError.errno
 UNKNOWN = errors.OffsetNotAvailableError.errno
@@ -59,6 +59,6 @@ class Broker:
 def test_partition_whose_end_is_not_known_is_looked_at(
     end: tuple[int, int], stable: tuple[int, int], is_looked_at: bool
 ) -> None:
-    """An end of -1 beside an error is no end: what is open there would pass for visible."""
+    """An end of -1 with an error is no end: an open transaction there would count as visible."""
     found = asyncio.run(open_producers(Broker(end, stable), {1: {"orders": [0]}}))
     assert found == ({("orders", 0, 7)} if is_looked_at else set())

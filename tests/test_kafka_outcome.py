@@ -1,4 +1,4 @@
-"""How the Kafka sink proves an outcome: every combination of answers, from a finisher of paper."""
+"""How the Kafka sink proves an outcome: every combination of answers, from a scripted finisher."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.diagnosis import diagnose
-from sparkonce.sinks.kafka.finisher import TopicInfo, TransactionState
-from sparkonce.sinks.kafka.outcome import Outcome
+from sparkonce.sinks.kafka.finishing.cluster import TopicInfo
+from sparkonce.sinks.kafka.finishing.outcome import Outcome
+from sparkonce.sinks.kafka.finishing.transactions import TransactionState
 from sparkonce.spark_hooks import coordinator
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
@@ -41,7 +42,7 @@ REFUSALS = [
 
 @dataclass
 class PaperFinisher:
-    """Gives written answers; an exception class among them is raised. Keeps a list of questions."""
+    """Gives scripted answers, raises scripted exception classes, and keeps a list of questions."""
 
     ends: list[object] = field(default_factory=lambda: [True])
     state: TransactionState | type[errors.KafkaError] | None = None
@@ -160,14 +161,14 @@ def state(name: str, producer_id: int = 5, epoch: int = 1) -> TransactionState:
 
 
 def test_plain_commit() -> None:
-    """The coordinator says yes, and every partition has its marker."""
+    """EndTxn succeeds, and every partition has its marker."""
     finisher = PaperFinisher(marks=[OURS])
     outcome(finisher).commit(committable())
     assert finisher.asked == ["end 5/0 commit", "marker"]
 
 
 def test_markers_on_their_way() -> None:
-    """`commit` returns when the last partition has its marker; none is written by us."""
+    """`commit` returns when the last partition has its marker; we write none."""
     finisher = PaperFinisher(
         marks=[errors.UnstableOffsetCommitError, OURS],
         open=[True, True, False],
@@ -205,7 +206,7 @@ def test_markers_on_their_way() -> None:
 def test_markers_that_the_broker_left_out(
     finisher: PaperFinisher, missing: dict[str, list[int]]
 ) -> None:
-    """Missing after the coordinator called it complete: written there and nowhere else, once."""
+    """A marker is missing after the coordinator called it complete: we write only that one."""
     outcome(finisher, 5).commit(committable())
     written = [question for question in finisher.asked if "write" in question]
     assert written == [f"write markers 5/1 {missing}"]
@@ -213,7 +214,7 @@ def test_markers_that_the_broker_left_out(
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_markers_that_a_broker_without_fencing_left_out(epoch: int) -> None:
-    """There the coordinator forgets the commit when the id is fenced; that is proven before."""
+    """There fencing makes the coordinator forget the commit, which is proven before."""
     fenced = state("Empty", epoch=epoch)
     finisher = PaperFinisher(
         ends=[False], fences=False, marks=[OURS], open=[True, True, False], state=fenced
@@ -236,7 +237,7 @@ def test_markers_that_a_broker_without_fencing_left_out(epoch: int) -> None:
     ],
 )
 def test_missing_markers_that_are_not_ours_to_write(found: TransactionState | None) -> None:
-    """Without the coordinator's word that this very branch is complete: unresolved, untouched."""
+    """Unless the coordinator calls this branch complete: unresolved, and nothing is written."""
     finisher = PaperFinisher(marks=[OURS], open=[True], state=found)
     with pytest.raises(CommitUnresolvedError, match="not yet visible"):
         outcome(finisher).commit(committable())
@@ -244,7 +245,7 @@ def test_missing_markers_that_are_not_ours_to_write(found: TransactionState | No
 
 
 def test_missing_marker_that_we_have_no_right_to_write() -> None:
-    """Where the broker keeps the proof is hidden: unresolved, naming the rights."""
+    """We may not see where the broker keeps the proof: unresolved, naming the rights."""
     unstable = errors.UnstableOffsetCommitError
     finisher = PaperFinisher(marks=[unstable], offsets=[], state=state("CompleteCommit"))
     with pytest.raises(CommitUnresolvedError, match=r"Describe on .*offsets.*ClusterAction"):
@@ -253,7 +254,7 @@ def test_missing_marker_that_we_have_no_right_to_write() -> None:
 
 
 def test_missing_marker_that_a_partition_refuses() -> None:
-    """It remembers a younger coordinator: unresolved, naming it and what lets us be as young."""
+    """It remembers a later coordinator: unresolved, naming the right that reveals its epoch."""
     finisher = PaperFinisher(open=[True], refused={"orders": [2]}, state=state("CompleteCommit"))
     with pytest.raises(
         CommitUnresolvedError, match=r"orders.*\[2\].*Describe.*__transaction_state"
@@ -262,7 +263,7 @@ def test_missing_marker_that_a_partition_refuses() -> None:
 
 
 def test_missing_marker_that_comes_while_we_write_it() -> None:
-    """The partition refuses ours, since it has the coordinator's own: committed."""
+    """The partition refuses our marker because it has the coordinator's: committed."""
     finisher = PaperFinisher(
         marks=[OURS],
         open=[True, True, False],
@@ -273,7 +274,7 @@ def test_missing_marker_that_comes_while_we_write_it() -> None:
 
 
 def test_proof_on_its_way_to_where_we_may_not_look() -> None:
-    """Without the rights of the repair, a commit whose markers come late succeeds all the same."""
+    """Without the rights to repair, a commit whose markers arrive late still succeeds."""
     marks: list[object] = [errors.UnstableOffsetCommitError, OURS]
     finisher = PaperFinisher(marks=marks, offsets=[], state=state("PrepareCommit"))
     outcome(finisher, 5).commit(committable())
@@ -300,7 +301,7 @@ def test_commit_while_the_coordinator_moves(transient: type[errors.KafkaError]) 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> None:
-    """An earlier commit landed and its answer was lost: `commit` returns."""
+    """An earlier commit landed and its response was lost: `commit` returns."""
     finisher = PaperFinisher(ends=[refusal], marks=[OURS], state=state("CompleteCommit"))
     outcome(finisher).commit(committable())
 
@@ -309,7 +310,7 @@ def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> Non
 @pytest.mark.parametrize(
     ("found", "story"),
     [
-        (state("CompleteAbort"), "somebody aborted"),
+        (state("CompleteAbort"), "another process aborted"),
         (state("Empty", epoch=2), "another producer"),
         (state("Ongoing", epoch=2), "another producer"),
         (state("CompleteAbort", producer_id=9, epoch=0), "another producer"),
@@ -318,7 +319,7 @@ def test_refused_and_the_marker_is_ours(refusal: type[errors.KafkaError]) -> Non
 def test_refused_and_no_marker(
     refusal: type[errors.KafkaError], found: TransactionState, story: str
 ) -> None:
-    """Proven lost: the refusal comes first, the absent proof after it; the error tells both."""
+    """Proven lost: first the refusal, then the absent proof; the error names both."""
     finisher = PaperFinisher(ends=[refusal], state=found)
     with pytest.raises(PreparedBranchLostError) as lost:
         outcome(finisher).commit(committable())
@@ -333,7 +334,7 @@ def test_refused_and_no_marker(
 def test_forgotten_before_its_time(refusal: type[errors.KafkaError], age_s: float) -> None:
     """A driver that slept for 8 days with its clock: the proof may have expired with the id."""
     finisher = PaperFinisher(ends=[refusal], state=None)
-    words = r"do not know.*168 h .transactional\.id\.expiration\.ms.*clock.*settle"
+    words = r"no longer know.*168 h .transactional\.id\.expiration\.ms.*clock.*settle"
     with pytest.raises(CommitUnresolvedError, match=words):
         outcome(finisher).commit(committable(age_s=age_s))
     assert finisher.asked == ["end 5/0 commit", "describe", "marker"]
@@ -348,14 +349,14 @@ def test_forgotten_in_its_time() -> None:
         ends=[errors.InvalidProducerIdMappingError],
         config={"transactional.id.expiration.ms": [1, 60000]},
     )
-    with pytest.raises(PreparedBranchLostError, match="do not know"):
+    with pytest.raises(PreparedBranchLostError, match="no longer know"):
         outcome(finisher).commit(committable(age_s=61))
     with pytest.raises(CommitUnresolvedError, match="clock"):
         outcome(finisher).commit(committable(age_s=59))
 
 
 def test_fenced_as_after_a_commit_and_no_proof() -> None:
-    """The topic may have been made anew, without the marker: not called lost."""
+    """The topic may have been recreated without the marker: not called lost."""
     finisher = PaperFinisher(ends=[errors.ProducerFencedError], state=state("Empty", epoch=1))
     with pytest.raises(CommitUnresolvedError, match="was fenced, as it is after a commit"):
         outcome(finisher).commit(committable())
@@ -368,7 +369,7 @@ def test_fenced_as_after_a_commit_and_no_proof() -> None:
 def test_answer_from_before_the_branch(
     refusal: type[errors.KafkaError], found: TransactionState
 ) -> None:
-    """Of a broker that was the coordinator, stood still, and does not know yet that it moved."""
+    """A broker that was the coordinator and was paused does not know yet that it moved."""
     prepared = committable(producer_epoch=3)
     with pytest.raises(CommitUnresolvedError, match="has not seen it.* settle") as unresolved:
         outcome(PaperFinisher(ends=[refusal], state=found)).commit(prepared)
@@ -397,7 +398,7 @@ def test_older_marker_under_the_same_name() -> None:
 
 @pytest.mark.parametrize("gone", [frozenset(), frozenset({"orders"})], ids=["made anew", "deleted"])
 def test_proof_in_another_topic(gone: frozenset[str]) -> None:
-    """One marker that names the branch proves it, whatever became of the other topic."""
+    """One marker that names the branch proves the commit, whatever happened to the other topic."""
     finisher = PaperFinisher(
         ends=[errors.InvalidProducerIdMappingError], others=[(3, "earlier"), OURS], gone=gone
     )
@@ -405,7 +406,7 @@ def test_proof_in_another_topic(gone: frozenset[str]) -> None:
 
 
 def test_proof_in_no_topic_that_is_left() -> None:
-    """One topic stands, and its marker would too: lost. That of a later batch proves nothing."""
+    """One topic still exists, as its marker would: lost. A later batch's marker proves nothing."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"), gone=frozenset({"orders"})
     )
@@ -421,7 +422,7 @@ def test_proof_in_no_topic_that_is_left() -> None:
 
 
 def test_marker_not_stable_yet() -> None:
-    """An end was decided and its markers are on their way: the read is repeated until it counts."""
+    """An end was decided, its markers are on their way: the read is repeated until stable."""
     finisher = PaperFinisher(
         ends=[errors.ProducerFencedError],
         state=state("PrepareCommit"),
@@ -468,19 +469,19 @@ def test_marker_not_stable_yet() -> None:
         ),
         (
             PaperFinisher(ends=[errors.ProducerFencedError], gone=frozenset({"orders"})),
-            "the topic 'orders' was deleted, and the proof with it",
+            "the topic 'orders' was deleted together with the proof",
         ),
     ],
 )
 def test_not_proven(finisher: PaperFinisher, words: str) -> None:
-    """Neither committed nor lost can be shown: unresolved, with what was waited for or seen."""
+    """Neither commit nor loss can be proven: unresolved, with what was awaited or seen."""
     with pytest.raises(CommitUnresolvedError, match=words) as unresolved:
         outcome(finisher).commit(committable())
     assert unresolved.value.branch_id == BRANCH
 
 
 def test_proof_is_older_than_kafka_keeps_it() -> None:
-    """After 7 days an absent marker means nothing: an operator's, never lost."""
+    """After 7 days an absent marker proves nothing: an operator decides, it is never lost."""
     finisher = PaperFinisher(ends=[errors.InvalidProducerIdMappingError])
     with pytest.raises(CommitUnresolvedError, match="operator|settle"):
         outcome(finisher).commit(committable(age_s=6.9 * 86400))
@@ -494,7 +495,7 @@ def test_proof_is_older_than_kafka_keeps_it() -> None:
 def test_proof_is_older_than_one_broker_keeps_it(
     config: dict[str, list[int]], recorded_s: float | None
 ) -> None:
-    """Whoever kept it may have been the broker with the shortest retention, now or then."""
+    """The broker with the shortest retention, now or then, may have kept the proof."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"), config=config
     )
@@ -505,7 +506,7 @@ def test_proof_is_older_than_one_broker_keeps_it(
 
 
 def test_retention_that_one_broker_does_not_tell() -> None:
-    """It may be the shortest one: unresolved."""
+    """An unknown retention may be the shortest one: unresolved."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError],
         state=state("CompleteAbort"),
@@ -516,7 +517,7 @@ def test_retention_that_one_broker_does_not_tell() -> None:
 
 
 def test_topic_deleted_under_a_commit(caplog: pytest.LogCaptureFixture) -> None:
-    """EndTxn's yes stands; that the rows went with their topic is said."""
+    """EndTxn's success decides; a warning says that the rows were deleted with their topic."""
     outcome(PaperFinisher(gone=frozenset({"orders"}))).commit(committable())
     assert f"{BRANCH.name} is committed, but the topic 'orders' was deleted" in caplog.text
 
@@ -531,7 +532,7 @@ def test_nothing_was_written() -> None:
 
 
 def test_commit_of_what_was_only_found() -> None:
-    """A branch out of `find_branches` is no decision."""
+    """A branch from `find_branches` is not a decision."""
     with pytest.raises(ProtocolError):
         outcome(PaperFinisher()).commit(
             Committable(replace(BRANCH, batch_id=None), committable().payload)
@@ -539,7 +540,7 @@ def test_commit_of_what_was_only_found() -> None:
 
 
 def test_proof_on_another_cluster() -> None:
-    """A mirror of offsets may have the proof before the topic's last rows: unresolved."""
+    """A mirror may have the offset that is the proof before the topic's last rows: unresolved."""
     finisher = PaperFinisher(
         ends=[errors.InvalidProducerIdMappingError], marks=[OURS], cluster="mirror"
     )
@@ -547,13 +548,13 @@ def test_proof_on_another_cluster() -> None:
         outcome(finisher).commit(committable())
 
 
-# -- aborted by hand -------------------------------------------------------------------------------
+# -- aborted manually ------------------------------------------------------------------------------
 
 TORN: dict[str, dict[str, list[int]]] = {BRANCH.name: {"orders": [2]}}
 
 
 def test_branch_of_which_a_part_was_aborted_by_hand(caplog: pytest.LogCaptureFixture) -> None:
-    """Its coordinator would say yes: all of it is aborted first, and then it is proven lost."""
+    """EndTxn would succeed: all of it is aborted first, and then it is proven lost."""
     finisher = PaperFinisher(
         ends=[True, errors.InvalidTxnStateError], shut=[TORN], state=state("Ongoing", epoch=0)
     )
@@ -564,7 +565,7 @@ def test_branch_of_which_a_part_was_aborted_by_hand(caplog: pytest.LogCaptureFix
         return real(*identity, commit=commit)
 
     finisher.end = end  # type: ignore[method-assign]
-    words = r"\{'orders': \[2\]\}.*by hand.*`sparkonce orphans JOB"
+    words = r"\{'orders': \[2\]\}.*manually.*`sparkonce orphans JOB"
     with pytest.raises(PreparedBranchLostError, match=words):
         outcome(finisher).commit(committable())
     assert finisher.asked == [
@@ -585,14 +586,14 @@ def test_branch_of_which_a_part_was_aborted_by_hand(caplog: pytest.LogCaptureFix
     ],
 )
 def test_branch_that_ended_is_not_called_torn(found: TransactionState | None) -> None:
-    """Closed by its coordinator, or unknown there: EndTxn says what holds."""
+    """The coordinator closed it, or does not know it: EndTxn decides."""
     finisher = PaperFinisher(marks=[OURS], shut=[TORN], state=found)
     outcome(finisher).commit(committable())
     assert finisher.asked == ["describe", "end 5/0 commit", "marker"]
 
 
 def test_torn_branch_that_somebody_commits_meanwhile() -> None:
-    """Its abort is refused, and so is nothing else: the proof decides."""
+    """Only its abort is refused: EndTxn decides."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError, True],
         marks=[OURS],
@@ -604,7 +605,7 @@ def test_torn_branch_that_somebody_commits_meanwhile() -> None:
 
 
 def test_partition_that_cannot_be_looked_at() -> None:
-    """Nothing is sent: what was aborted there would be lost in silence."""
+    """Nothing is sent: rows that were aborted there would be lost silently."""
     finisher = PaperFinisher(shut=[errors.LeaderNotAvailableError])
     with pytest.raises(CommitUnresolvedError, match="LEADER_NOT_AVAILABLE"):
         outcome(finisher).commit(committable())
@@ -619,15 +620,17 @@ def test_partition_that_cannot_be_looked_at() -> None:
 def test_who_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, age_s: float, driver_s: float | None, looks: int
 ) -> None:
-    """All but what this very process took from its tasks just now, whatever one clock says."""
+    """All branches but those that this process just received from its tasks, by both clocks."""
     finisher = PaperFinisher(marks=[OURS])
     sink, branch = sink_of(finisher), committable(age_s)
     if driver_s is not None:
         sink.vote(BRANCH, [branch])
         later = time.monotonic() + driver_s
-        monkeypatch.setattr("sparkonce.sinks.kafka.sink.time.monotonic", lambda: later)
+        monkeypatch.setattr("sparkonce.sinks.kafka.finishing.fresh.time.monotonic", lambda: later)
     assert sink.commit_many([branch]) == [None]
-    assert finisher.looks == looks  # together, and alone since paper commits nothing together
+    assert (
+        finisher.looks == looks
+    )  # together, and one by one since the scripted finisher commits none together
 
 
 # -- brokers before Kafka 4.0 ----------------------------------------------------------------------
@@ -645,7 +648,7 @@ def test_old_broker_first_commit() -> None:
 @pytest.mark.parametrize("aborting", ["PrepareAbort", "CompleteAbort"])
 @pytest.mark.parametrize("branch", [committable(), BRANCH])
 def test_old_broker_abort(branch: BranchId | Committable, aborting: str) -> None:
-    """EndTxn would let a loser write on; the next epoch in the markers does not."""
+    """EndTxn would let a loser go on writing; markers of the next epoch do not."""
     finisher = PaperFinisher(fences=False, state=state("Ongoing", epoch=0), fenced=state(aborting))
     outcome(finisher, 5).abort(branch)
     assert [asked for asked in finisher.asked if asked != "describe"] == ["fence 5/0", "marker"]
@@ -653,7 +656,7 @@ def test_old_broker_abort(branch: BranchId | Committable, aborting: str) -> None
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_old_broker_abort_whose_markers_the_broker_left_out(epoch: int) -> None:
-    """A second abort looks after them too; where its producer is not fenced none is written."""
+    """A second abort writes them too; where its producer is not fenced it writes none."""
     finisher = PaperFinisher(
         fences=False, open=[True, True, False], state=state("CompleteAbort", epoch=epoch)
     )
@@ -675,28 +678,28 @@ def test_old_broker_abort_whose_markers_the_broker_left_out(epoch: int) -> None:
     ],
 )
 def test_old_broker_abort_of_what_is_not_open(found: TransactionState | None) -> None:
-    """Committed, or somebody else's: left alone."""
+    """Committed, or another producer's: not touched."""
     finisher = PaperFinisher(fences=False, state=found)
     outcome(finisher).abort(committable())
     assert finisher.asked == ["describe"]
 
 
 def test_old_broker_abort_of_what_ends_meanwhile() -> None:
-    """Nothing was open any more when it was asked for: whose end it was is not ours to say."""
+    """Nothing was open any more: we do not claim to have aborted it."""
     finisher = PaperFinisher(fences=False, state=state("Ongoing", epoch=0))
     outcome(finisher).abort(committable())
     assert finisher.asked == ["describe", "fence 5/0"]
 
 
 def test_old_broker_abort_of_what_the_brokers_forgot() -> None:
-    """They have lost what came behind the id's first record: fenced, it can be written anew."""
+    """They lost everything after the id's first record: it is fenced, and can be rewritten."""
     finisher = PaperFinisher(fences=False, state=state("Empty", epoch=0))
     outcome(finisher).abort(committable())
     assert finisher.asked == ["describe", "fence 5/0"]
 
 
 def test_old_broker_abort_without_time_to_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """The first answer to an abort that works is "ask again": told, and no failure."""
+    """The first response to a successful abort is "ask again": a warning, and no failure."""
     finisher = PaperFinisher(
         fences=False, state=state("Ongoing", epoch=0), fenced=state("PrepareAbort")
     )
@@ -706,7 +709,7 @@ def test_old_broker_abort_without_time_to_wait(caplog: pytest.LogCaptureFixture)
 
 
 def test_old_broker_branch_of_which_a_part_was_aborted_by_hand() -> None:
-    """Aborted by the next epoch there; the rest is the same."""
+    """The next epoch aborts it there; the rest is the same."""
     finisher = PaperFinisher(
         ends=[errors.ProducerFencedError],
         fences=False,
@@ -714,14 +717,14 @@ def test_old_broker_branch_of_which_a_part_was_aborted_by_hand() -> None:
         state=state("Ongoing", epoch=0),
         fenced=state("CompleteAbort"),
     )
-    with pytest.raises(PreparedBranchLostError, match="by hand"):
+    with pytest.raises(PreparedBranchLostError, match="manually"):
         outcome(finisher, 5).commit(committable())
     sent = [asked for asked in finisher.asked if asked not in {"describe", "marker"}]
     assert sent == ["fence 5/0", "end 5/0 commit"]
 
 
 def test_old_broker_proof_on_another_cluster() -> None:
-    """Nothing is fenced, nor called committed."""
+    """Nothing is fenced, and nothing is called committed."""
     finisher = PaperFinisher(fences=False, marks=[OURS], cluster="mirror")
     with pytest.raises(CommitUnresolvedError, match="mirror.*prepared on cluster"):
         outcome(finisher).commit(committable())
@@ -736,7 +739,7 @@ def test_old_broker_second_commit() -> None:
 
 
 def test_old_broker_commit_that_is_fenced_already() -> None:
-    """To fence it once more would take another epoch, by which nobody knows the commit any more."""
+    """Fencing it again would take another epoch, under which nobody recognises the commit."""
     finisher = PaperFinisher(fences=False, marks=[OURS], state=state("Empty", epoch=1))
     outcome(finisher).commit(committable())
     assert finisher.asked == ["marker", "describe", "marker"]
@@ -760,7 +763,7 @@ def test_abort_by_identity(answer: object) -> None:
 def test_abort_refused_by_a_broker_that_does_not_know(
     refusal: type[errors.KafkaError], found: TransactionState
 ) -> None:
-    """It was the coordinator before a move: no commit is asked for that another might carry out."""
+    """It was the coordinator before a move: no commit is sent that the new one might carry out."""
     finisher = PaperFinisher(ends=[refusal, True], state=found)
     prepared = committable(producer_epoch=3)
     with pytest.raises(SinkError, match="has not seen it"):
@@ -789,14 +792,14 @@ def test_abort_by_name(found: TransactionState | None, asked: list[str]) -> None
 
 @pytest.mark.parametrize("branch", [committable, lambda: BRANCH])
 def test_abort_without_an_answer(branch: Callable[[], BranchId | Committable]) -> None:
-    """It says so; the next sweep tries again."""
+    """It raises; the next sweep tries again."""
     finisher = PaperFinisher(ends=[errors.KafkaConnectionError], state=state("Ongoing", 5, 0))
     with pytest.raises(SinkError, match="cannot be aborted"):
         outcome(finisher).abort(branch())
 
 
 def test_abort_whose_markers_the_broker_left_out() -> None:
-    """Readers would wait at it for ever: written where they are missing, once it is complete."""
+    """Readers would wait there forever: we write the missing ones once the abort is complete."""
     finisher = PaperFinisher(open=[True, True, False], state=state("CompleteAbort"))
     outcome(finisher, 5).abort(committable())
     written = [question for question in finisher.asked if "write" in question]
@@ -804,7 +807,7 @@ def test_abort_whose_markers_the_broker_left_out() -> None:
 
 
 def test_abort_of_an_orphan_whose_markers_the_broker_left_out() -> None:
-    """Which partitions it had is what the coordinator said before it ended."""
+    """Its partitions are those that the coordinator reported before it ended."""
     finisher = PaperFinisher(open=[True, True, False], state=state("Ongoing", epoch=0))
     sink = sink_of(finisher, patience_s=5.0)
     (found,) = sink.find_branches(BRANCH.owner)
@@ -819,7 +822,7 @@ def test_abort_of_an_orphan_whose_markers_the_broker_left_out() -> None:
 def test_markers_of_an_abort_on_their_way(
     found: TransactionState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Waited for; none is written by us, and nothing is said."""
+    """We wait for them, write none, and log nothing."""
     finisher = PaperFinisher(open=[True, False], state=found)
     outcome(finisher, 5).abort(committable())
     assert not [question for question in finisher.asked if "write" in question]
@@ -842,7 +845,7 @@ def test_markers_of_an_abort_on_their_way(
 def test_missing_markers_of_an_abort_that_are_not_ours_to_write(
     found: TransactionState | type[errors.KafkaError] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is aborted, so the abort returns; that readers may wait there is said."""
+    """It is aborted, so the abort returns; a warning says that readers may wait there."""
     finisher = PaperFinisher(open=[True], state=found)
     outcome(finisher).abort(committable())
     assert not [question for question in finisher.asked if "write" in question]
@@ -856,7 +859,7 @@ def test_missing_markers_of_an_abort_that_are_not_ours_to_write(
 def test_outage_costs_all_branches_together_what_it_costs_one(
     verb: Callable[[KafkaSink, list[Committable]], Sequence[Exception | None]],
 ) -> None:
-    """They share one patience: whose turn comes when it is over is asked for once."""
+    """They share one patience: a branch whose turn comes after it is asked for once."""
     finisher = PaperFinisher(ends=[errors.CoordinatorNotAvailableError])
     sink = sink_of(finisher, patience_s=0.1)
     branches = [committable(producer_id=number) for number in range(20)]
@@ -868,7 +871,7 @@ def test_outage_costs_all_branches_together_what_it_costs_one(
     assert tries[:4] == [1] * 4
 
 
-# -- an operator's word ----------------------------------------------------------------------------
+# -- an operator's ruling --------------------------------------------------------------------------
 
 
 def sink_of(finisher: PaperFinisher, patience_s: float = 0.0) -> KafkaSink:
@@ -880,7 +883,7 @@ def sink_of(finisher: PaperFinisher, patience_s: float = 0.0) -> KafkaSink:
 
 @pytest.mark.parametrize("ahead_s", [30.0, 1200.0])
 def test_task_whose_clock_is_ahead(ahead_s: float) -> None:
-    """When the brokers abort its transaction nobody knows: not decided, so that nothing is lost."""
+    """It is unknown when the brokers abort its transaction: not decided, so nothing is lost."""
     sink, branches = sink_of(PaperFinisher()), [committable(10.0), committable(-ahead_s)]
     if ahead_s < 60:
         assert sink.vote(BRANCH, branches) == branches
@@ -890,10 +893,10 @@ def test_task_whose_clock_is_ahead(ahead_s: float) -> None:
 
 
 def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
-    """What `settle --as redo` makes of the branch: lost means that it is written again."""
+    """What `settle --as redo` makes of the branch: lost means that it is rewritten."""
     sink, branch = sink_of(finisher), committable(age_s)
     (first,) = sink.commit_many([branch])
-    return coordinator._given_up(sink, branch, first)
+    return coordinator.end_for_rewrite(sink, branch, first)
 
 
 @pytest.mark.parametrize(
@@ -931,7 +934,7 @@ def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
                 ],
                 marks=[OURS],
             ),
-            "is committed.*do not know",
+            "is committed.*no longer know",
         ),
     ],
     ids=["markers cannot be written", "leader away", "link drops", "marker is ours"],
@@ -939,7 +942,7 @@ def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
 def test_word_does_not_write_again_what_may_be_committed(
     finisher: PaperFinisher, words: str
 ) -> None:
-    """A refused abort says nothing, and an unresolved commit is no proof: asked for outright."""
+    """A refused abort and an unresolved commit prove nothing: the brokers are asked again."""
     outcome = redone(finisher)
     assert isinstance(outcome, CommitUnresolvedError)
     assert re.search(words, str(outcome))
@@ -980,12 +983,12 @@ def test_word_does_not_write_again_what_may_be_committed(
     ],
 )
 def test_word_stands_where_no_proof_is_to_be_had(finisher: PaperFinisher, age_s: float) -> None:
-    """Nothing says that it is committed, and every server has answered: written again."""
+    """Nothing says that it is committed, and every server has responded: it is rewritten."""
     assert isinstance(redone(finisher, age_s), PreparedBranchLostError)
 
 
 def test_branch_given_up_that_is_committed_and_not_visible() -> None:
-    """Whoever puts its rows in by hand is told that they will come by themselves, too."""
+    """An operator who would insert its rows manually learns that they will appear anyway."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError, True], open=[True], state=state("CompleteCommit")
     )
@@ -999,25 +1002,29 @@ def test_branch_given_up_that_is_committed_and_not_visible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own_ms", "told"), [(None, "transaction.max.timeout.ms"), (60_000, "transaction_timeout_ms")]
+    ("own_ms", "setting", "enough"),
+    [
+        (None, "transaction.max.timeout.ms=900000", "transaction.max.timeout.ms=3600000"),
+        (60_000, "transaction_timeout_s=60", "transaction_timeout_s=3600"),
+    ],
 )
-def test_timeout_that_holds_is_judged(own_ms: int | None, told: str) -> None:
-    """The sink's own, where it has one: the brokers refuse one that is longer than theirs."""
+def test_timeout_that_holds_is_judged(own_ms: int | None, setting: str, enough: str) -> None:
+    """The sink's own timeout, if it has one: the brokers refuse one that is longer than theirs."""
     allowed = 900_000 if own_ms is None else 7_200_000
     finisher = PaperFinisher(config={"transaction.max.timeout.ms": [allowed]})
     found = list(diagnose(finisher, None, "here", list, own_ms))  # type: ignore[arg-type]
     (judged,) = [one for one in found if "timeout" in one.what]
     assert judged.level is Level.WARNING
-    assert judged.what.startswith(f"{told}={own_ms or allowed}: the brokers abort")
-    assert f"set {told}=3600000 or more" in judged.fix
+    assert judged.what.startswith(f"{setting}: the brokers abort")
+    assert f"set {enough} or more" in judged.fix
 
 
 def test_advice_on_the_timeout_names_the_sinks_own(caplog: pytest.LogCaptureFixture) -> None:
-    """Behind a slow batch, and behind a loss: the brokers' maximum does not help where it holds."""
+    """After a slow batch and after a loss: raising the brokers' maximum would not help."""
     finisher = PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"))
     sink_of(finisher).vote(BRANCH, [committable(age_s=800)])
     (slow,) = caplog.messages
     with pytest.raises(PreparedBranchLostError) as lost:
         outcome(finisher).commit(committable(age_s=901))
     for text in (slow, str(lost.value)):
-        assert "transaction_timeout_ms= of the sink" in text
+        assert "transaction_timeout_s= of the sink" in text

@@ -15,11 +15,12 @@ from confluent_kafka import KafkaError
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import producer
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.messages import COPY, Messages, messages_by_topic
-from sparkonce.sinks.kafka.rows import RowError, check_schema
-from sparkonce.sinks.kafka.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.rows.conventions import RowError, check_schema
+from sparkonce.sinks.kafka.rows.messages import COPY, Messages, messages_by_topic
+from sparkonce.sinks.kafka.validation import Validation
+from sparkonce.sinks.kafka.writing.advice import advice
 from tests.test_kafka_settings import SASL
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -56,7 +57,7 @@ def _bytes(address: int, length: int) -> bytes | None:
 
 
 def test_every_column_of_sparks_convention() -> None:
-    """Spark's own column types for Kafka are taken, large variants too."""
+    """Spark's own column types for Kafka are accepted, also in their large variants."""
     check_schema(
         pa.schema(
             [
@@ -95,7 +96,7 @@ def test_every_column_of_sparks_convention() -> None:
 def test_column_that_kafka_has_no_place_for(
     schema: dict[str, pa.DataType], words: list[str]
 ) -> None:
-    """It is refused before any data moves; the message names the column and what to do."""
+    """It is refused before any data moves; the message names the column and the next step."""
     with pytest.raises(ConfigurationError) as refused:
         check_schema(pa.schema(list(schema.items())), "orders")
     assert all(word in str(refused.value) for word in words)
@@ -108,10 +109,9 @@ def test_column_that_leads_rows_away_from_the_sinks_topic(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A Kafka source's columns, passed on, would lead all rows back into it without a word."""
+    """The columns of a Kafka source would silently lead all rows back into its topic."""
     sink = KafkaSink(topic, bootstrap_servers="kafka:9092")
-    monkeypatch.setattr(sink, "_look", lambda: None)
-    monkeypatch.setattr(sink, "_check_producer", lambda seen: None)
+    monkeypatch.setattr(Validation, "run", lambda self: None)
     sink.validate(pa.schema([(name, pa.string()) for name in ["value", *names]]))
     told = [line for line in caplog.messages if "column 'topic'" in line and "select=" in line]
     assert len(caplog.messages) == len(told) == (topic is not None and bool(names))
@@ -131,7 +131,7 @@ def test_no_topic_anywhere() -> None:
     "data_type", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
 )
 def test_values_and_keys_with_nulls(data_type: pa.DataType) -> None:
-    """Null stays null (a tombstone), empty stays empty, text is UTF-8; also in a slice."""
+    """Null stays null (a tombstone), empty stays empty, text is UTF-8, also in a slice."""
     values = pa.array([None, "a", "", "grüße €", None], pa.string()).cast(data_type)
     rows = batch(value=values, key=values)
     encoded = [None, b"a", b"", "grüße €".encode(), None]
@@ -147,14 +147,14 @@ def test_only_values() -> None:
 
 @pytest.mark.parametrize("data_type", [pa.string(), pa.large_binary()])
 def test_column_without_a_byte(data_type: pa.DataType) -> None:
-    """Arrow keeps no bytes for it, and an empty value is no tombstone all the same."""
+    """Arrow keeps no bytes for it, but an empty value is still no tombstone."""
     values = pa.array(["", "", None], pa.string()).cast(data_type)
     expected = [{"value": item, "key": item} for item in (b"", b"", None)]
     assert messages(batch(value=values, key=values)) == {"orders": expected}
 
 
 def test_topic_by_row() -> None:
-    """Each topic gets its rows in their order; null takes the sink's own topic."""
+    """Each topic gets its rows in order; null means the sink's own topic."""
     rows = batch(value=pa.array(["1", "2", "3", "4"]), topic=pa.array(["b", None, "b", "a"]))
     found = {name: [m["value"] for m in rows] for name, rows in messages(rows, "own").items()}
     assert found == {"b": [b"1", b"3"], "own": [b"2"], "a": [b"4"]}
@@ -183,7 +183,7 @@ def test_row_without_a_topic(missing: str | None) -> None:
 
 
 def test_partition_headers_and_timestamp() -> None:
-    """They reach the message; null leaves them out, so that the producer chooses."""
+    """They reach the message; null omits them, so that the producer chooses."""
     rows = batch(
         value=pa.array(["1", "2"]),
         partition=pa.array([3, None], pa.int32()),
@@ -249,7 +249,7 @@ def test_headers_of_text_are_sent_as_bytes() -> None:
     ],
 )
 def test_row_that_kafka_cannot_hold(column: str, values: pa.Array) -> None:
-    """Refused, naming the column: librdkafka would take each for something else."""
+    """Refused, naming the column: librdkafka would read each as something else."""
     with pytest.raises(RowError, match=column):
         messages(batch(value=pa.array(["1"]), **{column: values}))
 
@@ -279,7 +279,7 @@ def test_row_that_kafka_cannot_hold(column: str, values: pa.Array) -> None:
     ],
 )
 def test_setting_that_is_not_the_users(name: str, value: object) -> None:
-    """Owned by the sink, against exactly-once, or unknown to the driver's client: named."""
+    """Settings that the sink owns, that break exactly-once, or that one client lacks: named."""
     with pytest.raises(ConfigurationError) as refused:
         KafkaSink("orders", bootstrap_servers="localhost:9092", config={name: value})
     canonical = {"metadata.broker.list": "bootstrap.servers", "request.required.acks": "acks"}
@@ -287,7 +287,7 @@ def test_setting_that_is_not_the_users(name: str, value: object) -> None:
 
 
 def test_defaults_can_be_overridden_by_either_name() -> None:
-    """A tuned default gives way to the user's, also under librdkafka's other name for it."""
+    """The user's setting replaces a tuned default, also under librdkafka's other name for it."""
     config = {"queue.buffering.max.ms": 5, "compression.codec": "zstd", "acks": "all"}
     producer = KafkaSettings("a:1", config).for_producer("id", 900_000, None)
     assert (producer["linger.ms"], producer["compression.type"]) == (5, "zstd")
@@ -315,7 +315,7 @@ def test_batches_stay_below_the_topics_limit() -> None:
 def test_producer_connects_to_every_broker_of_a_small_cluster(
     brokers: int | None, config: dict[str, object], expected: bool | None
 ) -> None:
-    """It is the quickest way to begin; in a large cluster each task would open too many."""
+    """That begins fastest; in a large cluster each task would open too many connections."""
     producer = KafkaSettings("a:1", config).for_producer("id", 1000, None, brokers)
     assert producer.get("enable.sparse.connections") is expected
 
@@ -326,7 +326,13 @@ def test_producer_connects_to_every_broker_of_a_small_cluster(
         ({"bootstrap_servers": " "}, "bootstrap_servers"),
         ({"topic": "two words"}, "two words"),
         ({"topic": ".."}, "topic"),
-        ({"transaction_timeout_ms": 10}, "transaction_timeout_ms=10"),
+        ({"transaction_timeout_s": 0.01}, "transaction_timeout_s=0.01"),
+        ({"transaction_timeout_s": float("nan")}, "transaction_timeout_s=nan"),
+        ({"config": {"transaction.timeout.ms": 1000}}, "use transaction_timeout_s="),
+        (
+            {"config": {"transaction.timeout.ms": 1000}, "transaction_timeout_s": 1},
+            "use transaction_timeout_s=",
+        ),
         ({"name": "a b"}, "name="),
         ({"writers": 2}, "writers=2"),
     ],
@@ -361,7 +367,7 @@ PREPARED = KafkaBranch(
 
 
 def test_committable_holds_all_that_a_commit_needs() -> None:
-    """It survives JSON, and its promise ends a margin before the broker's timeout."""
+    """It survives JSON, and it is safe until a margin before the broker's timeout."""
     committable = Committable.from_json(PREPARED.committable(BRANCH).to_json())
     assert KafkaBranch.of(committable) == PREPARED
     assert committable.safe_until == 1000.0 + 100 - 10
@@ -371,8 +377,19 @@ def test_committable_holds_all_that_a_commit_needs() -> None:
     assert long.committable(BRANCH).safe_until == 1000.0 + 900 - 60
 
 
+def test_committable_says_what_stands_for_the_branch() -> None:
+    """One line for people: the transaction, its producer, and where its rows are."""
+    rows = replace(PREPARED, partitions={"orders": [0, 2], "returns": [1]})
+    assert rows.committable(BRANCH).text == (
+        f"transaction {BRANCH.name} of producer 5/0, topic orders partitions 0, 2, topic returns "
+        "partitions 1"
+    )
+    nothing = replace(PREPARED, producer_id=-1, producer_epoch=-1, partitions={})
+    assert nothing.committable(BRANCH).text == f"transaction {BRANCH.name}, without rows"
+
+
 def test_committable_of_an_older_version() -> None:
-    """Before version 2 there was one marker, and nobody wrote down how long it is kept."""
+    """Version 1 had one marker, and did not record how long it is kept."""
     payload: dict[str, Any] = {**PREPARED.committable(BRANCH).payload}
     del payload["proof_kept_s"], payload["marker_topics"]
     for topic, topics in (("orders", ["orders"]), (None, [])):
@@ -381,7 +398,7 @@ def test_committable_of_an_older_version() -> None:
 
 
 def test_committable_of_somebody_else() -> None:
-    """A newer version asks for the newer library; a foreign payload is a mistake in the code."""
+    """A newer version needs the newer library; a foreign payload is an error in the code."""
     with pytest.raises(ConfigurationError, match="newer"):
         KafkaBranch.of(Committable(BRANCH, {}, version=3))
     with pytest.raises(ProtocolError, match="not a committable"):
@@ -391,4 +408,4 @@ def test_committable_of_somebody_else() -> None:
 def test_brokers_without_room_for_the_marker() -> None:
     """The error names their setting, 4096 by default."""
     error = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
-    assert "offset.metadata.max.bytes" in producer._advice(error)
+    assert "offset.metadata.max.bytes" in advice(error)

@@ -27,11 +27,12 @@ from pyspark import cloudpickle
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka import client
-from sparkonce.sinks.kafka.access import RefusedError, missing_right, refusal
-from sparkonce.sinks.kafka.oauth import TokenCallback, TokenProvider, fetch
-from sparkonce.sinks.kafka.settings import KafkaSettings
-from sparkonce.sinks.kafka.tls import Draining, context
+from sparkonce.sinks.kafka.connecting import client, connection
+from sparkonce.sinks.kafka.connecting.access import refusal
+from sparkonce.sinks.kafka.connecting.oauth import TokenCallback, TokenProvider, fetch
+from sparkonce.sinks.kafka.connecting.refused import RefusedError, missing_right
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.tls import Draining, context
 
 SASL = {
     "security.protocol": "sasl_ssl",
@@ -54,7 +55,7 @@ def token(argument: str | None) -> tuple[str, float]:
 
 @pytest.mark.parametrize("mechanism", [None, "GSSAPI"])
 def test_sasl_mechanism_that_the_driver_cannot_speak(mechanism: str | None) -> None:
-    """Refused, naming those that it speaks; librdkafka's default is one of the refused."""
+    """Refused, naming the supported ones; librdkafka's default is one of the refused."""
     config = {"security.protocol": "SASL_PLAINTEXT"}
     if mechanism is not None:
         config["sasl.mechanisms"] = mechanism
@@ -83,7 +84,7 @@ def test_sasl_mechanism_that_the_driver_cannot_speak(mechanism: str | None) -> N
     ],
 )
 def test_security_settings_that_do_not_fit(config: dict[str, object], words: list[str]) -> None:
-    """Refused in the constructor, naming the setting and the way out, and no secret."""
+    """Refused in the constructor, naming the setting and the next step, and no secret."""
     with pytest.raises(ConfigurationError) as refused:
         KafkaSink("orders", bootstrap_servers="a:1", config=config)
     assert all(word in str(refused.value) for word in words)
@@ -91,7 +92,7 @@ def test_security_settings_that_do_not_fit(config: dict[str, object], words: lis
 
 
 def test_callback_that_cannot_travel() -> None:
-    """A token function that holds what does not pickle is refused before any task needs it."""
+    """A token function that does not pickle is refused before any task needs it."""
     lock = threading.Lock()
 
     def locked(argument: str | None) -> tuple[str, float]:
@@ -103,7 +104,7 @@ def test_callback_that_cannot_travel() -> None:
 
 
 def test_callback_travels_as_spark_sends_it() -> None:
-    """With the sink, also a lambda and a partial; on the other side both clients can call it."""
+    """It travels with the sink, even a lambda or a partial; there both clients can call it."""
     for callback in (token, functools.partial(lambda _, a: token(a), 1), lambda a: (*token(a),)):
         sink = KafkaSink(
             "orders",
@@ -177,7 +178,7 @@ def leaking(_: str | None) -> tuple[str, float]:
 @pytest.mark.parametrize(
     ("callback", "words"),
     [
-        (leaking, ["ValueError", "test_kafka_settings.py, line", "by hand"]),
+        (leaking, ["ValueError", "test_kafka_settings.py, line", "manually"]),
         (lambda _: None, ["NoneType", "(token, expiry"]),
         (lambda _: "hunter2", ["str", "(token, expiry"]),
         (lambda _: (b"hunter2", NEXT_YEAR), ["tuple", "(token, expiry"]),
@@ -190,7 +191,7 @@ def leaking(_: str | None) -> tuple[str, float]:
     ],
 )
 def test_callback_that_gives_no_token(callback: Any, words: list[str]) -> None:
-    """Refused with what it did, never with what it said, and librdkafka's side keeps the reason."""
+    """The error names what it did, never its message, and librdkafka's side keeps the reason."""
     with pytest.raises(RefusedError) as refused:
         fetch(callback, None)
     assert all(word in str(refused.value) for word in words)
@@ -239,7 +240,7 @@ def inline(files: Mapping[str, str]) -> dict[str, str]:
 def shakes_hands(
     ours: ssl.SSLContext, authority: trustme.CA, certificate: trustme.LeafCert | None = None
 ) -> str:
-    """Whose certificate a server that asks for one saw."""
+    """The subject of the certificate that a server which asks for one received."""
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.verify_mode = ssl.CERT_REQUIRED
     authority.configure_trust(theirs)
@@ -269,7 +270,7 @@ def test_client_certificate_from_files_and_inline(
 def test_comments_of_inline_certificates_have_any_letters(
     authority: trustme.CA, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever encoding the locale has; Python's own `ssl` takes ASCII only."""
+    """In every encoding of the locale; Python's own `ssl` only takes ASCII."""
     write = Path.write_text
     monkeypatch.setattr(
         Path, "write_text", lambda path, text, code="ascii": write(path, text, code)
@@ -281,7 +282,7 @@ def test_comments_of_inline_certificates_have_any_letters(
 def test_broker_whose_certificate_is_revoked(
     authority: trustme.CA, files: dict[str, str], tmp_path: Path
 ) -> None:
-    """Refused by the list of `ssl.crl.location`, in words that name it; others go on."""
+    """The list of `ssl.crl.location` refuses it, and the error names the list; others connect."""
     revoked = authority.issue_cert("127.0.0.1")
     number = x509.load_pem_x509_certificate(revoked.cert_chain_pems[0].bytes()).serial_number
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes()).subject
@@ -338,7 +339,7 @@ def test_certificate_that_cannot_be_used(
 
 
 def test_refusal_is_found_in_what_kafka_python_wraps() -> None:
-    """As an argument and as the context; a lost connection is none, so it is tried again."""
+    """As an argument and as the context; a lost connection is no refusal, so it is retried."""
     alert = ssl.SSLError(1, "alert")
     alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     wrapped = errors.KafkaConnectionError(alert)
@@ -376,7 +377,7 @@ def pair() -> Iterator[tuple[socket.socket, Draining]]:
 
 
 def test_last_words_are_read_before_the_end(pair: tuple[socket.socket, Draining]) -> None:
-    """A broker says "wrong password" and hangs up: its words arrive, and then the end."""
+    """A broker sends "wrong password" and closes: its text arrives before the end of the stream."""
     theirs, ours = pair
     theirs.sendall(b"wrong password")
     theirs.close()
@@ -390,8 +391,8 @@ def test_last_words_are_read_before_the_end(pair: tuple[socket.socket, Draining]
 def test_broker_that_takes_a_connection_and_says_nothing(
     others: list[str], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A question ends and says so; by itself kafka-python waits for TLS for ever."""
-    monkeypatch.setattr("sparkonce.sinks.kafka.tls.HANDSHAKE_S", 0.1)
+    """A question ends with that reason; kafka-python on its own waits for TLS forever."""
+    monkeypatch.setattr("sparkonce.sinks.kafka.connecting.tls.HANDSHAKE_S", 0.1)
     monkeypatch.setattr(client, "REQUEST_TIMEOUT_MS", 500)
     raised: list[BaseException] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -399,26 +400,26 @@ def test_broker_that_takes_a_connection_and_says_nothing(
         settings = KafkaSettings(
             ",".join([address, *others]), {"security.protocol": "SSL", **files}
         )
-        connection = client.Connection(settings)
+        opened = connection.Connection(settings)
 
         def ask() -> None:
             with pytest.raises(errors.KafkaTimeoutError) as late:
-                connection.ask(client.refresh)
+                opened.ask(connection.refresh)
             raised.append(late.value)
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(30)
         assert raised, "it hangs"
-        assert others or "no answer to TLS" in str(raised[0])
-        connection.close()
+        assert others or "no response to TLS" in str(raised[0])
+        opened.close()
 
 
 def test_passwords_stay_out_of_the_debug_log(caplog: pytest.LogCaptureFixture) -> None:
-    """kafka-python's debug log shows requests and their bytes, but for those of SASL."""
+    """kafka-python's debug log shows requests and their bytes, except those of SASL."""
     caplog.set_level(logging.DEBUG, "kafka")
     with pytest.raises(errors.KafkaError):
-        client._connect(KafkaSettings("127.0.0.1:1"), 10)  # no broker: the filters are what counts
+        client.connect(KafkaSettings("127.0.0.1:1"), 10)  # no broker: the filters are what counts
     caplog.clear()
     protocol = KafkaProtocol(client_id="c", ident="i")
     request = SaslAuthenticateRequest(b"\0writer\0hunter2", version=1)

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ConfigurationError, ProtocolError, SinkUnavailableError
 from sparkonce.sinks import KafkaSink
-from sparkonce.sinks.kafka.avro import AvroSchema, derive, fit
-from sparkonce.sinks.kafka.layout import Layout
-from sparkonce.sinks.kafka.registry import Registry
-from sparkonce.sinks.kafka.rows import RowError
+from sparkonce.sinks.kafka.rows.avro_rows import AvroSchema
+from sparkonce.sinks.kafka.rows.avro_schema import derive, fit
+from sparkonce.sinks.kafka.rows.conventions import RowError
+from sparkonce.sinks.kafka.rows.layout import Layout
+from sparkonce.sinks.kafka.rows.registry import Registry
 
 TIME = pa.timestamp("us", tz="UTC")
 ROW = pa.struct([("id", pa.int64()), ("at", TIME)])
@@ -42,12 +43,27 @@ def sink(**settings: Any) -> KafkaSink:
     [
         (Layout(None, None, "json"), schema(id=pa.int64()), ["to_json(r) AS value"]),
         (
-            Layout("id", None, "json"),
+            Layout(("id",), None, "json"),
             schema(id=pa.int64()),
             ["string(r.`id`) AS key", "to_json(r) AS value"],
         ),
         (
-            Layout("id", None, "avro"),
+            Layout(("id",), "text", "json"),
+            schema(id=pa.date32()),
+            ["string(r.`id`) AS key", "to_json(r) AS value"],
+        ),
+        (
+            Layout(("id",), "json", "json"),
+            schema(id=pa.int64()),
+            ["to_json(struct(r.`id`)) AS key", "to_json(r) AS value"],
+        ),
+        (
+            Layout(None, "text", None),
+            schema(key=pa.int64(), value=pa.string()),
+            ["string(r.`key`) AS `key`", "r.`value` AS `value`"],
+        ),
+        (
+            Layout(("id",), None, "avro"),
             schema(id=pa.binary(), at=TIME),
             ["r.`id` AS key", "r AS value"],
         ),
@@ -82,27 +98,26 @@ def test_columns_that_spark_makes(layout: Layout, columns: pa.Schema, expected: 
     ("layout", "columns", "words"),
     [
         (Layout(None, None, "json"), schema(id=pa.int64(), topic=pa.string()), "'topic' can be"),
-        (Layout("nr", None, "json"), schema(id=pa.int64()), "key='nr'.*there are id"),
-        (Layout("at", None, "json"), schema(at=TIME), "'at' is timestamp.*key_format="),
-        (Layout("x", None, "json"), schema(x=pa.float64()), "'x' is double"),
-        (Layout("x", None, "json"), schema(x=pa.decimal128(9, 2)), "'x' is decimal"),
-        (Layout("id", "json", "json"), schema(id=pa.int64()), r"key=\['id'\]"),
+        (Layout(("nr",), None, "json"), schema(id=pa.int64()), "key='nr'.*there are id"),
+        (Layout(("at",), None, "json"), schema(at=TIME), "'at' is timestamp.*key_format="),
+        (Layout(("x",), None, "json"), schema(x=pa.float64()), "'x' is double"),
+        (Layout(("x",), None, "json"), schema(x=pa.decimal128(9, 2)), "'x' is decimal"),
         (Layout(None, None, "json"), schema(value=pa.string()), "'value' is string; JSON"),
-        (Layout("id", None, "json"), schema(id=pa.int64(), value=ROW), "whole rows.*'value'"),
+        (Layout(("id",), None, "json"), schema(id=pa.int64(), value=ROW), "whole rows.*'value'"),
         (Layout(None, "json", None), schema(key=ROW), "'value' is missing"),
         (Layout(None, "json", "json"), schema(id=pa.int64()), "needs key="),
-        (Layout(None, "json", "json"), schema(value=ROW), "no column 'key'"),
+        (Layout(None, "json", "json"), schema(value=ROW), "needs a column 'key'"),
     ],
 )
 def test_columns_without_a_clear_place(layout: Layout, columns: pa.Schema, words: str) -> None:
-    """Refused, naming the column and the way out; nothing is guessed."""
+    """Refused, naming the column and the next step; nothing is guessed."""
     with pytest.raises(ConfigurationError, match=f"(?s){words}"):
         layout(columns, "r")
 
 
 def test_column_that_is_there_twice() -> None:
     twice = pa.schema([("id", pa.int64()), ("id", pa.int64())])
-    with pytest.raises(ConfigurationError, match="'id' is there twice"):
+    with pytest.raises(ConfigurationError, match="'id' exists twice"):
         Layout(None, None, "json")(twice, "r")
 
 
@@ -113,11 +128,16 @@ REGISTRY = {"url": "http://localhost:8081"}
     ("settings", "words"),
     [
         ({"value_format": "xml"}, "value_format='xml'.*'json', 'avro'"),
-        ({"value_format": "json", "key_format": "text"}, "key_format='text'"),
+        ({"value_format": "text"}, "value_format='text'.*'json', 'avro'"),
+        ({"value_format": "json", "key_format": "xml"}, "key_format='xml'.*'text', 'json', 'avro'"),
         ({"key": "id"}, "needs value_format="),
         ({"key": [], "value_format": "json"}, "key="),
         ({"key": "", "value_format": "json"}, "key="),
-        ({"key": ["a", "b"], "value_format": "json"}, "key_format="),
+        (
+            {"key": ["a", "b"], "value_format": "json"},
+            "cannot be text.*key_format='json' or 'avro'",
+        ),
+        ({"key": ["a", "b"], "value_format": "json", "key_format": "text"}, "cannot be text"),
         ({"value_format": "avro"}, "schema_registry="),
         ({"value_format": "avro", "schema_registry": {}}, "url"),
         ({"value_format": "avro", "schema_registry": {"url": "localhost:8081"}}, "http://"),
@@ -147,7 +167,7 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], words: st
 
 
 def test_typed_sink_as_a_value() -> None:
-    """It travels; two that shape rows alike share the work; a plain sink shapes none."""
+    """It travels; two sinks with equal layouts share the work; a plain sink has no layout."""
     typed = sink(value_format="avro", key=["id"], key_format="json", schema_registry=REGISTRY)
     again = pickle.loads(pickle.dumps(typed))  # noqa: S301 - our own bytes
     assert again.columns == typed.columns
@@ -155,9 +175,20 @@ def test_typed_sink_as_a_value() -> None:
     assert sink().columns is None
 
 
+@pytest.mark.parametrize("key_format", [None, "text", "json", "avro"])
+def test_name_of_a_column_is_a_list_of_one(key_format: str | None) -> None:
+    """One meaning of `key`, whatever the format."""
+    settings = {"value_format": "json", "key_format": key_format}
+    if key_format == "avro":
+        settings["schema_registry"] = REGISTRY  # type: ignore[assignment]
+    assert sink(key="id", **settings).columns == sink(key=["id"], **settings).columns
+
+
 def test_avro_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it plain rows and JSON work, and Avro says what to install."""
-    for module in [name for name in sys.modules if name.startswith("sparkonce.sinks.kafka.avro")]:
+    """Without it plain rows and JSON work, and the error for Avro says what to install."""
+    for module in [
+        name for name in sys.modules if name.startswith("sparkonce.sinks.kafka.rows.avro")
+    ]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "fastavro", None)
     assert sink(value_format="json").columns is not None
@@ -214,12 +245,12 @@ def test_schema_made_of_types() -> None:
     ],
 )
 def test_column_that_avro_has_no_place_for(kind: pa.DataType, words: str) -> None:
-    """Refused by its path, with the way out."""
+    """Refused, naming its path and the next step."""
     with pytest.raises(ConfigurationError, match=words):
         derive(kind, "Value")
 
 
-# -- Avro: a schema that somebody wrote ------------------------------------------------------------
+# -- Avro: a schema that is given ------------------------------------------------------------------
 
 
 def record(*fields: dict[str, Any]) -> str:
@@ -265,7 +296,7 @@ MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
     ],
 )
 def test_type_that_the_schema_cannot_hold(kind: pa.DataType, avro: Any) -> None:
-    """Refused before a row moves: fastavro writes some of these, as something else."""
+    """Refused before a row moves: fastavro would write some of these as something else."""
     with pytest.raises(ConfigurationError, match=r"\ba"):
         fit(pa.struct([("a", kind)]), one(avro))
 
@@ -280,12 +311,12 @@ def test_type_that_the_schema_cannot_hold(kind: pa.DataType, avro: Any) -> None:
                 {"name": "a", "type": "int"},
                 {"name": "b", "type": ["bytes", "null"], "default": "x"},
             ),
-            "b: .*default that is bytes",
+            "b: .*default of bytes",
         ),
     ],
 )
 def test_columns_and_fields_that_do_not_meet(written: str, words: str) -> None:
-    """A column without a field would be lost without a word; a field needs a default."""
+    """A column without a field would be lost silently; a field without a column needs a default."""
     with pytest.raises(ConfigurationError, match=words):
         fit(pa.struct([("a", pa.int32())]), written)
 
@@ -310,7 +341,7 @@ def test_text_that_is_not_utf8_is_told_by_its_column() -> None:
 
 
 def read(column: pa.Array[Any], written: str) -> list[Any]:
-    """What fastavro reads of the rows, after the frame."""
+    """The rows as fastavro reads them, after the frame."""
     encoded = AvroSchema("value", written, 258).encoded(column).to_pylist()
     assert all(data is None or data[:5] == b"\0\0\0\1\2" for data in encoded)
     parsed = json.loads(written)
@@ -343,7 +374,7 @@ ROWS = st.fixed_dictionaries(
 
 @given(st.lists(st.none() | ROWS, min_size=1), st.data())
 def test_rows_are_read_as_they_were(rows: list[Any], data: st.DataObject) -> None:
-    """Also in a slice, and in whatever time zone Spark's session shows them."""
+    """Also in a slice, and in any time zone of Spark's session."""
     zone = data.draw(st.sampled_from(["UTC", "Europe/Berlin", "America/St_Johns"]))
     index = TYPED.get_field_index("at")
     kind = pa.struct(
@@ -442,7 +473,7 @@ def test_row_that_does_not_fit(kind: pa.DataType, avro: Any, value: Any, words: 
 
 
 def test_nulls_where_the_schema_has_them() -> None:
-    """Also below a null, in a slice, and beside a row that is a tombstone."""
+    """Also below a null, in a slice, and next to a row that is a tombstone."""
     inner = {"type": "record", "name": "S", "fields": [{"name": "b", "type": "boolean"}]}
     flags = {"type": "map", "values": ["null", "boolean"]}
     written = record({"name": "s", "type": ["null", inner]}, {"name": "m", "type": flags})
@@ -465,13 +496,23 @@ def test_nulls_where_the_schema_has_them() -> None:
     ],
 )
 def test_schema_that_cannot_be_settled(columns: pa.Schema, words: str) -> None:
-    """Refused before the registry, which keeps what it once has, is asked."""
+    """Refused before the registry is asked, which never forgets a schema."""
     written = record({"name": "id", "type": "int"}, {"name": "at", "type": MILLIS})
     nowhere = {"url": "http://127.0.0.1:1", "max.retries": 0}
     typed = sink(value_format="avro", schema_registry=nowhere, value_schema=written)
     assert typed._avro is not None
     with pytest.raises(ConfigurationError, match=words):
-        typed._avro.settle(columns)
+        typed._avro.choose_schemas(columns)
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [("http://127.0.0.1:1", SinkUnavailableError), ("http://[", ConfigurationError)],
+)
+def test_registry_that_cannot_be_reached(url: str, error: type[Exception]) -> None:
+    """Nobody listens now, or there is no such address."""
+    with pytest.raises(error, match="schema registry at"):
+        Registry({"url": url, "max.retries": 0}).schema("orders-value", '"string"')
 
 
 def test_row_before_a_schema_is_settled() -> None:
@@ -502,11 +543,11 @@ def test_registry_setting_that_cannot_work(config: dict[str, Any], words: str) -
 def test_registry_setting_that_nobody_knows() -> None:
     """The client refuses it by its name."""
     with pytest.raises(ConfigurationError, match=r"no\.such"):
-        Registry({**REGISTRY, "no.such": 1}).settle("orders-value", '"string"')
+        Registry({**REGISTRY, "no.such": 1}).schema("orders-value", '"string"')
 
 
 def test_registry_shows_no_secret() -> None:
-    """Neither in its `repr` nor in its address, however they were given."""
+    """They are neither in its `repr` nor in its address, whichever way they were given."""
     registry = Registry(
         {
             "url": "http://a:1/x,https://b:2",

@@ -18,8 +18,8 @@ from psycopg import sql
 
 from integration_tests.crash.scenario import Row, SeenRow, Target
 from sparkonce.model import Committable, Owner
-from sparkonce.sinks.kafka.finisher import Finisher
-from sparkonce.sinks.kafka.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.finishing.finisher import Finisher
 from sparkonce.testing import checks
 from sparkonce.testing.services import KafkaServer, PostgresServer, S3Server, Services
 

@@ -16,8 +16,8 @@ import pytest
 from integration_tests.crash.scenario import Scenario, shown
 from integration_tests.crash.targets import real_targets
 from sparkonce.model import Committable
-from sparkonce.sinks.kafka.finisher import Finisher
-from sparkonce.sinks.kafka.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.finishing.finisher import Finisher
 from sparkonce.testing.services import Services
 from sparkonce.txn_log.record import TransactionRecord
 
@@ -148,7 +148,7 @@ def test_kafka_times_the_transactions_out(
 ) -> None:
     """The broker's own transaction timeout, and no call of ours, takes both branches."""
     timeout_ms = 25_000
-    targets = real_targets(services, fresh_name, transaction_timeout_ms=timeout_ms)
+    targets = real_targets(services, fresh_name, transaction_timeout_s=timeout_ms / 1000)
     with Scenario(tmp_path, targets, 2, is_tagged=False) as scenario:
         driver = scenario.driver
         driver.start(driver.arm("decide.after", batch=0))

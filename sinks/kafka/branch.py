@@ -1,4 +1,7 @@
-"""What identifies an open, flushed and marked transaction, and how it stands in a committable."""
+"""An open, flushed and marked transaction: its identity, and its form in a committable.
+
+writing ──► KafkaBranch ──► committable ──► log ──► KafkaBranch ──► finishing
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from sparkonce.sinks.committables import check_version
 PAYLOAD_VERSION: Final = 2
 MAX_MARGIN_S: Final = 60.0
 TIMEOUT: Final = (
-    "transaction_timeout_ms= of the sink (without it, transaction.max.timeout.ms of the brokers)"
+    "transaction_timeout_s= of the sink (without it, transaction.max.timeout.ms of the brokers)"
 )
-"""Which setting ends a transaction that nobody commits, for messages."""
+"""For messages: the setting after which the broker aborts a transaction that nobody commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +27,16 @@ class KafkaBranch:
 
     Attributes:
         transactional_id: the branch's name.
-        producer_id: as the broker gave it; -1 when no row was written and so nothing is open.
-        producer_epoch: with `producer_id` it belongs to this one transaction.
-        partitions: that hold its rows, by topic.
+        producer_id: from the broker; -1 when no row was written, so that nothing is open.
+        producer_epoch: together with `producer_id` it belongs to this one transaction.
+        partitions: the partitions that hold its rows, by topic.
         cluster_id: the cluster that holds the transaction.
-        marker_topics: whose partitions 0 carry the marker, each as good as the others; none when
-            nothing was written.
+        marker_topics: the topics whose partition 0 holds the marker; each marker is as good as the
+            others. Empty when nothing was written.
         began_at: Unix time in seconds before the transaction could begin.
-        timeout_ms: after which the broker aborts it.
-        proof_kept_s: how long the brokers said that they keep the proof, when the query began; None
-            where nobody has asked.
+        timeout_ms: the broker aborts the transaction after this time.
+        proof_kept_s: how long the brokers kept proofs, when the query began; None where they were
+            not asked.
     """
 
     transactional_id: str
@@ -47,9 +50,9 @@ class KafkaBranch:
     proof_kept_s: float | None = None
 
     def committable(self, branch_id: BranchId) -> Committable:
-        """The lasting form, safe until shortly before the broker may abort the transaction.
+        """The durable form, safe until shortly before the broker may abort the transaction.
 
-        The margin also covers clocks of executor and driver that differ a little.
+        The margin also covers a small difference between the clocks of executor and driver.
         """
         timeout_s = self.timeout_ms / 1000
         return Committable(
@@ -57,7 +60,20 @@ class KafkaBranch:
             payload=asdict(self),
             version=PAYLOAD_VERSION,
             safe_until=self.began_at + timeout_s - min(MAX_MARGIN_S, timeout_s / 10),
+            text=self.text,
         )
+
+    @property
+    def text(self) -> str:
+        """The transaction in one line, for people."""
+        if self.producer_id < 0:
+            return f"transaction {self.transactional_id}, without rows"
+        topics = "".join(
+            f", topic {topic} partitions {', '.join(map(str, numbers))}"
+            for topic, numbers in self.partitions.items()
+        )
+        producer = f"producer {self.producer_id}/{self.producer_epoch}"
+        return f"transaction {self.transactional_id} of {producer}{topics}"
 
     @classmethod
     def of(cls, committable: Committable) -> Self:
@@ -65,11 +81,11 @@ class KafkaBranch:
 
         Raises:
             ConfigurationError: a newer sparkonce wrote it.
-            ProtocolError: it is not one of this sink.
+            ProtocolError: another sink wrote it.
         """
         check_version(committable, PAYLOAD_VERSION)
         payload: dict[str, Any] = {**committable.payload}
-        if "marker_topic" in payload:  # version 1: there was only one
+        if "marker_topic" in payload:  # version 1 had only one
             topic = payload.pop("marker_topic")
             payload["marker_topics"] = [] if topic is None else [topic]
         try:

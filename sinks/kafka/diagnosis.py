@@ -1,4 +1,4 @@
-"""What of a Kafka cluster bites a pipeline in a bad hour."""
+"""What `sparkonce doctor` reports about a Kafka cluster: what would hurt a pipeline later."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from kafka import errors
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
-from sparkonce.sinks.kafka.access import RefusedError, missing_right
-from sparkonce.sinks.kafka.client import Patience
-from sparkonce.sinks.kafka.finisher import Finisher
+from sparkonce.sinks.kafka.connecting.connection import Patience
+from sparkonce.sinks.kafka.connecting.refused import RefusedError, in_words, missing_right
+from sparkonce.sinks.kafka.finishing.finisher import Finisher
 
 PATIENCE_S: Final = 10.0
 
-_LONG_TIMEOUT_MS: Final = 3_600_000
-"""A night without a driver is longer, but an hour is what most alarms need."""
+_LONG_TIMEOUT_S: Final = 3600
+"""A driver may be down for a whole night, but most alarms are handled within an hour."""
+
 _TIMEOUT: Final = "transaction.max.timeout.ms"
-_OWN_TIMEOUT: Final = "transaction_timeout_ms"
+_OWN_TIMEOUT: Final = "transaction_timeout_s"
 _IDS_KEPT: Final = "transactional.id.expiration.ms"
 _STATE_COPIES: Final = "transaction.state.log.replication.factor"
 _STATE_ISR: Final = "transaction.state.log.min.isr"
@@ -36,30 +37,18 @@ def diagnose(
 
     Args:
         finisher: asks the brokers.
-        topic: where rows go that name none.
+        topic: where rows go that name no topic.
         where: the sink's target, for messages.
-        look: what the sink checks before a query's first batch.
-        timeout_ms: of the sink's transactions, where it has one of its own; `look` has seen that
-            the brokers allow it.
+        look: the checks of the sink before a query's first batch.
+        timeout_ms: the sink's own transaction timeout, if it has one; `look` has checked that the
+            brokers allow it.
     """
     patience = Patience(PATIENCE_S)
-    try:
-        patience(look)
-    except (ConfigurationError, RefusedError) as error:
-        yield Finding(Level.ERROR, str(error))
+    failure = _failure(patience, look, where)
+    if failure is not None:
+        yield failure
         return
-    except errors.KafkaError as error:
-        right = missing_right(error)
-        if right is None:
-            yield Finding(
-                Level.ERROR,
-                f"{where}: no answer ({type(error).__name__}: {error})",
-                "check bootstrap_servers=, the brokers, and the security settings in config=",
-            )
-        else:
-            yield Finding(Level.ERROR, f"{right} is not allowed", "add the ACL (see docs/kafka.md)")
-        return
-    yield Finding(Level.OK, f"{where}: reachable, and every right that is needed is there")
+    yield Finding(Level.OK, f"{where}: reachable, and every right that the sink needs is allowed")
     names = (_TIMEOUT, _IDS_KEPT, _STATE_COPIES, _STATE_ISR)
     found = patience(lambda: finisher.broker_config(names))
     config = {name: min(values) for name, values in found.items()}
@@ -71,23 +60,47 @@ def diagnose(
         yield Finding(
             Level.WARNING,
             "the cluster has one broker: while it is down no batch is written or committed",
-            "give a cluster that matters three brokers",
+            "run three brokers in a cluster that matters",
         )
     if topic is not None:
         yield from _topic(topic, patience(lambda: finisher.topic_config(topic, [_TOPIC_ISR])))
 
 
+def _failure(patience: Patience, look: Callable[[], object], where: str) -> Finding | None:
+    """Why the sink's own checks fail, if they do."""
+    try:
+        patience(look)
+    except (ConfigurationError, RefusedError) as error:
+        return Finding(Level.ERROR, str(error))
+    except errors.KafkaError as error:
+        right = missing_right(error)
+        if right is not None:
+            return Finding(
+                Level.ERROR, f"{right} is not allowed", "add the ACL (see docs/kafka.md)"
+            )
+        return Finding(
+            Level.ERROR,
+            f"{where}: no response ({in_words(error)})",
+            "check bootstrap_servers=, the brokers, and the security settings in config=",
+        )
+    return None
+
+
 def _timeout(own_ms: int | None, allowed_ms: int) -> Finding:
-    name, timeout_ms = (_TIMEOUT, allowed_ms) if own_ms is None else (_OWN_TIMEOUT, own_ms)
-    if timeout_ms >= _LONG_TIMEOUT_MS:
-        return Finding(Level.OK, f"{name}={timeout_ms}")
-    where = "the brokers" if own_ms is None else f"the sink, which {_TIMEOUT} has to allow"
+    timeout_s = (allowed_ms if own_ms is None else own_ms) / 1000
+    if own_ms is None:
+        setting, enough = f"{_TIMEOUT}={allowed_ms}", f"{_TIMEOUT}={_LONG_TIMEOUT_S * 1000}"
+        where = "the brokers"
+    else:
+        setting, enough = f"{_OWN_TIMEOUT}={timeout_s:g}", f"{_OWN_TIMEOUT}={_LONG_TIMEOUT_S}"
+        where = f"the sink; the brokers must allow that with {_TIMEOUT}"
+    if timeout_s >= _LONG_TIMEOUT_S:
+        return Finding(Level.OK, setting)
     return Finding(
         Level.WARNING,
-        f"{name}={timeout_ms}: the brokers abort what is prepared {timeout_ms / 60_000:.0f}"
-        " min after it began; a driver that is down for longer has to write it again",
-        f"set {name}={_LONG_TIMEOUT_MS} or more on {where}; "
-        'commit="after_checkpoint" cannot do without',
+        f"{setting}: the brokers abort a prepared transaction {timeout_s / 60:.0f} min after it "
+        "began; a driver that is down for longer must rewrite it",
+        f'set {enough} or more on {where}; commit="after_checkpoint" depends on it',
     )
 
 
@@ -95,17 +108,18 @@ def _replicas(config: Mapping[str, int]) -> Iterator[Finding]:
     if not config:
         yield Finding(
             Level.WARNING,
-            "the brokers' settings may not be read, so timeouts and replicas are not known",
+            "the sink may not read the brokers' settings, so their timeouts and replicas are not "
+            "known",
             "allow DescribeConfigs on the cluster",
         )
         return
-    if 0 < config.get(_STATE_ISR, 0) < 2:  # noqa: PLR2004 - one copy is none
+    if 0 < config.get(_STATE_ISR, 0) < 2:  # noqa: PLR2004 - a single copy is no replica
         copies = config.get(_STATE_COPIES, "?")
         yield Finding(
             Level.WARNING,
-            f"{_STATE_ISR}={config[_STATE_ISR]}, {_STATE_COPIES}={copies}: a broker that is lost "
-            "takes prepared transactions with it",
-            f"three replicas of __transaction_state, and {_STATE_ISR}=2",
+            f"{_STATE_ISR}={config[_STATE_ISR]}, {_STATE_COPIES}={copies}: if a broker is lost, "
+            "prepared transactions are lost with it",
+            f"use three replicas of __transaction_state, and {_STATE_ISR}=2",
         )
 
 
@@ -113,16 +127,16 @@ def _topic(topic: str, config: Mapping[str, str]) -> Iterator[Finding]:
     if not config:
         yield Finding(
             Level.WARNING,
-            f"the settings of topic {topic} may not be read",
+            f"the sink may not read the settings of topic {topic}",
             "allow DescribeConfigs on the topic",
         )
-    elif int(config[_TOPIC_ISR]) < 2:  # noqa: PLR2004 - one copy is none
+    elif int(config[_TOPIC_ISR]) < 2:  # noqa: PLR2004 - a single copy is no replica
         yield Finding(
             Level.WARNING,
-            f"topic {topic} has {_TOPIC_ISR}={config[_TOPIC_ISR]}: an acknowledged row may be on "
-            "one broker only",
-            f"give it three replicas (kafka-reassign-partitions.sh), and only then {_TOPIC_ISR}=2: "
-            "with fewer, nothing could be written or committed any more",
+            f"topic {topic} has {_TOPIC_ISR}={config[_TOPIC_ISR]}: an acknowledged row may exist "
+            "on one broker only",
+            f"use three replicas (kafka-reassign-partitions.sh), and only then {_TOPIC_ISR}=2: "
+            "with fewer replicas nothing could be written or committed any more",
         )
     else:
         yield Finding(Level.OK, f"topic {topic}: {_TOPIC_ISR}={config[_TOPIC_ISR]}")

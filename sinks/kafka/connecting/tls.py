@@ -1,8 +1,8 @@
 """TLS for the client on the driver, from librdkafka's settings.
 
-kafka-python would make a context of its own: one that knows no PEM text, asks on the terminal for
-a key's password, cannot read a revocation list, leaves a socket open whose handshake fails, and
-waits for ever for a broker that takes the connection and does not answer.
+kafka-python would create a context of its own. That context takes no PEM text, asks for a key's
+password on the terminal, reads no revocation list, leaves a socket open when its handshake fails,
+and waits forever for a broker that accepts the connection and never responds.
 """
 
 from __future__ import annotations
@@ -13,21 +13,19 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from sparkonce.sinks.kafka.access import RefusedError
-
-if TYPE_CHECKING:
-    from sparkonce.sinks.kafka.settings import KafkaSettings
+from sparkonce.sinks.kafka.connecting.refused import RefusedError
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
 
 HANDSHAKE_S: Final = 2.5
-"""Half of what the first connection may take in all, so that there is time for another broker."""
+"""Half of the time for the first connection, so that there is time to try another broker."""
 
 _WANTS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def context(settings: KafkaSettings) -> ssl.SSLContext:
-    """What kafka-python makes its connections with.
+    """The context for kafka-python's connections.
 
     Raises:
         RefusedError: a file cannot be read, or does not hold what its setting names.
@@ -66,12 +64,12 @@ def _trust(made: ssl.SSLContext, settings: KafkaSettings) -> None:
 
 def _identify(made: ssl.SSLContext, settings: KafkaSettings) -> None:
     files = [settings.text(f"ssl.{what}.location") for what in ("certificate", "key")]
-    # Without one, OpenSSL would ask on the terminal.
+    # Without a password OpenSSL would ask for one on the terminal.
     password = settings.text("ssl.key.password") or ""
-    with tempfile.TemporaryDirectory(prefix="sparkonce-") as folder:  # for our user only
+    with tempfile.TemporaryDirectory(prefix="sparkonce-") as folder:  # readable by our user only
         for number, what in enumerate(("certificate", "key")):
             text = _pem(f"ssl.{what}.pem", settings)
-            if text is not None:  # Python reads them from files only
+            if text is not None:  # Python reads them only from files
                 path = Path(folder) / what
                 path.write_text(text, "ascii")
                 files[number] = str(path)
@@ -79,7 +77,7 @@ def _identify(made: ssl.SSLContext, settings: KafkaSettings) -> None:
         for name, file in ((settings.certificate, certificate), (settings.key, key)):
             try:
                 with Path(str(file)).open("rb"):
-                    pass  # `ssl` does not say which of the two it could not open
+                    pass  # `ssl` does not say which of the two files it could not open
             except OSError as error:
                 raise RefusedError(_unreadable(str(name), settings, error)) from None
         try:
@@ -95,7 +93,7 @@ def _identify(made: ssl.SSLContext, settings: KafkaSettings) -> None:
 
 
 def _pem(name: str, settings: KafkaSettings) -> str | None:
-    """Inline PEM in ASCII, the only letters that Python takes; comments may have others."""
+    """Inline PEM as ASCII, which is all that Python accepts; comments may hold other characters."""
     text = settings.text(name)
     return None if text is None else text.encode("ascii", "ignore").decode()
 
@@ -107,10 +105,10 @@ def _unreadable(name: str, settings: KafkaSettings, error: OSError) -> str:
 
 
 class Draining(socket.socket):
-    """Lets what has arrived be read before it tells that the other side has closed.
+    """Delivers the bytes that have arrived before it reports that the peer has closed.
 
-    kafka-python reads until nothing is left and drops all of it when the end is among it: a
-    broker's "wrong password" is followed by its end at once.
+    kafka-python reads until nothing is left, and drops everything when the end of the stream is
+    among it. A broker closes right after it has sent "wrong password".
     """
 
     _nothing_yet: ClassVar[type[OSError]] = BlockingIOError
@@ -126,9 +124,10 @@ class Draining(socket.socket):
 
 
 class TlsSocket(Draining, ssl.SSLSocket):
-    """Drains, and closes itself when its handshake fails, or is not answered in time.
+    """Drains, and closes itself when its handshake fails or gets no response in time.
 
-    kafka-python waits for the socket alone, so that is what ends: it becomes readable.
+    kafka-python only waits for the socket, so a late handshake shuts the socket down: it becomes
+    readable.
     """
 
     _nothing_yet = ssl.SSLWantReadError
@@ -138,11 +137,11 @@ class TlsSocket(Draining, ssl.SSLSocket):
     def do_handshake(self, *args: Any, **kwargs: Any) -> None:
         try:
             if self._is_late:
-                raise TimeoutError(f"no answer to TLS within {HANDSHAKE_S:g} s")
+                raise TimeoutError(f"no response to TLS within {HANDSHAKE_S:g} s")
             super().do_handshake(*args, **kwargs)
         except _WANTS:
             if self._timer is None:
-                self._timer = threading.Timer(HANDSHAKE_S, self._give_up)
+                self._timer = threading.Timer(HANDSHAKE_S, self._shut_down)
                 self._timer.daemon = True
                 self._timer.start()
             raise
@@ -152,10 +151,10 @@ class TlsSocket(Draining, ssl.SSLSocket):
         if self._timer is not None:
             self._timer.cancel()
 
-    def _give_up(self) -> None:
+    def _shut_down(self) -> None:
         self._is_late = True
-        with suppress(OSError):  # it has closed meanwhile
+        with suppress(OSError):  # it has been closed meanwhile
             socket.socket.shutdown(self, socket.SHUT_RDWR)
 
     def __del__(self) -> None:
-        self.close()  # a client that is closed during a handshake drops it
+        self.close()  # a client that is closed during a handshake only drops the socket

@@ -1,4 +1,4 @@
-"""The columns of a sink that are sent as Avro: settled on the driver, written on the executors."""
+"""The columns that a sink sends as Avro: schemas chosen by the driver, rows encoded by tasks."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, ProtocolError
-from sparkonce.sinks.kafka.avro import AvroSchema, derive, fit, parse
-from sparkonce.sinks.kafka.registry import Registry
+from sparkonce.sinks.kafka.rows.avro_rows import AvroSchema
+from sparkonce.sinks.kafka.rows.avro_schema import derive, fit, parse
+from sparkonce.sinks.kafka.rows.registry import Registry
 
 
 class AvroColumns:
     """Which of `value` and `key` are Avro, and in which schemas.
 
     Args:
-        columns: that are sent as Avro.
-        topic: whose subjects the schemas belong to.
-        value_schema: the text of the value's schema; None makes it of the column's type.
+        columns: the columns that are sent as Avro.
+        topic: the schemas belong to its subjects.
+        value_schema: the text of the value's schema; None derives it from the column's type.
         config: how to reach the registry.
 
     Raises:
-        ConfigurationError: a setting is missing, wrong, or does not fit another.
+        ConfigurationError: a setting is missing, wrong, or contradicts another.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class AvroColumns:
         if value_schema is not None:
             if self._registry.uses_latest:
                 raise ConfigurationError(
-                    "value_schema= names one schema and 'use.latest.version' another; choose one"
+                    "value_schema= names one schema, and 'use.latest.version' another; choose one"
                 )
             try:
                 parse(value_schema)
@@ -58,49 +59,51 @@ class AvroColumns:
         self._schemas: dict[str, AvroSchema] = {}
 
     def sent(self, schema: pa.Schema) -> pa.Schema:
-        """The schema of the rows once they are Avro."""
+        """The schema of the rows once these columns are Avro."""
         for name in self._columns:
             if name in schema.names:
                 index = schema.names.index(name)
                 schema = schema.set(index, pa.field(name, pa.large_binary()))
         return schema
 
-    def settle(self, schema: pa.Schema) -> None:
-        """Find a schema for each column, in which its type fits and which the registry has.
+    def choose_schemas(self, schema: pa.Schema) -> None:
+        """Find a schema for each column that fits its type and that the registry has.
 
         Raises:
             ConfigurationError: there is none, or rows name topics of their own.
+            SinkUnavailableError: the registry cannot be reached now.
         """
         if "topic" in schema.names:
             raise ConfigurationError(
-                f"the column 'topic' names other topics, and the schema is of {self._topic!r}; "
+                f"the column 'topic' names other topics, but the schema is for {self._topic!r}; "
                 "give each topic a sink of its own, with transform= to filter its rows"
             )
-        settled = {}
+        chosen = {}
         for name in self._columns:
-            settled[name] = self._settled(name, schema.field(name).type)
-        self._schemas = settled
+            chosen[name] = self._chosen(name, schema.field(name).type)
+        self._schemas = chosen
 
-    def _settled(self, name: str, kind: pa.DataType) -> AvroSchema:
+    def _chosen(self, name: str, kind: pa.DataType) -> AvroSchema:
         text = self._texts.get(name)
         if text is None and not self._registry.uses_latest:
             text = derive(kind, name.title())
         if text is not None:
-            _check(name, kind, text)  # before the registry knows it for ever
+            _check(name, kind, text)  # before the registry keeps it permanently
         subject = f"{self._topic}-{name}"
-        schema_id, text = self._registry.settle(subject, text)
+        schema_id, text = self._registry.schema(subject, text)
         _check(name, kind, text)
         return AvroSchema(name, text, schema_id)
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows as they are sent.
+        """The rows with these columns in Avro.
 
         Raises:
             RowError: naming the field that does not fit the schema.
         """
         for name in self._columns:
             if name not in self._schemas:
-                raise ProtocolError("`validate` was not called: no schema is settled")
+                raise ProtocolError("`validate` was not called, so no schema is chosen")
+
             index = batch.schema.names.index(name)
             column = self._schemas[name].encoded(batch.column(index))
             batch = batch.set_column(index, name, column)

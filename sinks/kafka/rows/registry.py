@@ -1,42 +1,53 @@
-"""The Confluent schema registry, asked by the driver once per start, before any data moves.
+"""The Confluent schema registry, which the driver asks once per start, before any data moves.
 
     subject "orders-value" ──► register, look up, or take the newest ──► (id, text) of the schema
 
-Executors never ask it: the id travels with the sink, so all of them write one schema.
+Executors never ask it: the id travels with the sink, so all of them write the same schema.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.client import CONFLICT, FORBIDDEN, NOT_FOUND, UNAUTHORIZED
+from http.client import (
+    CONFLICT,
+    FORBIDDEN,
+    INTERNAL_SERVER_ERROR,
+    NOT_FOUND,
+    TOO_MANY_REQUESTS,
+    UNAUTHORIZED,
+)
 from typing import Final
 
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SinkUnavailableError
 
 AUTO_REGISTER: Final = "auto.register.schemas"
 USE_LATEST: Final = "use.latest.version"
 
 _DEFAULTS: Final[Mapping[str, object]] = {
-    "timeout": 30,  # the client's own default is to wait for ever
+    "timeout": 30,  # by default the client waits forever
     "max.retries": 2,
 }
+_NETWORK_ERRORS: Final = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
+"""Of httpx, by name: confluent-kafka imports it as one of two packages."""
+
 _SECRET: Final = ("user.info", "password", "secret", "token", "proxy")
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Where the registry is and how schemas get into it.
+    """Where the registry is, and how schemas get into it.
 
     Attributes:
-        config: confluent-kafka's settings of `SchemaRegistryClient`, and of its serializers
-            `auto.register.schemas` and `use.latest.version`.
+        config: confluent-kafka's settings of `SchemaRegistryClient`, and `auto.register.schemas`
+            and `use.latest.version` of its serializers.
 
     Raises:
-        ConfigurationError: the address is missing, or a setting cannot be used here.
+        ConfigurationError: the address is missing, or a setting cannot be used.
     """
 
     config: Mapping[str, object] = field(repr=False)
@@ -46,9 +57,9 @@ class Registry:
         if not isinstance(url, str) or not url.startswith("http"):
             raise ConfigurationError('schema_registry: give {"url": "http://host:8081", …}')
         if "@" in url:
-            # The client's own log would show it.
+            # The client would log it.
             raise ConfigurationError(
-                "schema_registry['url'] holds a user; give it as 'basic.auth.user.info': "
+                "schema_registry['url'] holds a user; give the user as 'basic.auth.user.info': "
                 '"user:password"'
             )
         for name, value in self.config.items():
@@ -60,8 +71,8 @@ class Registry:
                 raise ConfigurationError(f"schema_registry[{name!r}] is True or False")
         if self.uses_latest and self.config.get(AUTO_REGISTER, False):
             raise ConfigurationError(
-                f"schema_registry: {USE_LATEST!r} takes the schema that is there and "
-                f"{AUTO_REGISTER!r} makes one; choose one of them"
+                f"schema_registry: {USE_LATEST!r} takes the registered schema, and "
+                f"{AUTO_REGISTER!r} registers one; choose one of them"
             )
 
     @property
@@ -73,16 +84,17 @@ class Registry:
         """The addresses."""
         return str(self.config["url"])
 
-    def settle(self, subject: str, text: str | None) -> tuple[int, str]:
+    def schema(self, subject: str, text: str | None) -> tuple[int, str]:
         """The id and text of the schema with which this subject's rows are written.
 
         Args:
             subject: such as "orders-value".
-            text: of the schema; None takes the newest that the subject has.
+            text: the schema's text; None takes the subject's newest schema.
 
         Raises:
-            ConfigurationError: the registry does not answer, refuses us, has no such schema, or
-                holds this one for incompatible.
+            ConfigurationError: the registry refuses us, has no such schema, or calls this one
+                incompatible.
+            SinkUnavailableError: the registry cannot be reached now.
         """
         ours = {AUTO_REGISTER, USE_LATEST}
         config = {name: value for name, value in self.config.items() if name not in ours}
@@ -92,12 +104,13 @@ class Registry:
         except ConfigurationError:
             raise
         except SchemaRegistryError as error:
-            told = self._advice(error, subject)
+            reason, is_transient = self._advice(error, subject), _is_overloaded(error)
         except Exception as error:  # noqa: BLE001 - of its HTTP client, TLS, files and settings
-            told = f"{type(error).__name__}: {error}. Is the address right, and is it up?"
-        raise ConfigurationError(
-            f"schema registry at {self.where}: {self._without_secrets(told)}"
-        )  # without the cause, which could show a secret
+            reason = f"{type(error).__name__}: {error}. Is the address right, and is it up?"
+            is_transient = _is_unreachable(error)
+        kind = SinkUnavailableError if is_transient else ConfigurationError
+        # Without the cause, which could show a secret.
+        raise kind(f"schema registry at {self.where}: {self._without_secrets(reason)}")
 
     def _asked(
         self, client: SchemaRegistryClient, subject: str, text: str | None
@@ -109,7 +122,7 @@ class Registry:
                 raise ConfigurationError(
                     f"schema registry at {self.where}: the newest schema of {subject!r} is "
                     f"{schema.schema_type}{' with references' if schema.references else ''}; "
-                    "a schema in Avro that stands for itself is needed"
+                    "the sink needs an Avro schema without references"
                 )
             return int(latest.schema_id), str(schema.schema_str)
         schema = Schema(text, "AVRO")
@@ -118,20 +131,20 @@ class Registry:
         return int(client.lookup_schema(subject, schema).schema_id), text
 
     def _advice(self, error: SchemaRegistryError, subject: str) -> str:
-        told = f"{error.error_message} (HTTP {error.http_status_code})"
+        reply = f"{error.error_message} (HTTP {error.http_status_code})"
         if error.http_status_code in {UNAUTHORIZED, FORBIDDEN}:
-            return f"{told}: it refuses the credentials of schema_registry= for {subject!r}"
+            return f"{reply}: it refuses the credentials of schema_registry= for {subject!r}"
         if error.http_status_code == CONFLICT:
             return (
-                f"the schema is not compatible with those of the subject {subject!r}: {told}. "
+                f"the schema is not compatible with those of the subject {subject!r}: {reply}. "
                 "Change the columns or value_schema=, or the subject's compatibility"
             )
         if error.http_status_code == NOT_FOUND:
             return (
-                f"{told}: the subject {subject!r} does not have this schema; register it, or set "
+                f"{reply}: the subject {subject!r} does not have this schema; register it, or set "
                 f"{AUTO_REGISTER!r} to True"
             )
-        return f"{told}, for the subject {subject!r}"
+        return f"{reply}, for the subject {subject!r}"
 
     def _without_secrets(self, text: str) -> str:
         for secret in self._secrets():
@@ -139,7 +152,7 @@ class Registry:
         return text
 
     def _secrets(self) -> list[str]:
-        """Longest first, so that none hides a part of another from being found."""
+        """Longest first, so that masking one does not hide a part of another."""
         found = {
             str(value)
             for name, value in self.config.items()
@@ -147,3 +160,22 @@ class Registry:
         }
         found.add(str(self.config.get("basic.auth.user.info", "")).partition(":")[2])
         return sorted(filter(None, found), key=len, reverse=True)
+
+
+def _is_overloaded(error: SchemaRegistryError) -> bool:
+    status: int = error.http_status_code
+    return status >= INTERNAL_SERVER_ERROR or status == TOO_MANY_REQUESTS
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether the network failed, and not the trust between us and the registry."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return not kinds.isdisjoint(_NETWORK_ERRORS) and not any(
+        isinstance(cause, ssl.SSLError) for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

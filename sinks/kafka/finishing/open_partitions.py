@@ -1,12 +1,12 @@
-"""Which producers have an open transaction in which partitions, asked for as cheaply as may be.
+"""Which producers have an open transaction in which partitions, found as cheaply as possible.
 
     last stable offset ≥ end of the partition? ── yes ─► nothing in it is open
                                                └─ no ──► DescribeProducers: whose transaction it is
 
-DescribeProducers tells of each producer that a partition remembers, which is for a day each one
-that has ever written to it: megabytes, where many tasks write. So it is asked only where something
-is open. The first question cannot say too much: rows that were acknowledged lie before the end of
-their partition, whenever that is looked at, and the last stable offset passes no open transaction.
+DescribeProducers lists every producer that a partition remembers, for a day after its last write:
+megabytes where many tasks write. So it is sent only where something is open. The first question
+never hides an open transaction: acknowledged rows lie before the end of their partition, whenever
+the end is read, and the last stable offset never passes an open transaction.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ ByNode: TypeAlias = "Mapping[int, Mapping[str, Sequence[int]]]"
 """Partition numbers by topic, by the node of their leader."""
 
 GONE: Final = errors.UnknownTopicOrPartitionError.errno
-"""Of a partition that was deleted, and its rows with it: nothing in it waits to be visible."""
+"""The error of a partition that was deleted together with its rows."""
 
 _LATEST: Final = -1
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 ENDS_ARE_KNOWN_VERSION: Final = 5
-"""From it on (Kafka 2.2) a new leader that does not know the end yet says so."""
+"""From this version on (Kafka 2.2) a new leader that does not know the end yet reports that."""
 
 
 async def open_producers(admin: Any, partitions: ByNode) -> set[tuple[str, int, int]]:
     """Topic, partition and producer id of each open transaction there.
 
     Raises:
-        KafkaError: a partition cannot be looked at.
+        KafkaError: a partition cannot be examined.
     """
     found = await open_in_each(admin, await _unstable(admin, partitions))
     return {(*place, producer) for place, producers in found.items() for producer in producers}
 
 
 async def open_in_each(admin: Any, partitions: ByNode) -> dict[tuple[str, int], dict[int, bool]]:
-    """The producer ids of the open transactions, by topic and partition; what is gone is left out.
+    """The producer ids of the open transactions, by topic and partition.
 
-    Told also where all rows of the partition were deleted, and so nothing is unstable any more.
-    With each, whether a marker has ended a transaction of its there before.
+    The value says whether a marker has ended an earlier transaction of that producer there. Deleted
+    partitions are omitted. A transaction is listed even if all rows of its partition were deleted,
+    so that nothing in it is unstable.
 
     Raises:
-        KafkaError: a partition cannot be looked at.
+        KafkaError: a partition cannot be examined.
     """
     wanted = DescribeProducersRequest.TopicRequest
     answers = [
@@ -77,7 +78,7 @@ async def open_in_each(admin: Any, partitions: ByNode) -> dict[tuple[str, int], 
 
 
 async def _unstable(admin: Any, partitions: ByNode) -> ByNode:
-    """The partitions in which something is open, or of which that is not known."""
+    """The partitions in which a transaction is open, or may be open."""
     asked = [
         (
             node,

@@ -1,10 +1,10 @@
-"""The commit of several branches with one question: what one broker knows is asked for at once.
+"""The commit of several branches at once: one request per broker for all that the broker knows.
 
     find the coordinators ─► EndTxn each ─► no partition open, marker stable? ─► committed
     may EndTxn fence?                       (asked again until a short time has passed)
 
-This is the way of a healthy cluster only. A branch that it does not prove to be committed, for
-whatever reason, is committed by `outcome` alone: a second EndTxn changes nothing.
+This path is for a healthy cluster. `outcome` commits every branch that this path does not prove to
+be committed, whatever the reason: a second EndTxn changes nothing.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kafka.protocol.metadata import (
 from kafka.protocol.producer.transaction import EndTxnRequest
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.kafka.open_partitions import open_producers
+from sparkonce.sinks.kafka.finishing.open_partitions import open_producers
 
 FENCING_VERSION: Final = 5
-"""From this version of EndTxn on (Kafka 4.0, its features finalized) the broker also fences."""
+"""From this version of EndTxn on (Kafka 4.0 with its features finalized) the broker also fences."""
 
 _FEATURE: Final = "transaction.version"
 _FENCING_LEVEL: Final = 2
 
 STABLE_OFFSETS_VERSION: Final = 8
 MANY_KEYS_VERSION: Final = 4
-"""Of FindCoordinator; every broker since Kafka 3.0 has both."""
+"""The versions of OffsetFetch and FindCoordinator; every broker since Kafka 3.0 supports both."""
 
 PATIENCE_S: Final = 0.2
 _COORDINATORS: Final = (CoordinatorType.GROUP, CoordinatorType.TRANSACTION)
@@ -43,8 +43,8 @@ _FIRST_WAIT_S: Final = 0.002
 
 
 async def commit_together(admin: Any, branches: Sequence[KafkaBranch]) -> set[str]:
-    """Send EndTxn for each and wait a little; the transactional ids that are proven committed."""
-    # All are under way before the first answer is waited for.
+    """Send EndTxn for each, wait briefly, and return the ids that are proven committed."""
+    # All requests are in flight before the first response is awaited.
     lookups = [_ask_coordinators(admin, branches, kind) for kind in _COORDINATORS]
     metadata, features = _ask_leaders(admin, branches), ask_features(admin)
     groups, coordinators = [await _coordinators(admin, *lookup) for lookup in lookups]
@@ -72,7 +72,7 @@ async def commit_together(admin: Any, branches: Sequence[KafkaBranch]) -> set[st
 
 
 def ask_features(admin: Any) -> Any:
-    """The question that `lets_fence` has the answer to."""
+    """Send the request whose response `lets_fence` reads."""
     config = admin._manager.config  # noqa: SLF001
     names = {name: config[name] for name in ("client_software_name", "client_software_version")}
     return admin._manager.send(ApiVersionsRequest(**names, min_version=3))  # noqa: SLF001
@@ -84,10 +84,10 @@ async def lets_fence(answer: Any) -> bool:
     Raises:
         KafkaError: the broker does not say.
     """
-    told = await answer
-    if told.error_code:
-        raise errors.for_code(told.error_code)
-    levels = {feature.name: feature.max_version_level for feature in told.finalized_features or ()}
+    reply = await answer
+    if reply.error_code:
+        raise errors.for_code(reply.error_code)
+    levels = {feature.name: feature.max_version_level for feature in reply.finalized_features or ()}
     return bool(levels.get(_FEATURE, 0) >= _FENCING_LEVEL)
 
 
@@ -100,7 +100,7 @@ def _ask_coordinators(admin: Any, branches: Sequence[KafkaBranch], kind: Any) ->
 
 
 async def _coordinators(admin: Any, kind: Any, answer: Any) -> dict[str, int]:
-    """The coordinator's node of each name."""
+    """The node of each name's coordinator."""
     add = admin._manager.cluster.add_coordinator  # noqa: SLF001
     return {
         found.key: add(found, kind, found.key, synthesize_node_id=False)
@@ -111,7 +111,7 @@ async def _coordinators(admin: Any, kind: Any, answer: Any) -> dict[str, int]:
 async def _end(
     admin: Any, branches: Sequence[KafkaBranch], coordinators: dict[str, int]
 ) -> set[str]:
-    """The transactional ids of those that are decided now, and whose producers are fenced."""
+    """The transactional ids that are decided now, and whose producers are fenced."""
     sent = [
         admin._manager.send(  # noqa: SLF001
             EndTxnRequest(
@@ -148,7 +148,7 @@ async def _visible(
     groups: dict[str, int],
     leaders: dict[tuple[str, int], int],
 ) -> set[str]:
-    """Those of which no partition is open and whose marker is stable."""
+    """The transactional ids whose partitions are all closed and whose marker is stable."""
     offsets = _ask_offsets(admin, branches, groups)
     still_open = await open_producers(admin, _by_leader(branches, leaders))
     stable = set()
@@ -182,7 +182,7 @@ def _by_leader(
 
 
 def offsets_wanted(group: str, topics: Sequence[str]) -> Any:
-    """The part of a question for offsets that asks for a branch's markers."""
+    """The part of an OffsetFetch request that asks for a branch's markers."""
     wanted = OffsetFetchRequest.OffsetFetchRequestGroup
     topics = [wanted.OffsetFetchRequestTopics(name=each, partition_indexes=[0]) for each in topics]
     return wanted(group_id=group, topics=topics)
@@ -199,7 +199,7 @@ def _ask_offsets(
         admin._manager.send(  # noqa: SLF001
             OffsetFetchRequest(
                 groups=wanted_groups,
-                require_stable=True,  # without it an undecided marker reads as the old one
+                require_stable=True,  # otherwise an undecided marker reads as the previous one
                 min_version=STABLE_OFFSETS_VERSION,
                 max_version=STABLE_OFFSETS_VERSION,
             ),

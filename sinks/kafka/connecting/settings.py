@@ -1,11 +1,11 @@
 """What the user wrote, as the two clients understand it.
 
-    config={"sasl.username": …} ──► librdkafka (confluent-kafka), writes on the executors
-                                └─► kafka-python, finishes from the driver: security settings only,
-                                    those of TLS as an `ssl.SSLContext` (see `tls`)
+    config={"sasl.username": …} ──► librdkafka (confluent-kafka), which writes on the executors
+                                └─► kafka-python, which finishes from the driver: it takes only the
+                                    security settings, those of TLS as an `ssl.SSLContext` (`tls`)
 
-librdkafka's names are the ones that the user writes. A security setting that kafka-python cannot
-get is refused: otherwise the executors would write and the driver could not commit.
+The user writes librdkafka's names. A security setting that kafka-python cannot take is refused:
+otherwise the executors would write and the driver could not commit.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from typing import Any, Final, cast
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import JsonValue
-from sparkonce.sinks.kafka.oauth import OAuthCallback, TokenCallback, TokenProvider
-from sparkonce.sinks.kafka.rows import TOPIC_NAMES, is_topic_name
+from sparkonce.sinks.kafka.connecting.oauth import OAuthCallback, TokenCallback, TokenProvider
 
 TUNED: Final[Mapping[str, JsonValue]] = {
     "linger.ms": 50,
     "batch.size": 1 << 20,
     "batch.num.messages": 100_000,
     "compression.type": "lz4",
-    # librdkafka keeps about 300 bytes beside each message, so this is at most 200 MiB together.
+    # librdkafka keeps about 300 bytes with each message, so both limits allow 200 MiB at most.
     "queue.buffering.max.messages": 250_000,
     "queue.buffering.max.kbytes": 128 * 1024,
     "partitioner": "murmur2_random",  # places keys as Java's and Spark's producers do
-    # librdkafka waits this long between its bootstrap connection and the one to the broker.
+    # librdkafka waits this long between its bootstrap connection and its connection to a broker.
     "reconnect.backoff.ms": 10,
 }
-"""Defaults for throughput and for the fixed cost of a small batch; `config` overrides them."""
+"""Defaults for throughput and for small batches; `config` overrides them."""
 
 FEW_BROKERS: Final = 6
-"""Up to so many brokers a producer may connect to all of them, also to those it does not need."""
+"""In a cluster of up to this size a producer connects to every broker, needed or not."""
 
 SOCKET_TIMEOUT_MS: Final = 60_000
 
@@ -51,7 +50,7 @@ _ALIASES: Final = {
 _OWNED: Final = {
     "bootstrap.servers": "use bootstrap_servers=",
     "transactional.id": "sparkonce names each transaction by its branch",
-    "transaction.timeout.ms": "use transaction_timeout_ms=",
+    "transaction.timeout.ms": "use transaction_timeout_s=",
     "statistics.interval.ms": "sparkonce reads the producer id from the statistics",
     "delivery.report.only.error": "sparkonce counts deliveries",
     "enabled_events": "sparkonce counts deliveries",
@@ -81,7 +80,7 @@ _SHARED: Final = frozenset(
         "ssl.endpoint.identification.algorithm",
     }
 )
-"""The security settings that both clients understand."""
+"""The security settings that both clients take."""
 
 _PROTOCOLS: Final = frozenset({"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"})
 _PASSWORD_MECHANISMS: Final = frozenset({"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"})
@@ -93,7 +92,7 @@ _SECURITY: Final = re.compile(
 
 
 class Secret(str):
-    """A password whose `repr` does not show it, for clients that log their settings."""
+    """A password that its `repr` hides, for clients that log their settings."""
 
     __slots__ = ()
 
@@ -103,15 +102,15 @@ class Secret(str):
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """Where the brokers are, and how both clients talk to them.
+    """Where the brokers are, and how both clients connect to them.
 
     Attributes:
-        bootstrap_servers: as librdkafka takes it, "host:port,host:port".
+        bootstrap_servers: in librdkafka's form, "host:port,host:port".
         config: further librdkafka settings, by their primary names.
 
     Raises:
-        ConfigurationError: a setting belongs to sparkonce, breaks exactly-once, or cannot be
-            given to the client that commits.
+        ConfigurationError: a setting belongs to sparkonce, breaks exactly-once, or is unknown to
+            the client that commits.
     """
 
     bootstrap_servers: str
@@ -122,7 +121,7 @@ class KafkaSettings:
             raise ConfigurationError('bootstrap_servers: give "host:port,host:port"')
         config = {_ALIASES.get(name, name): value for name, value in self.config.items()}
         if len(config) != len(self.config):
-            raise ConfigurationError("config: a setting is given twice, by two of its names")
+            raise ConfigurationError("config: a setting is given twice, under two of its names")
         object.__setattr__(self, "config", config)
         for name, value in config.items():
             _check(name, value)
@@ -134,8 +133,8 @@ class KafkaSettings:
             self._check_sasl()
         elif "oauth_cb" in config:
             raise ConfigurationError(
-                f"config['oauth_cb'] is given and config['security.protocol']={self.protocol!r} "
-                "uses no token; set it to SASL_SSL"
+                f"config['oauth_cb'] is given, but config['security.protocol']={self.protocol!r} "
+                "uses no token; set security.protocol to SASL_SSL"
             )
         if (self.certificate is None) != (self.key is None):
             raise ConfigurationError(
@@ -147,19 +146,19 @@ class KafkaSettings:
         if self.mechanism not in _MECHANISMS:
             raise ConfigurationError(
                 f"config['sasl.mechanisms']={self.mechanism!r}: the client that commits on the "
-                f"driver knows {sorted(_MECHANISMS)}; choose one of them"
+                f"driver supports {sorted(_MECHANISMS)}; choose one of them"
             )
         if self.mechanism in _PASSWORD_MECHANISMS:
             for name in ("sasl.username", "sasl.password"):
                 if not isinstance(self.config.get(name), str) or not self.config[name]:
                     raise ConfigurationError(
-                        f"config[{name!r}] is missing, and {self.mechanism} needs it"
+                        f"config[{name!r}] is missing, but {self.mechanism} needs it"
                     )
         callback = self.config.get("oauth_cb")
         if (self.mechanism == "OAUTHBEARER") != (callback is not None):
             raise ConfigurationError(
                 f"config['sasl.mechanisms']={self.mechanism!r} and config['oauth_cb'] belong "
-                "together: OAUTHBEARER gets its tokens from a function for both clients, "
+                "together: with OAUTHBEARER both clients get their tokens from a function, "
                 "oauth_cb(config) -> (token, expiry in Unix seconds)"
             )
         if callback is not None:
@@ -167,12 +166,12 @@ class KafkaSettings:
 
     @property
     def protocol(self) -> str:
-        """How the brokers are spoken to."""
+        """The security protocol of the listeners."""
         return str(self.config.get("security.protocol", "PLAINTEXT")).upper()
 
     @property
     def mechanism(self) -> str:
-        """That SASL uses, where it is used at all; librdkafka's default is GSSAPI."""
+        """The SASL mechanism, used only with SASL; librdkafka's default is GSSAPI."""
         return str(self.config.get("sasl.mechanisms", "GSSAPI")).upper()
 
     @property
@@ -186,16 +185,16 @@ class KafkaSettings:
 
     @property
     def certificate(self) -> str | None:
-        """The setting that holds the client's certificate, if one does."""
+        """The name of the setting that holds the client's certificate, if one is given."""
         return self._given("ssl.certificate.pem", "ssl.certificate.location")
 
     @property
     def key(self) -> str | None:
-        """The setting that holds the client's key, if one does."""
+        """The name of the setting that holds the client's key, if one is given."""
         return self._given("ssl.key.pem", "ssl.key.location")
 
     def text(self, name: str) -> str | None:
-        """A setting as text; None when it is not given."""
+        """A setting as text; None where it is not given."""
         value = self.config.get(name)
         return None if value is None else str(value)
 
@@ -209,25 +208,26 @@ class KafkaSettings:
         max_message_bytes: int | None,
         brokers: int | None = None,
     ) -> dict[str, object]:
-        """Librdkafka's settings for a producer.
+        """The settings of librdkafka for a producer.
 
         Args:
             transactional_id: the branch's name.
             transaction_timeout_ms: how long the broker keeps the transaction open.
-            max_message_bytes: the topic's limit, where known. librdkafka does not split a batch
-                that the broker refuses as too large, so batches stay below it.
-            brokers: how many the cluster has, where known.
+            max_message_bytes: the topic's limit, where known. Batches stay below it, since
+                librdkafka does not split a batch that the broker refuses as too large.
+            brokers: the number of brokers in the cluster, where known.
         """
         tuned = dict(TUNED)
         if brokers is not None and brokers <= FEW_BROKERS:
-            # Between its bootstrap connection and the one that it needs, librdkafka waits 11 ms or
-            # more, unless it connects to all brokers: half of the time that a transaction begins.
+            # librdkafka waits 11 ms or more between its bootstrap connection and the connection
+            # that it needs, unless it connects to all brokers. That wait is half of the time that
+            # a transaction takes to begin.
             tuned["enable.sparse.connections"] = False
         if max_message_bytes is not None:
             tuned["batch.size"] = max(1, min(1 << 20, max_message_bytes * 9 // 10))
         return {
             **tuned,
-            # By itself librdkafka would wait for an answer as long as the transaction may last.
+            # librdkafka would wait for a response as long as the transaction may last.
             "socket.timeout.ms": min(SOCKET_TIMEOUT_MS, transaction_timeout_ms),
             **self.config,
             "bootstrap.servers": self.bootstrap_servers,
@@ -239,7 +239,7 @@ class KafkaSettings:
         }
 
     def for_admin(self) -> dict[str, object]:
-        """Settings of kafka-python's `KafkaAdminClient`, but for TLS (see `tls`)."""
+        """Settings of kafka-python's `KafkaAdminClient`, without those of TLS (see `tls`)."""
         admin: dict[str, object] = {
             "bootstrap_servers": self.bootstrap_servers.split(","),
             "security_protocol": self.protocol,
@@ -248,7 +248,7 @@ class KafkaSettings:
             admin["sasl_mechanism"] = self.mechanism
             if self.mechanism in _PASSWORD_MECHANISMS:
                 user = str(self.config["sasl.username"])
-                if self.mechanism.startswith("SCRAM"):  # kafka-python does not escape it
+                if self.mechanism.startswith("SCRAM"):  # kafka-python does not escape the name
                     user = user.replace("=", "=3D").replace(",", "=2C")
                 admin["sasl_plain_username"] = user
                 admin["sasl_plain_password"] = Secret(self.config["sasl.password"])
@@ -263,21 +263,11 @@ class KafkaSettings:
         return cast("OAuthCallback | None", callback)
 
     def without_secrets(self, text: str) -> str:
-        """`text` with every secret of these settings blotted out."""
+        """`text` with every secret of these settings masked."""
         for name, value in self.config.items():
             if _SECRET.search(name) and str(value):
                 text = text.replace(str(value), "***")
         return text
-
-
-def check_topic_name(topic: str) -> None:
-    """Refuse what no broker takes as a topic's name.
-
-    Raises:
-        ConfigurationError: naming the topic.
-    """
-    if not is_topic_name(topic):
-        raise ConfigurationError(f"topic={topic!r}: {TOPIC_NAMES}")
 
 
 def _check(name: str, value: object) -> None:
@@ -285,8 +275,8 @@ def _check(name: str, value: object) -> None:
         raise ConfigurationError(f"config[{name!r}] cannot be set: {_OWNED[name]}")
     if callable(value) and name != "oauth_cb":
         raise ConfigurationError(
-            f"config[{name!r}] is a function; only plain settings travel to the executors, and "
-            "oauth_cb"
+            f"config[{name!r}] is a function; oauth_cb is the only function that travels to the "
+            "executors"
         )
     if name == "oauth_cb" and not callable(value):
         raise ConfigurationError(
@@ -298,7 +288,7 @@ def _check(name: str, value: object) -> None:
         )
     if _SECURITY.match(name) and name not in _SHARED:
         raise ConfigurationError(
-            f"config[{name!r}] cannot be given to the client that commits on the driver"
+            f"config[{name!r}] is not supported by the client that commits on the driver"
             f"{_way_out(name)}; known security settings: {', '.join(sorted(_SHARED))}"
         )
 
@@ -311,19 +301,19 @@ def _way_out(name: str) -> str:
     if "verification" in name:
         return (
             ": point ssl.ca.location at the authority's certificate; only the check of the host's "
-            "name can be left out, by ssl.endpoint.identification.algorithm=none"
+            "name can be turned off, by ssl.endpoint.identification.algorithm=none"
         )
     return ""
 
 
 def _check_travels(callback: object) -> None:
-    from pyspark import cloudpickle  # noqa: PLC0415 - slow, and Spark's own way to its executors
+    from pyspark import cloudpickle  # noqa: PLC0415 - slow to import; Spark itself pickles with it
 
     try:
         cloudpickle.dumps(callback)
     except Exception as error:
         raise ConfigurationError(
             f"config['oauth_cb'] cannot travel to the executors ({type(error).__name__}: {error}). "
-            "Give a function of a module that they have too, which opens what it needs when it is "
+            "Give a function of a module that they also have; let it open what it needs when it is "
             "called"
         ) from error

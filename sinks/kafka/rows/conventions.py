@@ -23,22 +23,32 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 class RowError(ValueError):
-    """A row that Kafka cannot hold; its message says why, without the row's content."""
+    """A row that Kafka cannot hold; the message says why, without the row's content."""
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a broker takes it."""
+    """Whether a broker accepts the name."""
     return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
 
 
+def check_topic_name(topic: str) -> None:
+    """Refuse a topic name that no broker accepts.
+
+    Raises:
+        ConfigurationError: naming the topic.
+    """
+    if not is_topic_name(topic):
+        raise ConfigurationError(f"topic={topic!r}: {TOPIC_NAMES}")
+
+
 def is_text(data_type: pa.DataType) -> bool:
-    """Whether a column of this type can be a key or value as it is."""
+    """Whether a column of this type can be a key or a value unchanged."""
     types = pa.types
     return is_wide(data_type) or types.is_string(data_type) or types.is_binary(data_type)
 
 
 def is_wide(data_type: pa.DataType) -> bool:
-    """Whether a column of text or bytes is one of Arrow's large types, with offsets of 64 bits."""
+    """Whether a column of text or bytes has one of Arrow's large types, with 64-bit offsets."""
     return pa.types.is_large_string(data_type) or pa.types.is_large_binary(data_type)
 
 
@@ -78,24 +88,24 @@ _COLUMNS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 
 
 CONVENTION: Final = frozenset(_COLUMNS)
-"""The names of the columns that Kafka has a place for."""
+"""The names of the columns that have a place in a Kafka message."""
 
 _SOURCE_ONLY: Final = frozenset({"offset", "timestampType"})
 _SOURCE_ADVICE: Final = (
-    "; of a Kafka source keep key and value only (and headers if they are wanted): "
+    "; from a Kafka source keep only key and value (and headers if you want them): "
     "select=['key', 'value']"
 )
 
 
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
-    """Refuse rows that are not in Spark's column conventions for Kafka.
+    """Refuse rows that do not follow Spark's column conventions for Kafka.
 
     Args:
         schema: of the rows.
         topic: the sink's own topic; without one the rows need the column `topic`.
 
     Raises:
-        ConfigurationError: naming the column, and what to do.
+        ConfigurationError: naming the column and the next step.
     """
     for name in schema.names:
         if name not in _COLUMNS:
@@ -106,7 +116,7 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
                 + (_SOURCE_ADVICE if name in _SOURCE_ONLY else "")
             )
         if schema.names.count(name) > 1:
-            raise ConfigurationError(f"the column {name!r} is there twice; drop one")
+            raise ConfigurationError(f"the column {name!r} exists twice; drop one")
         fits, wanted = _COLUMNS[name]
         found = schema.field(name).type
         if not fits(found):
@@ -116,10 +126,11 @@ def check_schema(schema: pa.Schema, topic: str | None) -> None:
             )
     if "value" not in schema.names:
         raise ConfigurationError(
-            "the column 'value' is missing; make it of the whole row with value_format=, or in the "
-            "query or with select=, for example to_json(struct(*)) AS value"
+            "the column 'value' is missing; make it from the whole row with value_format=, or in "
+            "the query or with select=, for example to_json(struct(*)) AS value"
         )
     if topic is None and "topic" not in schema.names:
         raise ConfigurationError(
-            "no topic: give the sink one, KafkaSink('orders', …), or the rows a column 'topic'"
+            "no topic: name one in the sink, KafkaSink('orders', …), or give the rows a column "
+            "'topic'"
         )

@@ -1,10 +1,10 @@
-"""Rows of Arrow as librdkafka takes them: an array of addresses and lengths, without a copy.
+"""Arrow rows in librdkafka's form: an array of addresses and lengths, without a copy.
 
-    value, key ──► offsets + where their bytes begin ──► one rd_kafka_message_t a row
-    partition, headers, timestamp ──► rd_kafka_vu_t's beside it, for rows that go one by one
+    value, key ──► offsets + address of their bytes ──► one rd_kafka_message_t per row
+    partition, headers, timestamp ──► rd_kafka_vu_t's as well, for rows that are sent one by one
 
-A string is sent as the UTF-8 bytes that Arrow holds: it is never decoded. The rows' own buffers
-have to live until the messages are queued.
+A string is sent as the UTF-8 bytes that Arrow holds; it is never decoded. The rows' own buffers
+must live until the messages are queued.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce.sinks.kafka.rows import TOPIC_NAMES, RowError, is_topic_name, is_wide
+from sparkonce.sinks.kafka.rows.conventions import TOPIC_NAMES, RowError, is_topic_name, is_wide
 
 Header: TypeAlias = tuple[bytes, bytes | None]
 
@@ -56,15 +56,15 @@ _ITEM: Final = np.dtype([("kind", np.int32), ("value", _VALUE)], align=True)
 """rd_kafka_vu_t: which value, and a union of them."""
 
 _TOPIC, _PARTITION, _PAYLOAD, _KEY, _FLAGS, _TIMESTAMP, _HEADERS = range(7)
-"""Where each value is among those of a message that is sent by itself."""
+"""The position of each value among those of a message that is sent on its own."""
 _KINDS: Final = (2, 3, 4, 5, 7, 8, 10)
 """Their RD_KAFKA_VTYPE_…."""
 
 HEADERS_AT: Final = _HEADERS * _ITEM.itemsize + _ITEM.itemsize - _VALUE.itemsize
-"""Where in a row of `values` the address of its headers belongs, in bytes."""
+"""The offset of the headers' address in a row of `values`, in bytes."""
 
 _EMPTY: Final = ctypes.create_string_buffer(1)
-"""Where a value without bytes begins; no address at all is a null."""
+"""The address of a value without bytes; no address at all means null."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Messages:
 
     Attributes:
         rows: `rd_kafka_message_t`s.
-        source: what holds the bytes that they point to.
-        are_plain: whether they have nothing but keys and values. Only such rows may go together:
-            librdkafka's RD_KAFKA_MSG_F_PARTITION adds the partition -1 to the transaction where the
-            topic is new to it, which then stands still, and keeps a row of a partition that does
-            not exist for ever, for which an abort waits.
+        source: holds the bytes that they point to.
+        are_plain: whether they have only keys and values. Only such rows may be sent together:
+            with RD_KAFKA_MSG_F_PARTITION librdkafka adds partition -1 to the transaction where the
+            topic is new to it, which stalls the transaction, and it keeps a row for a partition
+            that does not exist forever, so that an abort waits for it.
         timestamps: in milliseconds, 0 for now; None where no row has one.
         headers: of each row; None where no row has any.
     """
@@ -92,11 +92,11 @@ class Messages:
         return len(self.rows)
 
     def values(self, topic: int) -> np.ndarray[Any, Any]:
-        """The rows as `produceva` takes them: so many `rd_kafka_vu_t`s for each."""
+        """The rows in `produceva`'s form: a fixed number of `rd_kafka_vu_t`s for each."""
         self._values["value"]["address"][:, _TOPIC] = topic
         return self._values
 
-    @cached_property  # a full queue asks for them again and again
+    @cached_property  # while the queue is full they are needed again and again
     def _values(self) -> np.ndarray[Any, Any]:
         values = np.zeros((len(self.rows), len(_KINDS)), _ITEM)
         values["kind"] = _KINDS
@@ -112,7 +112,7 @@ class Messages:
         return values
 
     def take(self, numbers: np.ndarray[Any, Any]) -> Messages:
-        """Those with these numbers."""
+        """The rows with these numbers."""
         return Messages(
             self.rows[numbers],
             self.source,
@@ -126,16 +126,16 @@ def messages_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tupl
     """The rows as messages, each topic's in the order of the rows.
 
     Args:
-        batch: in the column conventions (see `sparkonce.sinks.kafka.rows`).
+        batch: in Spark's column conventions (see `conventions`).
         topic: for rows that name none.
 
     Raises:
-        RowError: a row has no topic, or a partition, header or time that Kafka cannot hold.
+        RowError: a row has no topic, or has a partition, header or time that Kafka cannot hold.
     """
     messages = _messages(batch)
     if "topic" not in batch.schema.names:
         if topic is None:
-            raise RowError("the rows have no column 'topic' and the sink has no topic of its own")
+            raise RowError("the rows have no column 'topic', and the sink has no topic of its own")
         yield topic, messages
         return
     column = batch.column("topic").cast(pa.large_string())
@@ -144,7 +144,7 @@ def messages_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tupl
     for number, name in enumerate(named.dictionary.to_pylist()):
         if not name:
             raise RowError(
-                "the column 'topic' is null or empty in a row and the sink has no topic of its "
+                "the column 'topic' is null or empty in a row, and the sink has no topic of its "
                 "own; fill the column, or give KafkaSink a topic"
             )
         if not is_topic_name(name):
@@ -171,7 +171,7 @@ def _messages(batch: pa.RecordBatch) -> Messages:
 
 
 def _point(rows: np.ndarray[Any, Any], where: str, size: str, column: pa.Array[Any]) -> None:
-    """Set address and length of each row's bytes; no address where the column is null."""
+    """Set the address and length of each row's bytes; no address where the column is null."""
     buffers: list[Any] = column.buffers()
     _, offsets, data = buffers
     if offsets is None or not len(column):
@@ -201,7 +201,7 @@ def _timestamps(column: pa.Array[Any]) -> np.ndarray[Any, Any]:
     if first is not None and first <= 0:
         raise RowError(
             "the column 'timestamp' holds a time at or before 1970-01-01T00:00:00Z, which "
-            "Kafka's producer takes for 'now'"
+            "Kafka's producer reads as 'now'"
         )
     return in_ms.fill_null(0).to_numpy(zero_copy_only=False)
 
@@ -213,7 +213,8 @@ def _headers(column: pa.Array[Any]) -> list[Sequence[Header]]:
     if items.null_count or names.null_count:
         raise RowError("the column 'headers' holds a header without a key")
     if pc.any(pc.match_substring(names, "\0")).as_py():
-        raise RowError("the column 'headers' holds a key with a NUL, at which it would end")
+        raise RowError("the column 'headers' holds a key with a NUL, where Kafka would cut it off")
+
     pairs = iter(zip(_as_bytes(names), _as_bytes(values), strict=True))
     counts = pc.list_value_length(found).fill_null(0).to_pylist()
     return [tuple(islice(pairs, count)) for count in counts]

@@ -1,10 +1,10 @@
-"""The user's `oauth_cb`, as each of the two clients asks for a token.
+"""The user's `oauth_cb`, as each of the two clients asks it for a token.
 
-    oauth_cb ──► TokenCallback ──► librdkafka, on executors and driver: whenever it wants a new one
-             └─► TokenProvider ──► kafka-python, on the driver: at every connection, so one is kept
+    oauth_cb ──► TokenCallback ──► librdkafka, on executors and driver, whenever it wants a token
+             └─► TokenProvider ──► kafka-python, on the driver, at every connection: it keeps one
 
-The same function serves both: called with the text of `sasl.oauthbearer.config` (None without it),
-it returns (token, when it expires in Unix seconds), and optionally (…, principal, extensions).
+The same function serves both. It is called with the text of `sasl.oauthbearer.config` (None without
+it) and returns (token, expiry in Unix seconds), optionally with (…, principal, extensions).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, Final, TypeAlias
 
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from sparkonce.sinks.kafka.access import RefusedError
+from sparkonce.sinks.kafka.connecting.refused import RefusedError
 
 OAuthCallback: TypeAlias = "Callable[[str | None], Any]"
 
 RENEWED_AFTER: Final = 0.8
-"""Of a token's life; librdkafka renews its own at the same age."""
+"""The share of a token's life after which it is renewed, as librdkafka does."""
 
 _MOST_S: Final = 1e12
-"""Beyond any year that is written in seconds, and before any of ours in milliseconds."""
+"""Later than any real expiry in seconds, and earlier than any of today in milliseconds."""
 
 _EXPECTED: Final = "(token, expiry in Unix seconds[, principal, {extension: value}])"
 
@@ -48,15 +48,16 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
     """Ask for a token and check it.
 
     Raises:
-        RefusedError: the callback failed, or gave something else, or a token that is expired or
-            would never be. It does not repeat what the callback said, which may hold a secret.
+        RefusedError: the callback failed, returned something else, or returned a token that has
+            expired or never expires. The message leaves out the callback's own message, which may
+            hold a secret.
     """
     try:
         value = callback(argument)
     except Exception as error:  # noqa: BLE001 - it is the user's code
         raise RefusedError(
             f"config['oauth_cb'] raised {type(error).__name__}{_place(error.__traceback__)}; call "
-            "it by hand to see why"
+            "it manually to see why"
         ) from None
     try:
         text, expires_at, *more = value
@@ -70,10 +71,10 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
             f"config['oauth_cb'] returned {type(value).__name__}, not {_EXPECTED}"
         ) from None
     now = time.time()
-    if not token.expires_at > now:  # nor is it NaN
+    if not token.expires_at > now:  # this also refuses NaN
         raise RefusedError(
             f"config['oauth_cb'] returned a token that expired at {token.expires_at:.0f}; it must "
-            "return its expiry in Unix seconds, not the seconds that are left"
+            "return its expiry in Unix seconds, not the seconds that remain"
         )
     if token.expires_at > _MOST_S:
         raise RefusedError(
@@ -84,7 +85,7 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
 
 
 class TokenCallback:
-    """What librdkafka calls; it keeps the reason of a failure, which librdkafka does not tell."""
+    """What librdkafka calls. It keeps the reason of a failure, which librdkafka does not report."""
 
     def __init__(self, callback: OAuthCallback) -> None:
         self._callback = callback
@@ -101,7 +102,7 @@ class TokenCallback:
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # kafka-python has no types for it
-    """What kafka-python asks, from its one I/O thread."""
+    """What kafka-python calls, from its one I/O thread."""
 
     def __init__(self, callback: OAuthCallback, argument: str | None) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ def _text(token: object) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Where the callback failed: the line of the innermost call."""
+    """Where the callback failed: file and line of the innermost call."""
     if trace is None or trace.tb_next is None:  # the first frame is ours
         return ""
     while trace.tb_next is not None:
