@@ -60,7 +60,6 @@ from sparkonce.errors import (
 )
 from sparkonce.model import (
     DRIVER_ATTEMPT,
-    Ask,
     BranchId,
     Committable,
     CommittedBatch,
@@ -464,11 +463,12 @@ class OnePhaseSink(TwoPhaseCommitSink[HandleT]):
     """
 
     @abstractmethod
-    def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
-        """Why a transaction of this sink cannot take the log's write in; None where it can.
+    def why_two_phases(self, why_apart: Callable[[object], str | None]) -> str | None:
+        """Why a transaction of this sink cannot hold the log's write; None where it can.
 
         Args:
-            why_not: the log's answer to the same, given a way to ask the sink's database.
+            why_apart: the log's answer for the sink's database, in a form that sinks and logs of
+                one vendor share (`sparkonce.clients`); see `SharedTransactions.why_apart`.
         """
 
     @abstractmethod
@@ -485,8 +485,8 @@ class OnePhaseSink(TwoPhaseCommitSink[HandleT]):
         """
 
     @abstractmethod
-    def commit_one_phase(self, committable: Committable, log_write: str) -> None:
-        """Run `log_write` in the open transaction and commit it, in one message to the server.
+    def commit_one_phase(self, committable: Committable, log_write: object) -> None:
+        """Run `SharedWrite.statement` in the open transaction and commit, in one message.
 
         So no lock that it takes in the log waits for this process. What the tasks have left over is
         shown by `find_branches`, and aborted next.

@@ -76,6 +76,7 @@ from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim, check_offsets
 from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling
+from sparkonce.txn_log.shared import SharedTransactions
 
 logger = logging.getLogger("sparkonce")
 
@@ -210,6 +211,7 @@ class Coordinator:
         )
         reach("begin.after", batch=claim.batch_id, token=self.incarnation.token)
         self._one_phase: OnePhaseSink[Any] | None = None
+        self._shared: SharedTransactions | None = None
         self.two_phases = self._choose_phases()
 
     def _choose_phases(self) -> str | None:
@@ -222,7 +224,10 @@ class Coordinator:
             return f"{sink!r} shares no transaction with a log"
         if type(sink).publish is not TwoPhaseCommitSink.publish:
             return f"{sink!r} publishes each batch before the log knows that it is complete"
-        reason = sink.why_two_phases(self._log.why_two_phases)
+        if not isinstance(self._log, SharedTransactions):
+            return "the transaction log is in no sink's database"
+        self._shared = self._log
+        reason = sink.why_two_phases(self._log.why_apart)
         self._one_phase = sink if reason is None else None
         return reason
 
@@ -380,8 +385,8 @@ class Coordinator:
                 offsets=batch.offsets,
                 shares=shares,
             )
-            if self._one_phase is not None and any(record.committables()):
-                return self._commit_one_phase(self._one_phase, record)
+            if self._one_phase and self._shared and any(record.committables()):
+                return self._commit_one_phase(self._one_phase, self._shared, record)
             return record  # noqa: TRY300
         except FencedError:
             raise  # whoever has fenced us sweeps: beside a copy of the log tokens tell nothing
@@ -393,7 +398,7 @@ class Coordinator:
             raise
 
     def _commit_one_phase(
-        self, sink: OnePhaseSink[Any], record: TransactionRecord
+        self, sink: OnePhaseSink[Any], shared: SharedTransactions, record: TransactionRecord
     ) -> TransactionRecord:
         """Commit rows and record in one transaction; returns the record as it stands.
 
@@ -402,13 +407,14 @@ class Coordinator:
         """
         (committable,) = record.committables()
         reach("decide.before", batch=record.id.batch_id)
-        done, log_write = self._patiently(
-            lambda: self._log.one_phase(record), f"read the log for {record.id}"
+        write = self._patiently(
+            lambda: shared.shared_write(record), f"read the log for {record.id}"
         )
+        done = write.record
         self._check_is_next(record)
         try:
             with waiting_for(f"commit {record.id} and its record in {sink!r}"):
-                sink.commit_one_phase(committable, log_write)
+                sink.commit_one_phase(committable, write.statement)
         except CommitUnresolvedError as error:
             try:  # not only found: what is seen there may not have reached the log's standbys
                 self._patiently(lambda: self._log.complete(done, record.token), f"find {record.id}")

@@ -23,16 +23,17 @@ from sparkonce.model import (
     attempt_of_small_batch,
 )
 from sparkonce.sinks.postgres import PostgresSink
-from sparkonce.sinks.postgres.merge import Merge, statements
-from sparkonce.sinks.postgres.sql import branch_of_session, staging_name
-from sparkonce.sinks.postgres.staging import SLICE_BYTES, slices
-from sparkonce.sinks.postgres.types import PostgresType, UnmappableError, plan, spark_name
-from sparkonce.sinks.postgres.values import (
+from sparkonce.sinks.postgres.loading.staging import SLICE_BYTES, slices
+from sparkonce.sinks.postgres.loading.values import (
     ValueDoesNotFitError,
     binary_encoder,
     convert,
     python_values,
 )
+from sparkonce.sinks.postgres.merging.merge import Merge
+from sparkonce.sinks.postgres.merging.statements import statements
+from sparkonce.sinks.postgres.server.sql import branch_of_session, staging_name
+from sparkonce.sinks.postgres.target.types import PostgresType, UnmappableError, plan, spark_name
 
 untimed = settings(deadline=None)
 
@@ -536,11 +537,11 @@ def test_conninfo_that_cannot_be_read_is_not_quoted(conninfo: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"key": "id"}, "key='id'"),
+        ({"key": ""}, r"key=\[''\]"),
         ({"key": []}, r"key=\[\]"),
         ({"key": ["id", "id"]}, "different columns"),
-        ({"lock_timeout": 0}, "lock_timeout=0"),
-        ({"statement_timeout": -1}, "statement_timeout=-1"),
+        ({"lock_timeout_s": 0}, "lock_timeout_s=0"),
+        ({"statement_timeout_s": -1}, "statement_timeout_s=-1"),
         ({"name": "a b"}, "name='a b'"),
     ],
 )

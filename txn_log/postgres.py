@@ -4,7 +4,7 @@ A write is one message, and so one transaction in one round trip: it changes the
 row only if its version is still the one that was read, and the records only if it changed the head.
 No lock is held between two round trips.
 
-A sink in the same database may run that statement in its own transaction (`one_phase`).
+A sink in the same database may run that statement in its own transaction (`shared_write`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from urllib.parse import parse_qsl, quote, urlencode
 import psycopg
 from psycopg import sql
 
-from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said, shown_port
+from sparkonce.clients.postgres import (
+    KEPT_ALIVE,
+    Database,
+    Statement,
+    check_service,
+    read_conninfo,
+    said,
+    shown_port,
+)
 from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
@@ -30,11 +38,12 @@ from sparkonce.errors import (
     LogUnavailableError,
 )
 from sparkonce.failpoints import reach
-from sparkonce.model import Ask, TransactionId
+from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, TransactionRecord
+from sparkonce.txn_log.shared import SharedTransactions, SharedWrite
 
 logger = logging.getLogger("sparkonce")
 
@@ -125,7 +134,7 @@ _SAME_HEAD = """
 """Standbys confirm it after all that was seen, which may have been committed without them."""
 
 
-class PostgresLog(OptimisticLog):
+class PostgresLog(OptimisticLog, SharedTransactions):
     """A transaction log in a schema of a Postgres database.
 
     Args:
@@ -319,7 +328,9 @@ class PostgresLog(OptimisticLog):
                 raise
             return _run(self._connect(), statement, values)
 
-    def why_two_phases(self, ask: Ask) -> str | None:
+    def why_apart(self, database: object) -> str | None:
+        if not isinstance(database, Database):
+            return "the transaction log is in Postgres, and the sink is not"
         with self._lock:
             try:
                 place = self._ask(_PLACE)
@@ -327,16 +338,16 @@ class PostgresLog(OptimisticLog):
             except psycopg.Error as error:
                 self.close()
                 return f"{self.address}: {self._said(error)}"
-        if ask(_PLACE) != place:
+        if database.ask(_PLACE) != place:
             return "the transaction log is in another database"
-        ask(f"EXPLAIN {write}")  # which checks all rights that the write needs
+        database.ask(f"EXPLAIN {write}")  # which checks all rights that the write needs
         return None
 
-    def one_phase(self, record: TransactionRecord) -> tuple[TransactionRecord, str]:
+    def shared_write(self, record: TransactionRecord) -> SharedWrite:
         with self._lock, self._named_errors():
             view = _PostgresView(self)
             done = self._one_phase(view, record)
-            return done, view.as_sql()
+            return SharedWrite(done, Statement(view.as_sql()))
 
     def _as_sql(self, head: str, values: Mapping[str, object]) -> str:
         """The swap as text, which fails where `_swap` would give False."""

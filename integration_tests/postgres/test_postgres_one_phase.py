@@ -283,7 +283,7 @@ def test_log_on_another_server(
 
 
 def test_mode_that_commits_task_by_task(prepares: Pipeline) -> None:
-    driver = prepares.driver(prepares.world.ready(mode="prepared"))
+    driver = prepares.driver(prepares.world.ready(load="direct"))
     assert "task by task" in str(driver.two_phases)
 
 
@@ -467,7 +467,7 @@ def test_transaction_that_failed_or_ended_unseen(prepares: Pipeline, ends: str) 
     sink = world.ready()
 
     def end() -> None:
-        (connection,) = sink._held.values()
+        (connection,) = sink._held.connections()
         with contextlib.suppress(psycopg.errors.DivisionByZero):
             connection.execute(ends.encode())
 
@@ -492,7 +492,7 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     world, log = prepares.world, prepares.log()
     sink = world.ready()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PostgresLog, "why_two_phases", lambda self, ask: "as it was")
+        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
         driver = prepares.driver(sink, log)
         record = driver._decide(driver._prepare(OneBatch(sink, 0)))
     assert world.gids() == [str(c.branch_id) for c in record.committables()]
@@ -503,15 +503,15 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     assert prepares.xids() == [(0, False), (1, True)]
 
 
-@pytest.mark.parametrize("mode", ["staged", "prepared"])
+@pytest.mark.parametrize("load", ["staged", "direct"])
 def test_complete_batch_on_a_server_that_went_back_in_time(
-    prepares: Pipeline, caplog: pytest.LogCaptureFixture, mode: str
+    prepares: Pipeline, caplog: pytest.LogCaptureFixture, load: str
 ) -> None:
     """The log has the end of the batch, the server its PREPARE alone: no sweep rolls that back."""
     world, log = prepares.world, prepares.log()
-    sink = world.ready(mode=mode)
+    sink = world.ready(load=load)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PostgresLog, "why_two_phases", lambda self, ask: "as it was")
+        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
         driver = prepares.driver(sink, log)
         record = driver._decide(driver._prepare(OneBatch(sink, 0)))
     log.complete(record, driver.incarnation.token)

@@ -324,8 +324,8 @@ def test_batch_of_each_mode_is_merged_again(world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["upsert", "ignore", "merge"])
 def test_tasks_prepare_each_mode_by_themselves(prepared: World, mode: str) -> None:
-    """With mode="prepared" nothing is left to the driver but the commit."""
-    sink, rows, after = mode_of_world(prepared, mode, mode="prepared")
+    """With load="direct" nothing is left to the driver but the commit."""
+    sink, rows, after = mode_of_world(prepared, mode, load="direct")
     before = prepared.rows()
     # As Spark deals rows out: those of a key are in one task.
     parts = [rows.filter(pc.equal(pc.equal(rows["id"], 1), is_one)) for is_one in (True, False)]
@@ -460,16 +460,9 @@ OPERATIONS = st.sampled_from(["I", "U", "D", None])
 BATCH = st.lists(st.tuples(OPERATIONS, st.integers(0, 5), st.sampled_from("abc")), max_size=12)
 
 
-@pytest.mark.parametrize("worth_a_look", [0, 10_000])
 @pytest.mark.parametrize("dead_letter", [None, "rejects"])
-def test_random_batches_of_changes_equal_a_model(
-    prepared: World,
-    dead_letter: str | None,
-    worth_a_look: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_random_batches_of_changes_equal_a_model(prepared: World, dead_letter: str | None) -> None:
     """In two tasks, in any order, some lost and merged again."""
-    monkeypatch.setattr("sparkonce.sinks.postgres.merge.WORTH_A_LOOK", worth_a_look)
     prepared.table(STATES)
     sink = prepared.ready(CHANGES, **CDC, dead_letter=dead_letter)
     numbers = iter(range(100_000))
@@ -807,7 +800,7 @@ def test_publication_that_carries_staging_is_told(
             assert len(told) == (0 if of.startswith("TABLE ") else 1)
             assert all("FOR TABLE" in line and "staging" in line for line in told)
             caplog.clear()
-            prepared.ready(SCHEMA_OF_STATES, mode="prepared")
+            prepared.ready(SCHEMA_OF_STATES, load="direct")
             assert len(caplog.messages) == len(told)  # of the table of its markers
         deliver(sink, states((1, "a"), (-1, "b")))
     finally:
@@ -905,13 +898,13 @@ def test_whatever_is_no_fault_of_a_row_aborts_the_batch(world: World) -> None:
         f"CREATE TRIGGER t BEFORE INSERT ON {world.schema}.orders "
         f"EXECUTE FUNCTION {world.schema}.f()"
     )
-    sink = world.ready(SCHEMA_OF_STATES, dead_letter="rejects", lock_timeout=0.2)
+    sink = world.ready(SCHEMA_OF_STATES, dead_letter="rejects", lock_timeout_s=0.2)
     with pytest.raises(PrepareRejectedError, match="closed today"):
         prepare(sink, states((1, "a")))
     world.run(f"DROP TRIGGER t ON {world.schema}.orders")
     with psycopg.connect(world.dsn) as blocker:
         blocker.execute(f"LOCK TABLE {world.schema}.orders".encode())
-        with pytest.raises(PrepareRejectedError, match=r"lock_timeout=0.2 s"):
+        with pytest.raises(PrepareRejectedError, match=r"lock_timeout_s=0.2"):
             prepare(sink, states((1, "a")), batch=1)
     assert world.state() == (0, 0, 2, 0)
     assert rejected(world) == []

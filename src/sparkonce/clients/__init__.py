@@ -1,0 +1,1 @@
+"""What a sink and a log share about one vendor's client."""
