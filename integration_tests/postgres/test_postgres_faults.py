@@ -29,8 +29,8 @@ from integration_tests.postgres.world import (
 )
 from sparkonce.errors import (
     CommitUnresolvedError,
-    ConfigurationError,
     PrepareRejectedError,
+    SinkUnavailableError,
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
@@ -294,7 +294,7 @@ def test_server_takes_no_more_connections(
                     stack.enter_context(psycopg.connect(world.dsn))
             with pytest.raises(PrepareRejectedError, match="clients.*raise max_connections"):
                 stage(sink, branch_id=task(8))
-            with pytest.raises(ConfigurationError, match="clients.*raise max_connections"):
+            with pytest.raises(SinkUnavailableError, match="clients.*raise max_connections"):
                 world.sink(load=load).validate(ROWS.schema)
             with pytest.raises(CommitUnresolvedError, match="clients"):
                 sink.commit(committable)

@@ -48,9 +48,9 @@ def blocked_by(holders: Sequence[BranchId], waiting: BranchId, timeouts: Timeout
         for branch_id in others[:3]
     )
     return (
-        f"lock_timeout_s={timeouts.lock:g}: these hold locks on the table: {shown}. Its own "
-        "pipeline ends it (`sparkonce recover JOB`, or its next start); never end it manually, "
-        "its rows would be lost or come twice"
+        f"lock_timeout_s={timeouts.lock:g}: locks on the table are held by {shown}. Only its own "
+        "pipeline may end it (`sparkonce recover JOB`, or its next start); ended manually, its "
+        "rows would be lost or come twice"
     )
 
 
