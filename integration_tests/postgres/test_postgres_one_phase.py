@@ -15,12 +15,18 @@ from integration_tests.postgres.world import (
     ROWS,
     World,
     eventually,
+    merge_of,
     stage,
     world_on,
 )
 from integration_tests.proxy import Proxy, holds
 from sparkonce import failpoints
-from sparkonce.errors import CommitUnresolvedError, FencedError, PrepareRejectedError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    FencedError,
+    PrepareRejectedError,
+    ProtocolError,
+)
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres import sink as sink_module
@@ -387,7 +393,7 @@ def test_server_killed_behind_the_commit(
     driver, world = prepares.driver(sink), prepares.world
     commit = sink.commit_one_phase
 
-    def crash_behind(committable: Committable, log_write: str) -> None:
+    def crash_behind(committable: Committable, log_write: object) -> None:
         proxy.lose = holds(b"WITH head AS")
         try:
             commit(committable, log_write)
@@ -400,6 +406,18 @@ def test_server_killed_behind_the_commit(
     driver.run(OneBatch(sink, 0))
     assert world.state() == (3, 1, 0, 0)
     assert prepares.xids() == [(0, True)]
+
+
+def test_only_a_database_and_a_statement_of_postgres_are_shared(prepares: Pipeline) -> None:
+    assert prepares.log().why_apart("sqlite") == (
+        "the transaction log is in Postgres, and the sink is not"
+    )
+    sink = prepares.world.ready()
+    (merged,) = sink.prepare_one_phase(merge_of(), [stage(sink)])
+    with pytest.raises(ProtocolError, match="'COMMIT' is not a write of a Postgres log"):
+        sink.commit_one_phase(merged, "COMMIT")
+    sink.abort(merged)
+    assert prepares.world.state() == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("is_swept", [False, True])
@@ -432,7 +450,7 @@ def test_newer_driver_claims_behind_the_read(prepares: Pipeline) -> None:
     sink = world.ready()
     commit = sink.commit_one_phase
 
-    def take_over(committable: Committable, log_write: str) -> None:
+    def take_over(committable: Committable, log_write: object) -> None:
         log.begin(claim(run_id="2", sinks={sink.name: sink.target}))
         commit(committable, log_write)
 

@@ -295,16 +295,16 @@ class PostgresSink(OnePhaseSink[StagingWriter]):
         target, _ = self._validated(branch_id)
         loads: list[Any] = [committable.payload for committable in committables]
         staging, rows = [load["staging"] for load in loads], sum(load["rows"] for load in loads)
-        work = self._work(branch_id, Merge.of(target, self._request.writing, staging, rows))
+        merge, idle_s = Merge.of(target, self._request.writing, staging, rows), 0.0
         if one_phase:
-            work.merge = replace(work.merge, prepared=False)
-            work.timeouts = replace(self._timeouts, idle=_FROZEN_S)
-        if (held := prepare(work)) is not None:
+            merge, idle_s = replace(merge, prepared=False), _FROZEN_S
+        if (held := prepare(self._work(branch_id, merge, idle_s))) is not None:
             self._held.put(branch_id, held)
-        return (work.merge.committable(branch_id),)
+        return (merge.committable(branch_id),)
 
-    def _work(self, branch_id: BranchId, merge: Merge) -> MergeWork:
-        return MergeWork(self._address, self._pool, self._timeouts, branch_id, merge)
+    def _work(self, branch_id: BranchId, merge: Merge, idle_s: float = 0) -> MergeWork:
+        timeouts = replace(self._timeouts, idle=idle_s)
+        return MergeWork(self._address, self._pool, timeouts, branch_id, merge)
 
     def _validated(self, branch_id: BranchId) -> tuple[Target, Server]:
         if self._target is None or self._server is None:

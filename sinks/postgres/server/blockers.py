@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sparkonce.model import BranchId, Owner
+from sparkonce.model import BranchId
 from sparkonce.sinks.postgres.server.connections import PgConnection
 from sparkonce.sinks.postgres.server.sql import Timeouts
 
@@ -44,7 +44,7 @@ def blocked_by(holders: Sequence[BranchId], waiting: BranchId, timeouts: Timeout
     if not others:
         return None
     shown = "; ".join(
-        f"the prepared transaction {branch_id} of {_driver(branch_id, waiting.owner)}"
+        f"the prepared transaction {branch_id} of {_driver(branch_id, waiting)}"
         for branch_id in others[:3]
     )
     return (
@@ -54,7 +54,9 @@ def blocked_by(holders: Sequence[BranchId], waiting: BranchId, timeouts: Timeout
     )
 
 
-def _driver(branch_id: BranchId, owner: Owner) -> str:
-    if branch_id.owner == owner:
+def _driver(branch_id: BranchId, waiting: BranchId) -> str:
+    if branch_id.owner == waiting.owner and branch_id.token == waiting.token:
+        return f"this driver (batch {branch_id.batch_id}, sink {branch_id.sink!r})"
+    if branch_id.owner == waiting.owner:
         return f"this query's driver with token {branch_id.token}"
     return f"another query, {branch_id.owner.query_id}"
