@@ -60,13 +60,17 @@ def vote(sink: PostgresSink, load: str, rows: pa.Table, batch: int = 0) -> Commi
         (
             HIDDEN,
             {},
-            'sparkonce_commits": row security would hide rows',
+            'sparkonce_commits": row security would silently hide rows',
         ),
-        ("ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY", MERGE, "row security would hide"),
+        (
+            "ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY",
+            MERGE,
+            "row security would silently hide",
+        ),
         (
             "ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY",
             {"load": "direct"},
-            "row security would hide",
+            "row security would silently hide",
         ),
         (
             "ALTER TABLE {s}.orders ADD parent bigint REFERENCES {s}.orders ON DELETE CASCADE",

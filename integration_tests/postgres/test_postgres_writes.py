@@ -517,8 +517,11 @@ def test_random_batches_of_changes_equal_a_model(prepared: World, dead_letter: s
         ({**CDC, "update": ["state"]}, "update= names 'state', which the batch does not have"),
         ({**CDC, "update": ["op"]}, "it has no column 'op'"),
         ({**CDC, "dead_letter": "{s}.orders"}, "dead_letter= must be another table"),
-        ({**CDC, "dead_letter": "sparkonce_commits"}, "no table with the columns branch, batch_id"),
-        ({**CDC, "dead_letter": "a b"}, "dead_letter='a b' is no name"),
+        (
+            {**CDC, "dead_letter": "sparkonce_commits"},
+            "not a table with the columns branch, batch_id",
+        ),
+        ({**CDC, "dead_letter": "a b"}, "dead_letter='a b' is not a name"),
         ({**CDC, "dead_letter": "a.b.c"}, "dead_letter='a.b.c' must have a schema and a table"),
     ],
 )
@@ -658,7 +661,7 @@ def test_missing_table_of_a_merge_has_no_column_for_the_mark(prepared: World) ->
         ),
         ("{s}.orders", SCHEMA_OF_STATES, ["nr"], "key= names 'nr'"),
         ("{s}_nowhere.orders", SCHEMA_OF_STATES, None, 'schema "\\w+_nowhere" does not exist'),
-        ("a b", SCHEMA_OF_STATES, None, "this is no name"),
+        ("a b", SCHEMA_OF_STATES, None, "it is not a name"),
     ],
 )
 def test_table_that_cannot_be_created(
@@ -782,7 +785,7 @@ def test_number_of_rejected_rows_is_logged(
         assert caplog.messages == []
         deliver(sink, states((-1, "a"), (1, "a"), (-2, "a")), batch=1)
     (line,) = caplog.messages
-    assert line.endswith(f".orders: 2 of 3 rows are refused and go to {prepared.schema}.rejects")
+    assert line.endswith(f".orders: 2 of 3 rows are rejected and go to {prepared.schema}.rejects")
 
 
 @pytest.mark.parametrize("of", ["ALL TABLES", "TABLES IN SCHEMA {s}", "TABLE {s}.orders"])
