@@ -28,7 +28,7 @@ from botocore.config import Config
 from rich.console import Console
 from rich.table import Table
 
-from sparkonce.model import Ask, BranchId, Committable, TransactionId
+from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import Pipeline
@@ -131,7 +131,7 @@ def count_requests(log: TransactionLog, act: Callable[[], object]) -> int | None
 class TwoPhases(PostgresLog):
     """A log that joins no sink's transaction."""
 
-    def why_two_phases(self, ask: Ask) -> str | None:
+    def why_apart(self, database: object) -> str | None:
         return "for comparison"
 
 

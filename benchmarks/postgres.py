@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 COLUMNS = "id bigint, name text, amount float8, at timestamptz"
 KEYED = "id bigint PRIMARY KEY, name text, amount float8, at timestamptz"
-LOADED = f"{COLUMNS}, load bigint NOT NULL DEFAULT 0"
 SERVER = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
 """As a server for such loads is set up; that of the tests has 64 MB for everything."""
 
@@ -50,10 +49,10 @@ class Tables:
             "batchsize": "10000",
         }
 
-    def _fresh(self, columns: str, suffix: str = "") -> str:
-        self._run("CHECKPOINT")  # nobody pays for the pages of whoever ran before
+    def _fresh(self, columns: str) -> str:
+        self._run("CHECKPOINT")  # no contender pays for the pages of the one before
         name = f"b{uuid.uuid4().hex[:10]}"
-        self._run(f"CREATE TABLE {name} ({columns}) {suffix}")
+        self._run(f"CREATE TABLE {name} ({columns})")
         return name
 
     def _run(self, query: str) -> None:
@@ -67,20 +66,15 @@ class Tables:
     def staged(self) -> ExactlyOnce:
         return self._pipeline(self._fresh(COLUMNS))
 
-    def prepared(self) -> ExactlyOnce:
-        return self._pipeline(self._fresh(COLUMNS), mode="prepared")
-
-    def attached(self) -> ExactlyOnce:
-        name = self._fresh(LOADED, "PARTITION BY LIST (load)")
-        self._run(f"CREATE TABLE {name}_small PARTITION OF {name} FOR VALUES IN (0)")
-        return self._pipeline(name, attach="load", attach_rows=10_000)
+    def direct(self) -> ExactlyOnce:
+        return self._pipeline(self._fresh(COLUMNS), load="direct")
 
     def upsert(self) -> ExactlyOnce:
         return self._pipeline(self._fresh(KEYED), key=["id"])
 
-    def upsert_prepared(self) -> ExactlyOnce:
+    def upsert_direct(self) -> ExactlyOnce:
         # A task for each core, as the appends have it.
-        return self._pipeline(self._fresh(KEYED), key=["id"], mode="prepared", writers=2)
+        return self._pipeline(self._fresh(KEYED), key=["id"], load="direct", writers=2)
 
     def jdbc(self) -> Callable[[DataFrame, int], None]:
         name = self._fresh(COLUMNS)
@@ -124,8 +118,7 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
         appended = measure(
             {
                 "staged": tables.staged,
-                "prepared": tables.prepared,
-                "attached": tables.attached,
+                "direct": tables.direct,
                 "Spark's JDBC": tables.jdbc,
             },
             spark,
@@ -136,7 +129,7 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
         merged = measure(
             {
                 "upsert": tables.upsert,
-                "upsert, prepared": tables.upsert_prepared,
+                "upsert, direct": tables.upsert_direct,
                 "JDBC, then merged": tables.jdbc_merged,
             },
             spark,
@@ -149,14 +142,13 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
     jdbc, jdbc_merged = appended["Spark's JDBC"], merged["JDBC, then merged"]
     finish(
         **beside(appended["staged"], jdbc, baseline="spark_jdbc"),
-        **beside(appended["prepared"], jdbc, baseline="spark_jdbc", prefix="prepared_"),
-        **beside(appended["attached"], jdbc, baseline="spark_jdbc", prefix="attached_"),
+        **beside(appended["direct"], jdbc, baseline="spark_jdbc", prefix="direct_"),
         **beside(merged["upsert"], jdbc_merged, baseline="spark_jdbc", prefix="upsert_"),
         **beside(
-            merged["upsert, prepared"],
+            merged["upsert, direct"],
             jdbc_merged,
             baseline="spark_jdbc",
-            prefix="upsert_prepared_",
+            prefix="upsert_direct_",
         ),
     )
 

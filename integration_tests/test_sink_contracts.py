@@ -123,7 +123,7 @@ class TestPostgresSink(SinkContract):
             with psycopg.connect(postgres.dsn, autocommit=True) as connection:
                 connection.execute(f"CREATE TABLE {table} ({columns})".encode())
             return SinkWorld(
-                sink=lambda: PostgresSink(postgres.dsn, table=table, lock_timeout=10.0),
+                sink=lambda: PostgresSink(postgres.dsn, table=table, lock_timeout_s=10.0),
                 visible=lambda: [
                     dict(zip(schema.names, row, strict=True))
                     for row in checks.read_postgres(postgres.dsn, table)

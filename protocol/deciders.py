@@ -35,6 +35,7 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import CommitsOnePhase, Publishes
 from sparkonce.steps import step
 from sparkonce.txn_log.record import TransactionRecord
+from sparkonce.txn_log.shared import SharedTransactions
 
 logger = logging.getLogger("sparkonce")
 
@@ -120,8 +121,9 @@ class AfterCheckpoint(Decider):
 class WithTheLog(Decider):
     """Commit rows and record in one transaction of the database that sink and log share."""
 
-    def __init__(self, sink: CommitsOnePhase) -> None:
+    def __init__(self, sink: CommitsOnePhase, log: SharedTransactions) -> None:
         self._sink = sink
+        self._log = log
 
     def vote(
         self, sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
@@ -138,15 +140,13 @@ class WithTheLog(Decider):
         if not committables:  # no rows, and so no transaction of the sink's
             return Immediate().decide(record, lease, write_began=write_began)
         with aborting_on_failure(lease), _step("decide", record) as deciding:
-            done, log_write = lease.pipeline.ask_log(
-                lambda: lease.pipeline.log.one_phase(record), deciding
-            )
+            write = lease.pipeline.ask_log(lambda: self._log.shared_write(record), deciding)
             lease.check_is_next(record.id)
             try:
-                self._sink.commit_one_phase(committables[0], log_write)
+                self._sink.commit_one_phase(committables[0], write.statement)
             except CommitUnresolvedError as error:
-                self._find_out(error, done, committables[0], lease)
-            return done
+                self._find_out(error, write.record, committables[0], lease)
+            return write.record
 
     @staticmethod
     def _find_out(
@@ -204,8 +204,10 @@ def choose(pipeline: Pipeline) -> tuple[Decider, str | None]:
             Immediate(),
             f"{sink!r} publishes each batch before the log knows that it is complete",
         )
-    reason = sink.why_two_phases(pipeline.log.why_two_phases)
-    return (WithTheLog(sink), None) if reason is None else (Immediate(), reason)
+    if not isinstance(pipeline.log, SharedTransactions):
+        return Immediate(), "the transaction log is in no sink's database"
+    reason = sink.why_two_phases(pipeline.log.why_apart)
+    return (WithTheLog(sink, pipeline.log), None) if reason is None else (Immediate(), reason)
 
 
 def _record_first(

@@ -26,7 +26,7 @@ from typing import ClassVar, Final
 
 from sparkonce.errors import ProtocolError, SparkOnceError
 from sparkonce.finding import Finding
-from sparkonce.model import Ask, BranchId, Committable, CommittedBatch, Owner
+from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 
 
 class Votes(ABC):
@@ -143,12 +143,12 @@ class CommitsOnePhase(ABC):
     """
 
     @abstractmethod
-    def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
+    def why_two_phases(self, why_apart: Callable[[object], str | None]) -> str | None:
         """Say why a transaction of this sink cannot include the log's write; None where it can.
 
         Args:
-            why_not: the log's answer to the same question; it takes a function that runs a query
-                in the sink's database.
+            why_apart: the log's answer for the sink's database, in a form that sinks and logs of
+                one vendor share (`sparkonce.clients`); see `SharedTransactions.why_apart`.
         """
 
     @abstractmethod
@@ -165,8 +165,8 @@ class CommitsOnePhase(ABC):
         """
 
     @abstractmethod
-    def commit_one_phase(self, committable: Committable, log_write: str) -> None:
-        """Run `log_write` in the open transaction and commit it, in one message to the server.
+    def commit_one_phase(self, committable: Committable, log_write: object) -> None:
+        """Run `SharedWrite.statement` in the open transaction and commit, in one message.
 
         So no lock that it takes in the log waits for this process. `find_branches` shows what the
         tasks have left over, which is aborted next.

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from sparkonce.conninfo import read_conninfo
+from sparkonce.clients.postgres import read_conninfo
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.sinks import PostgresSink
 from sparkonce.txn_log import open_log

@@ -23,8 +23,7 @@ from sparkonce.errors import (
     LogUnavailableError,
     PrepareRejectedError,
 )
-from sparkonce.failpoints import InjectedError
-from sparkonce.model import Ask, BranchId, Committable, CommittedBatch, TransactionId
+from sparkonce.model import BranchId, Committable, CommittedBatch, TransactionId
 from sparkonce.protocol.deciders import choose
 from sparkonce.protocol.driver import Driver
 from sparkonce.sinks.capabilities import CommitsOnePhase, Publishes
@@ -32,6 +31,7 @@ from sparkonce.steps import POINTS
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
+from sparkonce.txn_log.shared import SharedTransactions, SharedWrite
 from tests.world import (
     Crash,
     MemoryEntrance,
@@ -128,7 +128,7 @@ class DatabaseView:
         return True
 
 
-class DatabaseLog(OptimisticLog):
+class DatabaseLog(OptimisticLog, SharedTransactions):
     """The log as `PostgresLog` is."""
 
     def __init__(self, database: Database, process: Process) -> None:
@@ -148,15 +148,15 @@ class DatabaseLog(OptimisticLog):
     def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
         return question(self._view())
 
-    def why_two_phases(self, ask: Ask) -> str | None:
-        return None if ask("where?") == [(id(self._database),)] else "another database"
+    def why_apart(self, database: object) -> str | None:
+        return None if database is self._database else "another database"
 
-    def one_phase(self, record: TransactionRecord) -> tuple[TransactionRecord, str]:
+    def shared_write(self, record: TransactionRecord) -> SharedWrite:
         view = self._view()
         done = self._one_phase(view, record)
         text = f"write {next(self._database.numbers)}"
         self._database.texts[text] = view.swap
-        return done, text
+        return SharedWrite(done, text)
 
 
 class DatabaseSink(QuietSink, CommitsOnePhase):
@@ -167,8 +167,8 @@ class DatabaseSink(QuietSink, CommitsOnePhase):
         self.world = world
         self._open: dict[str, list[int]] = {}
 
-    def why_two_phases(self, why_not: Callable[[Ask], str | None]) -> str | None:
-        return why_not(lambda query: [(id(self.world.database),)])
+    def why_two_phases(self, why_apart: Callable[[object], str | None]) -> str | None:
+        return why_apart(self.world.database)
 
     def prepare_one_phase(
         self, branch_id: BranchId, committables: Sequence[Committable]
@@ -180,14 +180,14 @@ class DatabaseSink(QuietSink, CommitsOnePhase):
         self._open[str(branch_id)] = [row for name in staged for row in self.store.prepared[name]]
         return (Committable(branch_id),)
 
-    def commit_one_phase(self, committable: Committable, log_write: str) -> None:
+    def commit_one_phase(self, committable: Committable, log_write: object) -> None:
         self._called("commit_one_phase")
         name, database = str(committable.branch_id), self.world.database
         rows = self._open.pop(name)
         fate, self.world.fate = self.world.fate, None
 
         def arrive() -> None:
-            if database.texts[log_write]():
+            if database.texts[str(log_write)]():
                 self.store.visible[name] = rows  # what is staged is left to the sweep
 
         if fate == "crash":
@@ -409,11 +409,11 @@ def test_error_at(world: OneWorld, point: str) -> None:
 def test_log_that_cannot_be_read_sends_nothing(
     world: OneWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: DatabaseLog, record: TransactionRecord) -> tuple[TransactionRecord, str]:
+    def fail(self: DatabaseLog, record: TransactionRecord) -> SharedWrite:
         raise LogUnavailableError("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(DatabaseLog, "one_phase", fail)
+        patched.setattr(DatabaseLog, "shared_write", fail)
         with pytest.raises(LogUnavailableError):
             world.start(Process())
     assert "commit_one_phase" not in world.sinks[0].calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import pickle
 import uuid
 from contextlib import nullcontext
@@ -23,16 +24,18 @@ from sparkonce.model import (
     attempt_of_small_batch,
 )
 from sparkonce.sinks.postgres import PostgresSink
-from sparkonce.sinks.postgres.merge import Merge, statements
-from sparkonce.sinks.postgres.sql import branch_of_session, staging_name
-from sparkonce.sinks.postgres.staging import SLICE_BYTES, slices
-from sparkonce.sinks.postgres.types import PostgresType, UnmappableError, plan, spark_name
-from sparkonce.sinks.postgres.values import (
+from sparkonce.sinks.postgres.loading.direct import Prepared
+from sparkonce.sinks.postgres.loading.staging import SLICE_BYTES, slices
+from sparkonce.sinks.postgres.loading.values import (
     ValueDoesNotFitError,
     binary_encoder,
     convert,
     python_values,
 )
+from sparkonce.sinks.postgres.merging.merge import Merge
+from sparkonce.sinks.postgres.merging.statements import statements
+from sparkonce.sinks.postgres.server.sql import branch_of_session, staging_name
+from sparkonce.sinks.postgres.target.types import PostgresType, UnmappableError, plan, spark_name
 
 untimed = settings(deadline=None)
 
@@ -503,6 +506,66 @@ def test_record_of_a_version_without_gaps_is_read() -> None:
     assert text.endswith('ON CONFLICT ("id") DO NOTHING')
 
 
+OLD_MERGE: dict[str, Any] = {
+    "schema": "s",
+    "table": "t",
+    "columns": ["id"],
+    "key": None,
+    "staging": ["x", "y"],
+    "rows": 9,
+    "system": "7",
+    "database": "shop",
+    "prepared": True,
+    "mode": "append",
+    "update": [],
+    "order_by": [],
+    "delete": None,
+    "helpers": [],
+    "dead_letter": None,
+    "attached": ["x", "y"],
+    "leading": "id",
+    "shape": [["id", "20", -1, "bigint"]],
+}
+"""As the version with attach= and the shortcuts of upserts wrote it."""
+
+
+def test_record_with_attached_partitions_is_inserted_if_it_is_merged_again() -> None:
+    branch = BranchId(OWNER, 0, 1, "postgres", 0, DRIVER_ATTEMPT)
+    merge = Merge.read(Committable(branch, OLD_MERGE, version=5))
+    (text,) = (part.as_string() for part in statements(merge, branch))
+    assert text == (
+        'INSERT INTO "s"."t" ("id") SELECT "id" FROM (SELECT "id" FROM (SELECT "id" FROM "s"."x" '
+        'UNION ALL SELECT "id" FROM "s"."y") AS staged) AS staged'
+    )
+    kept = {k: v for k, v in OLD_MERGE.items() if k not in {"attached", "leading"}}
+    written = merge.committable(branch)
+    assert (written.version, json.loads(json.dumps(dict(written.payload)))) == (5, kept)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "table s.t, prepared transaction {branch}, staging tables x, y"),
+        ({"prepared": False}, "table s.t, an open transaction, staging tables x, y"),
+        (
+            {"staging": [f"s{n}" for n in range(200)]},
+            "table s.t, prepared transaction {branch}, staging tables s0, s1, s2 and 197 more",
+        ),
+    ],
+)
+def test_text_says_what_a_merge_is_on_the_server(changes: dict[str, Any], text: str) -> None:
+    branch = BranchId(OWNER, 0, 1, "postgres", 0, DRIVER_ATTEMPT)
+    merge = Merge.read(Committable(branch, {**OLD_MERGE, **changes}, version=5))
+    assert merge.committable(branch).text == text.format(branch=branch)
+
+
+def test_text_of_a_direct_load_names_table_and_transaction() -> None:
+    branch = BranchId(OWNER, 0, 1, "postgres", 0, 7)
+    committable = Prepared("s", "t", 3, "7", "shop", "writer").committable(branch)
+    assert committable.text == f"table s.t, prepared transaction {branch}"
+    assert Prepared.read(committable).role == "writer"
+
+
 # -- settings --------------------------------------------------------------------------------------
 
 SECRET = "pass-word-9"
@@ -536,11 +599,11 @@ def test_conninfo_that_cannot_be_read_is_not_quoted(conninfo: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"key": "id"}, "key='id'"),
+        ({"key": ""}, r"key=\[''\]"),
         ({"key": []}, r"key=\[\]"),
         ({"key": ["id", "id"]}, "different columns"),
-        ({"lock_timeout": 0}, "lock_timeout=0"),
-        ({"statement_timeout": -1}, "statement_timeout=-1"),
+        ({"lock_timeout_s": 0}, "lock_timeout_s=0"),
+        ({"statement_timeout_s": -1}, "statement_timeout_s=-1"),
         ({"name": "a b"}, "name='a b'"),
     ],
 )

@@ -10,9 +10,9 @@ from psycopg import errors as pg
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks import PostgresSink
-from sparkonce.sinks.postgres.advice import next_step
-from sparkonce.sinks.postgres.sql import Timeouts
-from sparkonce.sinks.postgres.writing import Writing
+from sparkonce.sinks.postgres.server.advice import next_step
+from sparkonce.sinks.postgres.server.sql import Timeouts
+from sparkonce.sinks.postgres.target.writing import Writing
 
 DSN = "postgresql://localhost/shop"
 
@@ -39,12 +39,13 @@ def test_mode_follows_from_the_other_settings(settings: dict[str, Any], mode: st
         ({"write": "upsert"}, "'upsert' needs key="),
         ({"write": "ignore"}, "'ignore' needs key="),
         ({"write": "merge", "key": ["id"]}, "'merge' needs delete="),
-        ({"write": "append", "key": ["id"]}, r"key=\['id'\] means nothing to write='append'"),
-        ({"order_by": "at"}, "order_by='at' means nothing to write='append'; it goes with key="),
-        ({"delete": "gone"}, "delete='gone' means nothing to write='append'"),
-        ({"write": "upsert", "key": ["id"], "delete": "gone"}, "delete='gone' means nothing"),
-        ({"write": "ignore", "key": ["id"], "update": ["a"]}, "update=.* means nothing"),
-        ({"key": "id"}, "key='id' must be a list"),
+        ({"write": "append", "key": ["id"]}, r"key=\['id'\] has no meaning for write='append'"),
+        ({"order_by": "at"}, "order_by='at' has no meaning for write='append'; it goes with key="),
+        ({"delete": "gone"}, "delete='gone' has no meaning for write='append'"),
+        ({"write": "upsert", "key": ["id"], "delete": "gone"}, "delete='gone' has no meaning"),
+        ({"write": "ignore", "key": ["id"], "update": ["a"]}, "update=.* has no meaning"),
+        ({"key": ""}, r"key=\[''\] must be a list"),
+        ({"key": ["id"], "update": "a"}, "update='a' must be a list"),
         ({"key": []}, r"key=\[\] must be a list"),
         ({"key": ["id"], "update": []}, r"update=\[\] must be a list"),
         ({"key": ["id"], "update": ["a", "a"]}, "different columns"),
@@ -58,7 +59,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str
         PostgresSink(DSN, table="orders", **settings)
 
 
-@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
+@pytest.mark.parametrize("setting", ["lock_timeout_s", "statement_timeout_s"])
 @pytest.mark.parametrize("seconds", [0, -1, 0.0001, 3_000_000, float("inf"), float("nan")])
 def test_timeout_that_no_server_takes(setting: Any, seconds: float) -> None:
     with pytest.raises(ConfigurationError, match=f"{setting}={seconds} .*0.001 to 2147483 seconds"):
@@ -68,7 +69,7 @@ def test_timeout_that_no_server_takes(setting: Any, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("limit_s", "told"),
     [
-        (600.0, "statement_timeout=600 s.*or somebody canceled it"),
+        (600.0, "statement_timeout_s=600.*or somebody canceled it"),
         (0.0, r"^ \(somebody canceled it"),
     ],
 )

@@ -21,10 +21,9 @@ from typing import TypeVar
 from sparkonce.errors import (
     ConfigurationError,
     LogCorruptError,
-    ProtocolError,
 )
 from sparkonce.finding import Finding, Level
-from sparkonce.model import Ask, Owner, TransactionId
+from sparkonce.model import Owner, TransactionId
 from sparkonce.txn_log import rules
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
@@ -248,29 +247,6 @@ class TransactionLog(ABC):
             ProtocolError: the record is not decided.
         """
         return self._write(lambda store: rules.complete(store, record, token, time.time()))
-
-    def why_two_phases(self, ask: Ask) -> str | None:  # noqa: ARG002 - for logs that override this
-        """Why a sink's own transactions cannot take this log's writes in.
-
-        Args:
-            ask: runs a query in the sink's database, as the sink's role.
-
-        Returns:
-            None where they can, and `one_phase` may be used.
-        """
-        return "the transaction log is not in Postgres"
-
-    def one_phase(self, record: TransactionRecord) -> tuple[TransactionRecord, str]:
-        """The write that decides and completes a new record at once, for a sink's transaction.
-
-        Returns:
-            The record as it is to stand, and SQL that puts it. It fails, and with it the
-            transaction that it is run in, if anybody has written the pipeline's log meanwhile.
-
-        Raises:
-            ProtocolError: the batch is known, or a batch was left out.
-        """
-        raise ProtocolError(f"{record.id}: {self.address} is in no sink's database")
 
     def forget(self, record: TransactionRecord, token: int, *, retain: int) -> None:
         """Drop complete records of the query that are `retain` or more batches below `record`.

@@ -4,7 +4,7 @@ A write is one message, and so one transaction in one round trip: it changes the
 row only if its version is still the one that was read, and the records only if it changed the head.
 No lock is held between two round trips.
 
-A sink in the same database may run that statement in its own transaction (`one_phase`).
+A sink in the same database may run that statement in its own transaction (`shared_write`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
 
-from sparkonce.conninfo import KEPT_ALIVE, check_service, read_conninfo, said, shown_port
-from sparkonce.errors import ConfigurationError
-from sparkonce.model import Ask
+from sparkonce.clients.postgres import (
+    KEPT_ALIVE,
+    Database,
+    Statement,
+    check_service,
+    read_conninfo,
+    said,
+    shown_port,
+)
+from sparkonce.errors import (
+    ConfigurationError,
+)
 from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
@@ -30,6 +39,7 @@ from sparkonce.txn_log.postgres_session import Connection, PostgresSession, run
 from sparkonce.txn_log.postgres_statements import MIGRATIONS, NEXT_HEAD, PLACE, UNHIDDEN
 from sparkonce.txn_log.postgres_view import PostgresView
 from sparkonce.txn_log.record import TransactionRecord
+from sparkonce.txn_log.shared import SharedTransactions, SharedWrite
 
 logger = logging.getLogger("sparkonce")
 
@@ -42,7 +52,7 @@ _DEFAULTS: Final = {
 }
 
 
-class PostgresLog(OptimisticLog):
+class PostgresLog(OptimisticLog, SharedTransactions):
     """A transaction log in a schema of a Postgres database.
 
     Args:
@@ -187,7 +197,9 @@ class PostgresLog(OptimisticLog):
         with self._lock, self._session.named_errors():
             return super()._write(step)
 
-    def why_two_phases(self, ask: Ask) -> str | None:
+    def why_apart(self, database: object) -> str | None:
+        if not isinstance(database, Database):
+            return "the transaction log is in Postgres, and the sink is not"
         with self._lock:
             try:
                 place = self._session.ask(PLACE)
@@ -195,16 +207,16 @@ class PostgresLog(OptimisticLog):
             except psycopg.Error as error:
                 self.close()
                 return f"{self.address}: {self._session.said(error)}"
-        if ask(PLACE) != place:
+        if database.ask(PLACE) != place:
             return "the transaction log is in another database"
-        ask(f"EXPLAIN {write}")  # which checks all rights that the write needs
+        database.ask(f"EXPLAIN {write}")  # which checks all rights that the write needs
         return None
 
-    def one_phase(self, record: TransactionRecord) -> tuple[TransactionRecord, str]:
+    def shared_write(self, record: TransactionRecord) -> SharedWrite:
         with self._lock, self._session.named_errors():
             view = PostgresView(self._session)
             done = self._one_phase(view, record)
-            return done, view.as_sql()
+            return SharedWrite(done, Statement(view.as_sql()))
 
 
 def _split(url: str) -> tuple[str, str]:

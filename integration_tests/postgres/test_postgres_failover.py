@@ -27,15 +27,15 @@ from sparkonce.errors import (
 from sparkonce.model import Committable
 from sparkonce.protocol.rulings import end_for_rewrite
 from sparkonce.sinks import PostgresSink
-from sparkonce.sinks.postgres import merging
-from sparkonce.sinks.postgres.server import await_standbys
+from sparkonce.sinks.postgres.merging import committing
+from sparkonce.sinks.postgres.server.outcome import await_standbys
 from sparkonce.testing.log_cases import claim, record
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 from sparkonce.testing.services.standby import PostgresPair
 from sparkonce.txn_log.postgres import PostgresLog
 from sparkonce.txn_log.record import State
 
-MODES = ("staged", "prepared")
+LOADS = ("staged", "direct")
 
 
 @pytest.fixture
@@ -69,14 +69,14 @@ def prepare(sink: PostgresSink, batch: int = 0) -> Committable:
     return committable
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_standby_that_has_all_finishes_the_commit(
-    pair: PostgresPair, worlds: tuple[World, World], mode: str, caplog: pytest.LogCaptureFixture
+    pair: PostgresPair, worlds: tuple[World, World], load: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While none of the two takes writes the outcome is unknown; then it is committed, once."""
     pair.wait_for_standby()
     primary, standby = worlds
-    sink = primary.ready(dsn=pair.dsn, mode=mode)
+    sink = primary.ready(dsn=pair.dsn, load=load)
     assert "does not wait for a standby" not in caplog.text
     sink.commit(prepare(sink))
     committable = prepare(sink, batch=1)
@@ -97,13 +97,13 @@ def test_standby_that_has_all_finishes_the_commit(
     "setting",
     ["synchronous_commit = off", "statement_timeout = 500", "client_min_messages = error"],
 )
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_commit_waits_for_the_standby_whatever_the_role_says(
-    pair: PostgresPair, worlds: tuple[World, World], mode: str, setting: str
+    pair: PostgresPair, worlds: tuple[World, World], load: str, setting: str
 ) -> None:
     """COMMIT PREPARED takes its settings from the role: it may return before the standby has it."""
     primary, standby = worlds
-    sink, committable = cut_off_once_prepared(pair, primary, setting, mode=mode, lock_timeout=2)
+    sink, committable = cut_off_once_prepared(pair, primary, setting, load=load, lock_timeout_s=2)
     for _ in range(2):
         with pytest.raises(CommitUnresolvedError, match="no standby .* has confirmed"):
             sink.commit(committable)
@@ -121,7 +121,7 @@ def test_wait_of_a_held_merge_that_is_cut_short_confirms_nothing(
     """COMMIT answers the same then, with a warning."""
     pair.wait_for_standby()
     primary, _ = worlds
-    sink = primary.ready(dsn=pair.dsn, lock_timeout=2)
+    sink = primary.ready(dsn=pair.dsn, lock_timeout_s=2)
     assert sink._target is not None
     sink._target = replace(sink._target, why_open="so")
     committable = prepare(sink)
@@ -133,14 +133,14 @@ def test_wait_of_a_held_merge_that_is_cut_short_confirms_nothing(
             outcome.result(30)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_prepare_whose_wait_is_cut_short_is_rejected(
-    pair: PostgresPair, worlds: tuple[World, World], mode: str
+    pair: PostgresPair, worlds: tuple[World, World], load: str
 ) -> None:
     """It answers as ever, with a warning; a failover would lose what it has prepared."""
     pair.wait_for_standby()
     primary, _ = worlds
-    sink = primary.ready(dsn=pair.dsn, mode=mode)
+    sink = primary.ready(dsn=pair.dsn, load=load)
     pair.cut_off()
     cancelled = threading.Event()
 
@@ -179,13 +179,13 @@ def ended_waits(world: World, how: str) -> int:
     return len(world.run(query))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_commit_that_no_standby_confirms_is_not_written_again(
-    pair: PostgresPair, worlds: tuple[World, World], mode: str
+    pair: PostgresPair, worlds: tuple[World, World], load: str
 ) -> None:
     """An operator's `redo` of a branch that is visible: its rows would be there twice."""
     primary, _ = worlds
-    sink, committable = cut_off_once_prepared(pair, primary, mode=mode, lock_timeout=1)
+    sink, committable = cut_off_once_prepared(pair, primary, load=load, lock_timeout_s=1)
     with pytest.raises(CommitUnresolvedError) as caught:
         sink.commit(committable)
     told = end_for_rewrite(sink, committable, caught.value)
@@ -254,7 +254,7 @@ def test_standby_that_is_promoted_during_the_wait_confirms_nothing(
         pair.primary.kill()
         await_standbys(*args)
 
-    monkeypatch.setattr(merging, "await_standbys", fail_over)
+    monkeypatch.setattr(committing, "await_standbys", fail_over)
     with pytest.raises(CommitUnresolvedError, match="does not have the commit"):
         sink.commit(committable)
     assert standby.state()[:2] == (0, 0)
@@ -262,14 +262,14 @@ def test_standby_that_is_promoted_during_the_wait_confirms_nothing(
     assert standby.state() == (3, 1, 0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_branch_that_the_standby_never_received_is_lost(
-    pair: PostgresPair, worlds: tuple[World, World], mode: str, caplog: pytest.LogCaptureFixture
+    pair: PostgresPair, worlds: tuple[World, World], load: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Never silent: the commit says so, and the start has warned."""
     primary, standby = worlds
-    sink = primary.ready(dsn=pair.dsn, mode=mode)
-    assert "a failover may take back batches" in caplog.text
+    sink = primary.ready(dsn=pair.dsn, load=load)
+    assert "a failover may silently take back" in caplog.text
     sink.commit(prepare(sink))
     pair.cut_off()
     committable = prepare(sink, batch=1)
@@ -280,16 +280,16 @@ def test_branch_that_the_standby_never_received_is_lost(
     assert standby.state() == (3, 1, 0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_standby_is_refused_and_proves_nothing(
-    pair: PostgresPair, worlds: tuple[World, World], mode: str
+    pair: PostgresPair, worlds: tuple[World, World], load: str
 ) -> None:
     """What it has not received yet is not lost."""
     primary, standby = worlds
-    sink = primary.ready(mode=mode)
+    sink = primary.ready(load=load)
     pair.cut_off()
     committable = prepare(sink)
-    astray = standby.sink(mode=mode)
+    astray = standby.sink(load=load)
     with pytest.raises(ConfigurationError, match="standby.*target_session_attrs=read-write"):
         astray.validate(ROWS.schema)
     with pytest.raises(CommitUnresolvedError, match="standby|recovery|read-only"):
@@ -333,13 +333,13 @@ class AfterFailover(PostgresServer):
         return (self._pair.standby if self.failed_over else self._pair.primary).dsn
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_query_writes_again_what_the_standby_never_received(
-    pair: PostgresPair, tmp_path: Path, fresh_name: Callable[[], str], mode: str
+    pair: PostgresPair, tmp_path: Path, fresh_name: Callable[[], str], load: str
 ) -> None:
     """The decided batch is redone from Spark's replay: every row is there once."""
     server: Any = AfterFailover(pair)
-    target = postgres_target(server, fresh_name(), dsn=pair.dsn, mode=mode)
+    target = postgres_target(server, fresh_name(), dsn=pair.dsn, load=load)
     with Scenario(tmp_path, [target], 3, is_tagged=False) as scenario:
         driver = scenario.driver
         begun = driver.arm("open.after", batch=1)

@@ -29,15 +29,16 @@ from integration_tests.postgres.world import (
 )
 from sparkonce.errors import (
     CommitUnresolvedError,
-    ConfigurationError,
     PrepareRejectedError,
+    SinkUnavailableError,
 )
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
+from sparkonce.sinks.postgres import sink as sink_module
 from sparkonce.testing.services import PostgresServer, start_services
 from sparkonce.testing.services.server import LocalRuntime
 
-MODES = ("staged", "prepared")
+LOADS = ("staged", "direct")
 KEYED = "id bigint PRIMARY KEY, name text"
 
 
@@ -64,7 +65,7 @@ def sweep(world: World, sink: PostgresSink) -> None:
 # -- the table is altered between batches ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
@@ -75,18 +76,18 @@ def sweep(world: World, sink: PostgresSink) -> None:
     ],
 )
 def test_table_altered_beside_the_columns_of_the_batch(
-    prepared: World, mode: str, change: str, wanted: list[Any]
+    prepared: World, load: str, change: str, wanted: list[Any]
 ) -> None:
     """The next batch is written."""
     prepared.table("id bigint, name text" + ", spare int" * ("more" not in change))
-    sink = prepared.ready(mode=mode)
+    sink = prepared.ready(load=load)
     sink.commit(prepare(sink, ROWS.slice(1, 1)))
     prepared.run(f"ALTER TABLE {prepared.schema}.orders {change}")
     sink.commit(prepare(sink, ROWS.slice(0, 1), batch=1))
     assert prepared.rows()[:1] == wanted
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -100,11 +101,11 @@ def test_table_altered_beside_the_columns_of_the_batch(
     ],
 )
 def test_table_altered_in_the_columns_of_the_batch(
-    prepared: World, mode: str, change: str, message: str
+    prepared: World, load: str, change: str, message: str
 ) -> None:
     """Nothing is written by guess: the error names the change, and a new start goes on."""
     prepared.table()
-    sink = prepared.ready(mode=mode)
+    sink = prepared.ready(load=load)
     prepared.run(f"ALTER TABLE {prepared.schema}.orders {change}")
     with pytest.raises(PrepareRejectedError, match=message):
         prepare(sink)
@@ -112,21 +113,21 @@ def test_table_altered_in_the_columns_of_the_batch(
     assert prepared.run(f"SELECT * FROM {prepared.schema}.sparkonce_commits") == []
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_table_altered_while_the_query_starts(
-    prepared: World, mode: str, monkeypatch: pytest.MonkeyPatch
+    prepared: World, load: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Types that rows are encoded for, and those that a change is told by, are of one look."""
     prepared.table()
-    resolve = PostgresSink._resolve
+    resolve = sink_module.resolve
 
-    def and_alter(sink: PostgresSink, *args: Any) -> Any:
-        target = resolve(sink, *args)
+    def and_alter(*args: Any) -> Any:
+        target = resolve(*args)
         prepared.run(f"ALTER TABLE {prepared.schema}.orders ALTER id TYPE numeric(1, 0)")
         return target
 
-    monkeypatch.setattr(PostgresSink, "_resolve", and_alter)
-    sink = prepared.ready(mode=mode)
+    monkeypatch.setattr(sink_module, "resolve", and_alter)
+    sink = prepared.ready(load=load)
     with pytest.raises(PrepareRejectedError, match="'id' was bigint and is numeric"):
         prepare(sink)
 
@@ -134,7 +135,7 @@ def test_table_altered_while_the_query_starts(
 def test_table_altered_while_a_task_waits_for_its_first_row(prepared: World) -> None:
     """Checked again once the rows hold the table's lock: a double's bytes are a bigint's too."""
     prepared.table()
-    sink = prepared.ready(mode="prepared")
+    sink = prepared.ready(load="direct")
     with psycopg.connect(prepared.dsn) as other, ThreadPoolExecutor(1) as pool:
         change = "ALTER COLUMN id TYPE double precision"
         other.execute(f"ALTER TABLE {prepared.schema}.orders {change}".encode())
@@ -150,7 +151,7 @@ def test_table_altered_while_a_task_waits_for_its_first_row(prepared: World) -> 
 # -- constraints, locks, time ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("key", [None, ["id"]])
 @pytest.mark.parametrize(
     ("columns", "constraint"),
@@ -163,14 +164,14 @@ def test_table_altered_while_a_task_waits_for_its_first_row(prepared: World) -> 
     ],
 )
 def test_violated_constraint_is_found_before_the_decision(
-    prepared: World, mode: str, key: list[str] | None, columns: str, constraint: str
+    prepared: World, load: str, key: list[str] | None, columns: str, constraint: str
 ) -> None:
     """The error names it and shows no row; nothing of the batch stands."""
     prepared.run(f"CREATE TABLE {prepared.schema}.known (name text PRIMARY KEY)")
     prepared.run(f"INSERT INTO {prepared.schema}.known VALUES ('secret')")
     prepared.table(columns.format(s=prepared.schema))
     prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES (9, 'secret')")
-    sink = prepared.ready(mode=mode, key=key)
+    sink = prepared.ready(load=load, key=key)
     rows = pa.table({"id": pa.array([4, 5, 3], pa.int64()), "name": ["secret", "other", None]})
     with pytest.raises(PrepareRejectedError, match=constraint) as caught:
         prepare(sink, rows)
@@ -180,15 +181,15 @@ def test_violated_constraint_is_found_before_the_decision(
     assert prepared.rows() == [(9, "secret")]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("key", [None, ["id"]])
-def test_row_that_another_writer_holds(prepared: World, mode: str, key: list[str] | None) -> None:
+def test_row_that_another_writer_holds(prepared: World, load: str, key: list[str] | None) -> None:
     """Named with its setting and the next step; when the other is done the batch is written."""
     prepared.table(KEYED)
-    sink = prepared.ready(mode=mode, key=key, lock_timeout=0.2)
+    sink = prepared.ready(load=load, key=key, lock_timeout_s=0.2)
     with psycopg.connect(prepared.dsn) as other:
         other.execute(f"INSERT INTO {prepared.schema}.orders VALUES (2, 'x')".encode())
-        with pytest.raises(PrepareRejectedError, match=r"lock_timeout=0.2 s.*pg_prepared_xacts"):
+        with pytest.raises(PrepareRejectedError, match=r"lock_timeout_s=0.2.*pg_prepared_xacts"):
             prepare(sink)
         other.rollback()
     sweep(prepared, sink)
@@ -196,18 +197,18 @@ def test_row_that_another_writer_holds(prepared: World, mode: str, key: list[str
     assert prepared.state() == (3, 1, 0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_merge_that_takes_too_long(prepared: World, mode: str) -> None:
+@pytest.mark.parametrize("load", LOADS)
+def test_merge_that_takes_too_long(prepared: World, load: str) -> None:
     prepared.table("id bigint PRIMARY KEY CHECK (pg_sleep(id) IS NOT NULL), name text")
-    sink = prepared.ready(mode=mode, key=["id"], statement_timeout=0.1)
-    with pytest.raises(PrepareRejectedError, match=r"statement_timeout=0.1 s.*smaller"):
+    sink = prepared.ready(load=load, key=["id"], statement_timeout_s=0.1)
+    with pytest.raises(PrepareRejectedError, match=r"statement_timeout_s=0.1.*smaller"):
         prepare(sink)
     sweep(prepared, sink)
     assert prepared.state() == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_deadlock_with_another_writer_is_tried_again(prepared: World, mode: str) -> None:
+@pytest.mark.parametrize("load", LOADS)
+def test_deadlock_with_another_writer_is_tried_again(prepared: World, load: str) -> None:
     """In the prepared mode too, the rows that were copied are merged again."""
     schema, gate = prepared.schema, "1234"
     prepared.table(KEYED)
@@ -223,7 +224,7 @@ def test_deadlock_with_another_writer_is_tried_again(prepared: World, mode: str)
     prepared.run("ALTER ROLE CURRENT_USER IN DATABASE postgres SET deadlock_timeout = '50ms'")
     update = f"UPDATE {schema}.orders SET name = 'r' WHERE id = "
     try:
-        sink = prepared.ready(mode=mode, key=["id"])
+        sink = prepared.ready(load=load, key=["id"])
         with (
             psycopg.connect(prepared.dsn) as rival,
             psycopg.connect(prepared.dsn) as gatekeeper,
@@ -246,8 +247,8 @@ def test_deadlock_with_another_writer_is_tried_again(prepared: World, mode: str)
     assert prepared.rows() == [(1, "a"), (2, "b"), (3, None)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_failure_of_serialization_is_tried_again(prepared: World, mode: str) -> None:
+@pytest.mark.parametrize("load", LOADS)
+def test_failure_of_serialization_is_tried_again(prepared: World, load: str) -> None:
     """A trigger of the target raises it, twice."""
     prepared.table(KEYED)
     prepared.run(f"CREATE SEQUENCE {prepared.schema}.tries")
@@ -260,7 +261,7 @@ def test_failure_of_serialization_is_tried_again(prepared: World, mode: str) -> 
         f"CREATE TRIGGER t AFTER INSERT ON {prepared.schema}.orders "
         f"EXECUTE FUNCTION {prepared.schema}.f()"
     )
-    sink = prepared.ready(mode=mode, key=["id"])
+    sink = prepared.ready(load=load, key=["id"])
     sink.commit(prepare(sink))
     assert prepared.state() == (3, 1, 0, 0)
     assert prepared.run(f"SELECT last_value FROM {prepared.schema}.tries") == [(3,)]
@@ -277,14 +278,14 @@ def small_server() -> Iterator[PostgresServer]:
         yield services.postgres
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_server_takes_no_more_connections(
-    small_server: PostgresServer, fresh_name: Callable[[], str], mode: str
+    small_server: PostgresServer, fresh_name: Callable[[], str], load: str
 ) -> None:
     """The batch is aborted before the decision, and committed again and again after it."""
     with world_on(small_server, fresh_name(), prepares=True) as world:
         world.table()
-        sink = world.ready(mode=mode)
+        sink = world.ready(load=load)
         committable = prepare(sink)
         sink.close()
         with contextlib.ExitStack() as stack:
@@ -293,8 +294,8 @@ def test_server_takes_no_more_connections(
                     stack.enter_context(psycopg.connect(world.dsn))
             with pytest.raises(PrepareRejectedError, match="clients.*raise max_connections"):
                 stage(sink, branch_id=task(8))
-            with pytest.raises(ConfigurationError, match="clients.*raise max_connections"):
-                world.sink(mode=mode).validate(ROWS.schema)
+            with pytest.raises(SinkUnavailableError, match="clients.*raise max_connections"):
+                world.sink(load=load).validate(ROWS.schema)
             with pytest.raises(CommitUnresolvedError, match="clients"):
                 sink.commit(committable)
         commit_until_known(sink, committable)
@@ -332,15 +333,15 @@ def set_limit(runtime: LocalRuntime, soft: str) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("key", [None, ["id"]])
 def test_disk_is_full_while_a_task_writes(
-    prepared: World, mode: str, key: list[str] | None
+    prepared: World, load: str, key: list[str] | None
 ) -> None:
     """Named, nothing of it stands, and the same rows are written once there is room."""
     prepared.table(KEYED)
     prepared.run(f"INSERT INTO {prepared.schema}.orders VALUES (0, 'before')")
-    sink = prepared.ready(mode=mode, key=key)
+    sink = prepared.ready(load=load, key=key)
     sink.close()  # its sessions have no limit
     rows = pa.table({"id": range(1, 40_001), "name": ["x" * 1000] * 40_000})
     with no_file_above(prepared.server, 20 * 1024 * 1024):  # more than a file of the WAL
@@ -370,8 +371,8 @@ def test_disk_is_full_while_the_batch_is_merged(prepared: World) -> None:
     assert prepared.state() == (40_000, 1, 0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_server_that_dies_when_a_task_was_given_up_starts_again(prepared: World, mode: str) -> None:
+@pytest.mark.parametrize("load", LOADS)
+def test_server_that_dies_when_a_task_was_given_up_starts_again(prepared: World, load: str) -> None:
     """With an UNLOGGED table it would not, before somebody starts it twice (Postgres' bug 17731).
 
     The files of the table are gone, the end of its transaction is not yet in the write-ahead log,
@@ -379,7 +380,7 @@ def test_server_that_dies_when_a_task_was_given_up_starts_again(prepared: World,
     """
     with wal_kept_back(prepared.server):
         prepared.table(KEYED)
-        sink = prepared.ready(mode=mode, key=["id"])
+        sink = prepared.ready(load=load, key=["id"])
         handle = sink.beginTransaction(task())
         sink.write(handle, ROWS.to_batches()[0])
         eventually(lambda: prepared.open_merges() == 1, "the server has made the table")

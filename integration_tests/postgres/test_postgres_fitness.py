@@ -17,7 +17,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.finding import Level
-from sparkonce.sinks.postgres import diagnosis
+from sparkonce.sinks.postgres.target import diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,9 +43,9 @@ def changes(*rows: tuple[int, int | None, bool]) -> pa.Table:
     )
 
 
-def vote(sink: PostgresSink, mode: str, rows: pa.Table, batch: int = 0) -> Committable:
+def vote(sink: PostgresSink, load: str, rows: pa.Table, batch: int = 0) -> Committable:
     """What a batch of one task leaves to be committed."""
-    if mode == "staged":
+    if load == "staged":
         return prepare(sink, rows, batch)
     return stage(sink, rows, task(batch=batch))
 
@@ -54,19 +54,23 @@ def vote(sink: PostgresSink, mode: str, rows: pa.Table, batch: int = 0) -> Commi
     ("spoil", "options", "message"),
     [
         (RULE, {}, "its rule 'lead'"),
-        (RULE, {"mode": "prepared"}, "its rule 'lead'"),
+        (RULE, {"load": "direct"}, "its rule 'lead'"),
         (RULE.replace("INSTEAD NOTHING", "ALSO NOTIFY x"), {"key": ["id"]}, "its rule 'lead'"),
         ("CREATE TABLE {s}.child () INHERITS ({s}.orders)", {"key": ["id"]}, "inherit from it"),
         (
             HIDDEN,
             {},
-            'sparkonce_commits": row security would hide rows',
+            'sparkonce_commits": row security would silently hide rows',
         ),
-        ("ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY", MERGE, "row security would hide"),
         (
             "ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY",
-            {"mode": "prepared"},
-            "row security would hide",
+            MERGE,
+            "row security would silently hide",
+        ),
+        (
+            "ALTER TABLE {s}.orders ENABLE ROW LEVEL SECURITY",
+            {"load": "direct"},
+            "row security would silently hide",
         ),
         (
             "ALTER TABLE {s}.orders ADD parent bigint REFERENCES {s}.orders ON DELETE CASCADE",
@@ -123,8 +127,8 @@ def test_what_only_looks_alike_is_taken(prepared: World) -> None:
     assert prepared.rows() == [(1, None)]
 
 
-@pytest.mark.parametrize("mode", ["staged", "prepared"])
-def test_rule_on_what_is_never_done_is_taken(prepared: World, mode: str) -> None:
+@pytest.mark.parametrize("load", ["staged", "direct"])
+def test_rule_on_what_is_never_done_is_taken(prepared: World, load: str) -> None:
     """As of a table to which rows are only added, and of the markers."""
     at = prepared.schema
     prepared.table("id bigint, name text, sparkonce_loaded bool")
@@ -135,8 +139,8 @@ def test_rule_on_what_is_never_done_is_taken(prepared: World, mode: str) -> None
             f"CREATE RULE same AS ON UPDATE TO {at}.{table} DO INSTEAD NOTHING"
         )
     rows = ROWS.append_column("sparkonce_loaded", [[True] * len(ROWS)])
-    sink = prepared.ready(rows.schema, mode=mode)
-    sink.commit(vote(sink, mode, rows))
+    sink = prepared.ready(rows.schema, load=load)
+    sink.commit(vote(sink, load, rows))
     assert len(prepared.rows()) == len(ROWS)
 
 
@@ -189,8 +193,6 @@ def test_upserts_go_into_a_hypertable(prepared: World) -> None:
             prepared.ready(key=["id"])
         prepared.run(f"INSERT INTO _timescaledb_catalog.hypertable VALUES (1, '{at}', 'orders')")
         sink = prepared.ready(key=["id"])
-        assert sink._target is not None
-        assert sink._target.leading is None  # no gap of its own keys is one of all
         deliver(sink)
     assert len(prepared.rows()) == len(ROWS)
 
@@ -206,10 +208,10 @@ def test_target_whose_rows_must_not_be_prepared(
     """What they add would miss rows, or refuse: the merge waits in an open transaction."""
     prepared.table()
     with extension(prepared):
-        prepared.ready(mode="prepared")
+        prepared.ready(load="direct")
         prepared.run(change.format(s=prepared.schema))
-        with pytest.raises(ConfigurationError, match=f'{reason}.*mode="staged"'):
-            prepared.ready(mode="prepared")
+        with pytest.raises(ConfigurationError, match=f'{reason}.*load="staged"'):
+            prepared.ready(load="direct")
         with caplog.at_level("INFO", "sparkonce"):
             sink = prepared.ready()
         assert re.search(f"as an open transaction, since .*{reason}", caplog.text)
@@ -220,21 +222,21 @@ def test_target_whose_rows_must_not_be_prepared(
 
 
 @needs_no_prepare
-@pytest.mark.parametrize("mode", ["staged", "prepared"])
+@pytest.mark.parametrize("load", ["staged", "direct"])
 def test_target_whose_rows_must_not_be_prepared_any_more(
     prepared: World,
     extension: Callable[[World], AbstractContextManager[None]],
     change: str,
     reason: str,
-    mode: str,
+    load: str,
 ) -> None:
     """A continuous aggregate, or a distribution, that comes while the query runs."""
     prepared.table()
     with extension(prepared):
-        sink = prepared.ready(mode=mode)
+        sink = prepared.ready(load=load)
         prepared.run(change.format(s=prepared.schema))
         with pytest.raises(PrepareRejectedError, match=f"changed since .*{reason}"):
-            vote(sink, mode, ROWS)
+            vote(sink, load, ROWS)
     assert prepared.gids() == []
 
 
@@ -266,7 +268,7 @@ def test_row_whose_parent_goes_may_move_in_the_same_batch(
         deliver(prepared.ready(CHANGES, **MERGE), changes((3, 9, False)), batch=2)
 
 
-@pytest.mark.parametrize("mode", ["staged", "prepared"])
+@pytest.mark.parametrize("load", ["staged", "direct"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -279,7 +281,7 @@ def test_row_whose_parent_goes_may_move_in_the_same_batch(
     ],
 )
 def test_target_that_changes_while_the_query_runs(
-    prepared: World, mode: str, change: str, message: str
+    prepared: World, load: str, change: str, message: str
 ) -> None:
     """The next batch is refused, and nothing of it stands."""
     at = prepared.schema
@@ -288,25 +290,25 @@ def test_target_that_changes_while_the_query_runs(
         f"CREATE TABLE {at}.rest PARTITION OF {at}.orders FOR VALUES IN (1, 3)"
     )
     one = ROWS.slice(0, 1)
-    sink = prepared.ready(mode=mode)
-    sink.commit(vote(sink, mode, one))
+    sink = prepared.ready(load=load)
+    sink.commit(vote(sink, load, one))
     prepared.run(change.format(s=at))
     with pytest.raises(PrepareRejectedError, match=message):
-        vote(sink, mode, one, batch=1)
+        vote(sink, load, one, batch=1)
     assert prepared.gids() == []
     assert prepared.markers() == [0]
 
 
-@pytest.mark.parametrize("mode", ["staged", "prepared"])
-def test_marker_that_is_hidden_proves_nothing(prepared: World, mode: str) -> None:
+@pytest.mark.parametrize("load", ["staged", "direct"])
+def test_marker_that_is_hidden_proves_nothing(prepared: World, load: str) -> None:
     """Row security came behind the start: the absence of what it hides is no proof."""
     at = prepared.schema
     prepared.table()
     prepared.ready()
     with prepared.role("SELECT, INSERT") as (role, dsn):
         prepared.run(f"GRANT SELECT, INSERT ON {at}.sparkonce_commits TO {role}")
-        sink = prepared.ready(mode=mode, dsn=dsn)
-        branch = vote(sink, mode, ROWS)
+        sink = prepared.ready(load=load, dsn=dsn)
+        branch = vote(sink, load, ROWS)
         sink.commit(branch)
         prepared.run(HIDDEN.format(s=at))
         for end in (sink.commit, sink.abort_decided):
@@ -368,26 +370,15 @@ def test_doctor_before_the_start_that_makes_the_table(prepared: World) -> None:
     assert "UNLOGGED" in errors(create="if_missing")[0]
 
 
-@pytest.mark.parametrize(
-    ("mode", "attach", "is_told"),
-    [
-        ("SHARE UPDATE EXCLUSIVE", None, False),
-        ("SHARE UPDATE EXCLUSIVE", "nr", True),
-        ("SHARE", None, True),
-    ],
-)
+@pytest.mark.parametrize(("mode", "is_told"), [("SHARE UPDATE EXCLUSIVE", False), ("SHARE", True)])
 def test_doctor_names_who_holds_a_lock_that_a_write_waits_for(
-    prepared: World,
-    mode: str,
-    attach: str | None,
-    is_told: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: World, mode: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What autovacuum and CREATE INDEX CONCURRENTLY take holds up an ATTACH only."""
+    """A merge does not wait for what autovacuum and CREATE INDEX CONCURRENTLY take."""
     monkeypatch.setattr(diagnosis, "_LONG_S", 0)
     table = prepared.table()
     with psycopg.connect(prepared.dsn) as holder:
         holder.execute(f"LOCK TABLE {table} IN {mode} MODE")  # type: ignore[arg-type]
-        found = list(prepared.sink(attach=attach).diagnose())
+        found = list(prepared.sink().diagnose())
         holds = f"process {holder.info.backend_pid} "
         assert any(one.what.startswith(holds) for one in found) is is_told

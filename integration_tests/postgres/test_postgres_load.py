@@ -32,9 +32,9 @@ from integration_tests.postgres.world import (
 from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PrepareRejectedError
 from sparkonce.sinks import PostgresSink
-from sparkonce.sinks.postgres.connections import Address, Pool, pool_of
-from sparkonce.sinks.postgres.sql import staging_name
-from sparkonce.sinks.postgres.staging import StagingWriter
+from sparkonce.sinks.postgres.loading.staging import StagingWriter
+from sparkonce.sinks.postgres.server.connections import Address, Pool, pool_of
+from sparkonce.sinks.postgres.server.sql import staging_name
 from sparkonce.sinks.verbs import abort_each
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def statements(world: World, sink: PostgresSink, action: Callable[[], object]) -
 def test_orphans_of_many_tasks_go_in_few_round_trips(world: World) -> None:
     """One for each 50 tables, and one that is in use keeps none of the others alive."""
     world.table()
-    sink = world.ready(lock_timeout=0.2)
+    sink = world.ready(lock_timeout_s=0.2)
     for attempt in range(60):
         stage(sink, ROWS.slice(0, 1), task(attempt))
     orphans = list(sink.find_branches(OWNER))
@@ -223,7 +223,7 @@ def test_orphans_of_many_tasks_go_in_few_round_trips(world: World) -> None:
 def test_table_that_is_read_for_long_keeps_nothing_waiting(world: World, way: str) -> None:
     """A backup holds it for hours: the others go, and no drop waits as a merge may."""
     world.table()
-    sink = world.ready(lock_timeout=3.0)
+    sink = world.ready(lock_timeout_s=3.0)
     for attempt in range(5):
         stage(sink, branch_id=task(attempt))
     held = staging_name(task(3))
@@ -308,7 +308,7 @@ def test_binary_arrives_whatever_the_role_says_of_backslashes(world: World, stri
     assert stored == list(zip(rows["v"].to_pylist(), rows["vs"].to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "prepared"}])
+@pytest.mark.parametrize("options", [{}, {"load": "direct"}])
 def test_null_in_an_array_stays_one_whatever_the_role_says(
     world: World, options: dict[str, Any]
 ) -> None:
@@ -340,7 +340,7 @@ def priced(world: World) -> str:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"dead_letter": "rejects"}, {"mode": "prepared"}])
+@pytest.mark.parametrize("options", [{}, {"dead_letter": "rejects"}, {"load": "direct"}])
 @pytest.mark.usefixtures("priced")
 def test_arrays_of_domains_arrive(world: World, options: dict[str, Any]) -> None:
     prices = [[Decimal("1.25"), None], [], None]

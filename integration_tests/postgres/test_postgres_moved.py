@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from sparkonce.model import Committable
     from sparkonce.sinks import PostgresSink
 
-MODES = ("staged", "prepared")
+LOADS = ("staged", "direct")
 
 
-def vote(sink: PostgresSink, mode: str, batch: int = 0) -> Committable:
-    if mode == "staged":
+def vote(sink: PostgresSink, load: str, batch: int = 0) -> Committable:
+    if load == "staged":
         return prepare(sink, batch=batch)
     return stage(sink, branch_id=task(batch=batch))
 
@@ -62,16 +62,16 @@ def take_along(old: World, new: World, table: str) -> None:
                 write.write(data)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_marker_row_that_moved_with_its_rows_proves_the_commit(
-    prepared: World, new: World, mode: str
+    prepared: World, new: World, load: str
 ) -> None:
     """The answer of the commit was lost, and then the database moved; without the row, no proof."""
     prepared.table()
-    sink = prepared.ready(mode=mode)
-    committable = vote(sink, mode)
+    sink = prepared.ready(load=load)
+    committable = vote(sink, load)
     sink.commit(committable)
-    moved = new.sink(mode=mode)
+    moved = new.sink(load=load)
     with pytest.raises(CommitUnresolvedError, match="system identifier") as caught:
         moved.commit(committable)
     for table in ("orders", "sparkonce_commits"):
@@ -82,19 +82,19 @@ def test_marker_row_that_moved_with_its_rows_proves_the_commit(
     assert "`sparkonce settle JOB 0 --branch" in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_server_that_changes_between_two_batches(prepared: World, new: World, mode: str) -> None:
+@pytest.mark.parametrize("load", LOADS)
+def test_server_that_changes_between_two_batches(prepared: World, new: World, load: str) -> None:
     """What is left there would be looked for on the old one: the batch is refused."""
     prepared.table()
     proxy = Proxy(port_of(prepared))
     try:
         dsn = prepared.dsn.replace(f":{port_of(prepared)}/", f":{proxy.port}/")
-        sink = prepared.ready(dsn=dsn, mode=mode)
-        sink.commit(vote(sink, mode))
+        sink = prepared.ready(dsn=dsn, load=load)
+        sink.commit(vote(sink, load))
         sink.close()
         proxy._upstream = ("127.0.0.1", port_of(new))
         with pytest.raises(PrepareRejectedError, match="another server since the query began"):
-            vote(sink, mode, batch=1)
+            vote(sink, load, batch=1)
         sink.close()
     finally:
         proxy.close()
@@ -116,19 +116,19 @@ def held_still(world: World, role: str, sink: PostgresSink) -> Iterator[None]:
     sink.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("key", [None, ["id"]])
 def test_database_that_is_held_still_takes_no_batch(
-    prepared: World, mode: str, key: list[str] | None
+    prepared: World, load: str, key: list[str] | None
 ) -> None:
     """Its rows would be missing where it moves to; what is decided is committed all the same."""
     prepared.table("id bigint PRIMARY KEY, name text")
     with prepared.role("SELECT, INSERT, UPDATE") as (role, dsn):
-        sink = prepared.ready(dsn=dsn, mode=mode, key=key)
-        decided = vote(sink, mode)
+        sink = prepared.ready(dsn=dsn, load=load, key=key)
+        decided = vote(sink, load)
         with held_still(prepared, role, sink):
             with pytest.raises(PrepareRejectedError, match="default_transaction_read_only"):
-                vote(sink, mode, batch=1)
+                vote(sink, load, batch=1)
             sink.commit(decided)
         assert prepared.state() == (3, 1, 0, 0)
         sink.close()

@@ -15,12 +15,18 @@ from integration_tests.postgres.world import (
     ROWS,
     World,
     eventually,
+    merge_of,
     stage,
     world_on,
 )
 from integration_tests.proxy import Proxy, holds
 from sparkonce import failpoints
-from sparkonce.errors import CommitUnresolvedError, FencedError, PrepareRejectedError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    FencedError,
+    PrepareRejectedError,
+    ProtocolError,
+)
 from sparkonce.model import BranchId, Committable
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import NoEntrance
@@ -287,7 +293,7 @@ def test_log_on_another_server(
 
 
 def test_mode_that_commits_task_by_task(prepares: Pipeline) -> None:
-    driver = prepares.driver(prepares.world.ready(mode="prepared"))
+    driver = prepares.driver(prepares.world.ready(load="direct"))
     assert "task by task" in str(driver.two_phases)
 
 
@@ -391,7 +397,7 @@ def test_server_killed_behind_the_commit(
     driver, world = prepares.driver(sink), prepares.world
     commit = sink.commit_one_phase
 
-    def crash_behind(committable: Committable, log_write: str) -> None:
+    def crash_behind(committable: Committable, log_write: object) -> None:
         proxy.lose = holds(b"WITH head AS")
         try:
             commit(committable, log_write)
@@ -404,6 +410,18 @@ def test_server_killed_behind_the_commit(
     driver.deliver(OneBatch(sink, 0))
     assert world.state() == (3, 1, 0, 0)
     assert prepares.xids() == [(0, True)]
+
+
+def test_only_a_database_and_a_statement_of_postgres_are_shared(prepares: Pipeline) -> None:
+    assert prepares.log().why_apart("sqlite") == (
+        "the transaction log is in Postgres, and the sink is not"
+    )
+    sink = prepares.world.ready()
+    (merged,) = sink.prepare_one_phase(merge_of(), [stage(sink)])
+    with pytest.raises(ProtocolError, match="'COMMIT' is not a write of a Postgres log"):
+        sink.commit_one_phase(merged, "COMMIT")
+    sink.abort(merged)
+    assert prepares.world.state() == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("is_swept", [False, True])
@@ -436,7 +454,7 @@ def test_newer_driver_claims_behind_the_read(prepares: Pipeline) -> None:
     sink = world.ready()
     commit = sink.commit_one_phase
 
-    def take_over(committable: Committable, log_write: str) -> None:
+    def take_over(committable: Committable, log_write: object) -> None:
         log.begin(claim(run_id="2", sinks={sink.name: sink.target}))
         commit(committable, log_write)
 
@@ -471,7 +489,7 @@ def test_transaction_that_failed_or_ended_unseen(prepares: Pipeline, ends: str) 
     sink = world.ready()
 
     def end() -> None:
-        (connection,) = sink._held.values()
+        (connection,) = sink._held.connections()
         with contextlib.suppress(psycopg.errors.DivisionByZero):
             connection.execute(ends.encode())
 
@@ -496,7 +514,7 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     world, log = prepares.world, prepares.log()
     sink = world.ready()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PostgresLog, "why_two_phases", lambda self, ask: "as it was")
+        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
         driver = prepares.driver(sink, log)
         record = driver._decide(driver._prepare(OneBatch(sink, 0)))
     assert world.gids() == [str(c.branch_id) for c in record.committables()]
@@ -507,15 +525,15 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     assert prepares.xids() == [(0, False), (1, True)]
 
 
-@pytest.mark.parametrize("mode", ["staged", "prepared"])
+@pytest.mark.parametrize("load", ["staged", "direct"])
 def test_complete_batch_on_a_server_that_went_back_in_time(
-    prepares: Pipeline, caplog: pytest.LogCaptureFixture, mode: str
+    prepares: Pipeline, caplog: pytest.LogCaptureFixture, load: str
 ) -> None:
     """The log has the end of the batch, the server its PREPARE alone: no sweep rolls that back."""
     world, log = prepares.world, prepares.log()
-    sink = world.ready(mode=mode)
+    sink = world.ready(load=load)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(PostgresLog, "why_two_phases", lambda self, ask: "as it was")
+        patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
         driver = prepares.driver(sink, log)
         record = driver._decide(driver._prepare(OneBatch(sink, 0)))
     log.complete(record, driver.incarnation.token)

@@ -32,7 +32,7 @@ from sparkonce.testing.services.process import Command, Guard, free_port
 from sparkonce.testing.services.services import make_root
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-MODES = ("staged", "prepared")
+LOADS = ("staged", "direct")
 
 pipeline = one_phase.pipeline
 
@@ -105,20 +105,20 @@ def prepare(sink: PostgresSink, batch: int = 0) -> list[Committable]:
     return list(sink.vote(merge_of(batch), staged))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("key", [None, ["id"]])
 @pytest.mark.parametrize("pool_mode", ["transaction", "session"])
 def test_batches_through_a_pooler(
-    world: World, pooler: Callable[[str], Pooler], mode: str, key: list[str] | None, pool_mode: str
+    world: World, pooler: Callable[[str], Pooler], load: str, key: list[str] | None, pool_mode: str
 ) -> None:
     """All of it works, also an open merge, and no setting is left in a session of others."""
-    if mode == "prepared" and not world.prepares:
+    if load == "direct" and not world.prepares:
         pytest.skip("the server allows no prepared transactions")
     if pool_mode == "session" and key is not None:
         pytest.skip("the pooler does not look into the statements")
     world.table("id bigint PRIMARY KEY, name text")
     dsn = pooler(pool_mode).dsn
-    sink = world.ready(dsn=dsn, mode=mode, key=key)
+    sink = world.ready(dsn=dsn, load=load, key=key)
     committables = prepare(sink)
     assert len(world.ids()) == 0
     for committable in committables:
@@ -167,16 +167,16 @@ def settings_of_others(dsn: str) -> set[tuple[str, ...]]:
         return {row for client in clients for row in client.execute(query).fetchall()}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_pooler_killed_between_prepare_and_commit(
-    world: World, pooler: Callable[[str], Pooler], mode: str
+    world: World, pooler: Callable[[str], Pooler], load: str
 ) -> None:
     """A prepared transaction stands; an open one dies with its session and is merged again."""
-    if mode == "prepared" and not world.prepares:
+    if load == "direct" and not world.prepares:
         pytest.skip("the server allows no prepared transactions")
     world.table()
     bouncer = pooler("transaction")
-    sink = world.ready(dsn=bouncer.dsn, mode=mode)
+    sink = world.ready(dsn=bouncer.dsn, load=load)
     committables = prepare(sink)
     bouncer.kill()
     for committable in committables:
@@ -188,12 +188,12 @@ def test_pooler_killed_between_prepare_and_commit(
     assert world.state() == (4, len(committables), 0, 0)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("load", LOADS)
 def test_pooler_that_splits_transactions_is_refused(
-    world: World, pooler: Callable[[str], Pooler], mode: str
+    world: World, pooler: Callable[[str], Pooler], load: str
 ) -> None:
     """pool_mode = statement, named before any data moves."""
     world.table()
-    sink = world.sink(dsn=pooler("statement").dsn, mode=mode)
+    sink = world.sink(dsn=pooler("statement").dsn, load=load)
     with pytest.raises(ConfigurationError, match="statement pooling|max_prepared"):
         sink.validate(ROWS.schema)

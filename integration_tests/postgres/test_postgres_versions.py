@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
+from integration_tests.postgres import test_postgres_direct as straight
 from integration_tests.postgres import test_postgres_one_phase as one_phase
-from integration_tests.postgres import test_postgres_prepared as straight
 from integration_tests.postgres import test_postgres_sink as staged
 from sparkonce.testing.services import PostgresServer, postgres_versions, start_services
 
@@ -35,7 +35,7 @@ STAGED = (
     staged.test_role_with_the_least_rights_can_do_everything,
 )
 PREPARED = {
-    f"test_prepared_mode_{test.__name__.removeprefix('test_')}": test
+    f"test_direct_load_{test.__name__.removeprefix('test_')}": test
     for test in (
         straight.test_each_verb_and_what_stands_after_it,
         straight.test_commit_twice_changes_nothing,

@@ -324,8 +324,8 @@ def test_batch_of_each_mode_is_merged_again(world: World, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["upsert", "ignore", "merge"])
 def test_tasks_prepare_each_mode_by_themselves(prepared: World, mode: str) -> None:
-    """With mode="prepared" nothing is left to the driver but the commit."""
-    sink, rows, after = mode_of_world(prepared, mode, mode="prepared")
+    """With load="direct" nothing is left to the driver but the commit."""
+    sink, rows, after = mode_of_world(prepared, mode, load="direct")
     before = prepared.rows()
     # As Spark deals rows out: those of a key are in one task.
     parts = [rows.filter(pc.equal(pc.equal(rows["id"], 1), is_one)) for is_one in (True, False)]
@@ -460,16 +460,9 @@ OPERATIONS = st.sampled_from(["I", "U", "D", None])
 BATCH = st.lists(st.tuples(OPERATIONS, st.integers(0, 5), st.sampled_from("abc")), max_size=12)
 
 
-@pytest.mark.parametrize("worth_a_look", [0, 10_000])
 @pytest.mark.parametrize("dead_letter", [None, "rejects"])
-def test_random_batches_of_changes_equal_a_model(
-    prepared: World,
-    dead_letter: str | None,
-    worth_a_look: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_random_batches_of_changes_equal_a_model(prepared: World, dead_letter: str | None) -> None:
     """In two tasks, in any order, some lost and merged again."""
-    monkeypatch.setattr("sparkonce.sinks.postgres.merge.WORTH_A_LOOK", worth_a_look)
     prepared.table(STATES)
     sink = prepared.ready(CHANGES, **CDC, dead_letter=dead_letter)
     numbers = iter(range(100_000))
@@ -524,8 +517,11 @@ def test_random_batches_of_changes_equal_a_model(
         ({**CDC, "update": ["state"]}, "update= names 'state', which the batch does not have"),
         ({**CDC, "update": ["op"]}, "it has no column 'op'"),
         ({**CDC, "dead_letter": "{s}.orders"}, "dead_letter= must be another table"),
-        ({**CDC, "dead_letter": "sparkonce_commits"}, "no table with the columns branch, batch_id"),
-        ({**CDC, "dead_letter": "a b"}, "dead_letter='a b' is no name"),
+        (
+            {**CDC, "dead_letter": "sparkonce_commits"},
+            "not a table with the columns branch, batch_id",
+        ),
+        ({**CDC, "dead_letter": "a b"}, "dead_letter='a b' is not a name"),
         ({**CDC, "dead_letter": "a.b.c"}, "dead_letter='a.b.c' must have a schema and a table"),
     ],
 )
@@ -665,7 +661,7 @@ def test_missing_table_of_a_merge_has_no_column_for_the_mark(prepared: World) ->
         ),
         ("{s}.orders", SCHEMA_OF_STATES, ["nr"], "key= names 'nr'"),
         ("{s}_nowhere.orders", SCHEMA_OF_STATES, None, 'schema "\\w+_nowhere" does not exist'),
-        ("a b", SCHEMA_OF_STATES, None, "this is no name"),
+        ("a b", SCHEMA_OF_STATES, None, "it is not a name"),
     ],
 )
 def test_table_that_cannot_be_created(
@@ -789,7 +785,7 @@ def test_number_of_rejected_rows_is_logged(
         assert caplog.messages == []
         deliver(sink, states((-1, "a"), (1, "a"), (-2, "a")), batch=1)
     (line,) = caplog.messages
-    assert line.endswith(f".orders: 2 of 3 rows are refused and go to {prepared.schema}.rejects")
+    assert line.endswith(f".orders: 2 of 3 rows are rejected and go to {prepared.schema}.rejects")
 
 
 @pytest.mark.parametrize("of", ["ALL TABLES", "TABLES IN SCHEMA {s}", "TABLE {s}.orders"])
@@ -807,7 +803,7 @@ def test_publication_that_carries_staging_is_told(
             assert len(told) == (0 if of.startswith("TABLE ") else 1)
             assert all("FOR TABLE" in line and "staging" in line for line in told)
             caplog.clear()
-            prepared.ready(SCHEMA_OF_STATES, mode="prepared")
+            prepared.ready(SCHEMA_OF_STATES, load="direct")
             assert len(caplog.messages) == len(told)  # of the table of its markers
         deliver(sink, states((1, "a"), (-1, "b")))
     finally:
@@ -905,13 +901,13 @@ def test_whatever_is_no_fault_of_a_row_aborts_the_batch(world: World) -> None:
         f"CREATE TRIGGER t BEFORE INSERT ON {world.schema}.orders "
         f"EXECUTE FUNCTION {world.schema}.f()"
     )
-    sink = world.ready(SCHEMA_OF_STATES, dead_letter="rejects", lock_timeout=0.2)
+    sink = world.ready(SCHEMA_OF_STATES, dead_letter="rejects", lock_timeout_s=0.2)
     with pytest.raises(PrepareRejectedError, match="closed today"):
         prepare(sink, states((1, "a")))
     world.run(f"DROP TRIGGER t ON {world.schema}.orders")
     with psycopg.connect(world.dsn) as blocker:
         blocker.execute(f"LOCK TABLE {world.schema}.orders".encode())
-        with pytest.raises(PrepareRejectedError, match=r"lock_timeout=0.2 s"):
+        with pytest.raises(PrepareRejectedError, match=r"lock_timeout_s=0.2"):
             prepare(sink, states((1, "a")), batch=1)
     assert world.state() == (0, 0, 2, 0)
     assert rejected(world) == []

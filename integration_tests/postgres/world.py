@@ -21,7 +21,7 @@ import sparkonce
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import PostgresSink
-from sparkonce.sinks.postgres import connections
+from sparkonce.sinks.postgres.server import connections
 from sparkonce.testing.services import PostgresServer
 
 DEADLINE_S = 60.0
@@ -110,7 +110,7 @@ class World:
             self.run(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
 
     def sink(self, table: str | None = None, **options: Any) -> PostgresSink:
-        options = {"lock_timeout": 10.0, **options}
+        options = {"lock_timeout_s": 10.0, **options}
         dsn = options.pop("dsn", self.dsn)
         sink = PostgresSink(dsn, table=table or f"{self.schema}.orders", **options)
         self.sinks.append(sink)

@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self, TypeAlias
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 """What JSON can hold."""
-
-Ask: TypeAlias = "Callable[[str], list[tuple[Any, ...]]]"
-"""Runs a query in a sink's database and gives its rows, so that a log may look whether it is its
-own."""
 
 ATTEMPT_BOUND = 1 << 16
 """Task attempt ids are taken modulo this, so that the names of one incarnation are bounded."""

@@ -1,0 +1,1 @@
+"""A Spark task's rows on their way to the server, by COPY."""

@@ -1,0 +1,1 @@
+"""The driver's merge of a batch, from staging tables into the target."""

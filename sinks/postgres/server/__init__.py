@@ -1,0 +1,1 @@
+"""The Postgres server: connections, SQL, identity, and what proves an outcome."""

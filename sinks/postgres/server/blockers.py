@@ -1,0 +1,62 @@
+"""Which of our own prepared transactions hold locks on a table, after a lock timeout.
+
+A driver that was fenced while it prepared leaves a transaction that nobody decided. It holds its
+row locks until a sweep ends it, so the error names it: the batch may succeed after a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sparkonce.model import BranchId
+from sparkonce.sinks.postgres.server.connections import PgConnection
+from sparkonce.sinks.postgres.server.sql import Timeouts
+
+# A transaction's lock on its own id leads to all its locks; a prepared one has no process.
+_PREPARED: Final = """
+    SELECT p.gid FROM pg_catalog.pg_prepared_xacts p
+    WHERE p.database = current_database() AND starts_with(p.gid, 'sparkonce.') AND EXISTS (
+        SELECT FROM pg_catalog.pg_locks own JOIN pg_catalog.pg_locks held
+            ON held.virtualtransaction = own.virtualtransaction AND held.pid IS NULL
+        WHERE own.locktype = 'transactionid' AND own.transactionid = p.transaction
+            AND own.pid IS NULL AND held.relation = to_regclass(%s)
+    )
+    ORDER BY p.prepared, p.gid
+"""
+
+
+def prepared_holders(connection: PgConnection, table: str) -> list[BranchId]:
+    """Branches of any pipeline that hold locks on the table as prepared transactions, oldest first.
+
+    Args:
+        connection: to the server, outside of a transaction.
+        table: as SQL writes it.
+    """
+    rows = connection.execute(_PREPARED, (table,)).fetchall()
+    found = (BranchId.from_name(gid) for (gid,) in rows)
+    return [branch_id for branch_id in found if branch_id is not None]
+
+
+def blocked_by(holders: Sequence[BranchId], waiting: BranchId, timeouts: Timeouts) -> str | None:
+    """What a lock timeout of `waiting` ran into; None where none of these can be the reason."""
+    others = [branch_id for branch_id in holders if branch_id != waiting]
+    if not others:
+        return None
+    shown = "; ".join(
+        f"the prepared transaction {branch_id} of {_driver(branch_id, waiting)}"
+        for branch_id in others[:3]
+    )
+    return (
+        f"lock_timeout_s={timeouts.lock:g}: locks on the table are held by {shown}. Only its own "
+        "pipeline may end it (`sparkonce recover JOB`, or its next start); ended manually, its "
+        "rows would be lost or come twice"
+    )
+
+
+def _driver(branch_id: BranchId, waiting: BranchId) -> str:
+    if branch_id.owner == waiting.owner and branch_id.token == waiting.token:
+        return f"this driver (batch {branch_id.batch_id}, sink {branch_id.sink!r})"
+    if branch_id.owner == waiting.owner:
+        return f"this query's driver with token {branch_id.token}"
+    return f"another query, {branch_id.owner.query_id}"

@@ -1,0 +1,174 @@
+"""How a transaction becomes prepared and committed, and what proves that it did.
+
+leave_prepared    PREPARE TRANSACTION, checked by its command tag and warnings
+end_prepared      COMMIT PREPARED; where the gid is unknown, `is_committed` decides
+is_committed      the marker row, on the server that had the branch
+await_standbys    the standbys that a commit waits for have confirmed it
+rolling_back      ROLLBACK PREPARED, if the transaction exists
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+import psycopg
+from psycopg import errors, sql
+
+from sparkonce.errors import CommitUnresolvedError, settle_command
+from sparkonce.model import BranchId
+from sparkonce.sinks.postgres.server.connections import (
+    PgConnection,
+    limited,
+    roll_back,
+    warnings_of,
+)
+from sparkonce.sinks.postgres.server.identity import Server
+from sparkonce.sinks.postgres.server.sql import (
+    COMMIT,
+    READ_COMMITTED,
+    WRITE_NOTHING,
+    Timeouts,
+    commit_prepared,
+    find_marker,
+    prepare,
+    require_marker,
+    rollback_prepared,
+    script,
+    settings,
+)
+
+_LEAST_PATIENCE_S = 5.0
+
+
+class Held(Protocol):
+    """Where a branch was prepared."""
+
+    @property
+    def schema(self) -> str: ...
+
+    @property
+    def system(self) -> str: ...
+
+    @property
+    def database(self) -> str: ...
+
+
+def leave_prepared(connection: PgConnection, gid: str, *before: sql.Composable) -> str | None:
+    """Run `before` and PREPARE TRANSACTION in one message.
+
+    Returns:
+        Why the transaction does not count as prepared; None where it does.
+    """
+    with warnings_of(connection) as warnings:
+        cursor = connection.execute(script(*before, prepare(gid)))
+        while cursor.nextset():
+            pass
+    # A failed or ended transaction answers with ROLLBACK, without an error.
+    if cursor.statusmessage != "PREPARE TRANSACTION":
+        return f"the server answered {cursor.statusmessage} to PREPARE TRANSACTION"
+    if warnings:
+        return (
+            f"PREPARE TRANSACTION: {'; '.join(warnings)}. So no standby has confirmed it, and a "
+            "failover would lose it"
+        )
+    return None
+
+
+def end_prepared(
+    connection: PgConnection, timeouts: Timeouts, held: Held, what: str, branch_id: BranchId
+) -> bool:
+    """COMMIT PREPARED; `await_standbys` checks whether standbys have it.
+
+    Returns:
+        Whether the branch is committed, now or before; False where it exists no more.
+
+    Raises:
+        CommitUnresolvedError: as `is_committed`.
+    """
+    try:
+        with limited(connection, _patience_s(timeouts)):
+            connection.execute(commit_prepared(str(branch_id)))
+    except (errors.UndefinedObject, errors.FeatureNotSupported) as error:
+        if is_committed(connection, timeouts, held, what, branch_id):
+            return True
+        if isinstance(error, errors.FeatureNotSupported):  # it exists in another database
+            raise
+        return False
+    return True
+
+
+def await_standbys(
+    connection: PgConnection, timeouts: Timeouts, schema: str, branch_id: BranchId
+) -> None:
+    """Return when the standbys that a commit waits for have the committed branch.
+
+    COMMIT PREPARED does not show that. It runs outside of any transaction, under the role's own
+    `synchronous_commit` and `statement_timeout`; an interrupted wait is only a warning; and a
+    restarted server does not resume the wait.
+
+    The server that answers may be a standby that was promoted meanwhile and waits for none. So one
+    message checks its marker row and waits.
+
+    Raises:
+        psycopg.Error: no standby confirmed it within the lock timeout (at least 5 s), or the marker
+            row is missing.
+    """
+    is_there = require_marker(schema, branch_id, "the server that answers does not have the commit")
+    patience_s = _patience_s(timeouts)
+    with warnings_of(connection) as warnings, limited(connection, patience_s) as cut:
+        connection.execute(
+            script(READ_COMMITTED, settings(timeouts), is_there, WRITE_NOTHING, COMMIT)
+        )
+    if warnings or cut.is_set():
+        raise psycopg.OperationalError(
+            "committed, but no standby in synchronous_standby_names has confirmed it within "
+            f"{patience_s:g} s, so a failover would take it back; let the standby run"
+        )
+
+
+def is_committed(
+    connection: PgConnection, timeouts: Timeouts, held: Held, what: str, branch_id: BranchId
+) -> bool:
+    """Whether the marker row exists of a branch that is no longer prepared.
+
+    It uses one connection, since the next one may lead to another server. The marker row was
+    written with the rows: a dump, pg_upgrade or a replica has both or none. Its absence proves
+    something only on the server that held the branch.
+
+    Raises:
+        CommitUnresolvedError: this server proves nothing; `what` starts the text.
+    """
+    server = Server.ask(connection)
+    reason = server.why_not(held.system, held.database)
+    if server.is_standby:
+        raise CommitUnresolvedError(f"{what}: {reason}", branch_id) from None
+    try:
+        connection.execute(script(READ_COMMITTED, settings(timeouts)))
+        if connection.execute(find_marker(held.schema, branch_id)).fetchone() is not None:
+            return True
+    except errors.UndefinedTable:
+        if reason is None:
+            raise
+    finally:
+        roll_back(connection)
+    if reason is not None:
+        reason = f"{reason}, or {settle_command(branch_id)}"
+        raise CommitUnresolvedError(f"{what}: {reason}", branch_id) from None
+    return False
+
+
+def rolling_back(branch_id: BranchId) -> Callable[[PgConnection], None]:
+    """An action that ends the branch's prepared transaction, if it exists."""
+
+    def end(connection: PgConnection) -> None:
+        with contextlib.suppress(errors.UndefinedObject):  # never prepared, or ended
+            connection.execute(rollback_prepared(str(branch_id)))
+
+    return end
+
+
+def _patience_s(timeouts: Timeouts) -> float:
+    """How long a commit may take; a lock timeout may be shorter than the way to the server."""
+    return max(timeouts.lock, _LEAST_PATIENCE_S)

@@ -1,0 +1,60 @@
+"""`PostgresSink`'s settings that one check covers, and what the start-up line says of them."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias, get_args
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.sinks.postgres.server.identity import Server
+from sparkonce.sinks.postgres.server.sql import Timeouts
+
+Load: TypeAlias = Literal["staged", "direct"]
+"""How rows reach the target: through staging tables and one merge, or directly, task by task."""
+
+_LEAST_S, _MOST_S = 0.001, 2_147_483
+"""Postgres keeps a timeout as an int of milliseconds, and 0 means no timeout."""
+
+_CREATES: Final = {None, "if_missing"}
+
+
+def check_settings(
+    sink: str, timeouts: Timeouts, load: str, create: str | None, dead_letter: str | None
+) -> None:
+    """Check what no other room checks.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    if load not in get_args(Load):
+        raise ConfigurationError(f'{sink}: load={load!r} must be "staged" or "direct"')
+    if load == "direct" and dead_letter:
+        raise ConfigurationError(
+            f'{sink}: dead_letter= needs load="staged", with which the driver merges a whole batch'
+        )
+    if create not in _CREATES:
+        raise ConfigurationError(f'{sink}: create={create!r} must be "if_missing", or be left out')
+    for setting, value in (
+        ("lock_timeout_s", timeouts.lock),
+        ("statement_timeout_s", timeouts.statement),
+    ):
+        if not _LEAST_S <= value <= _MOST_S:
+            raise ConfigurationError(
+                f"{sink}: {setting}={value} must be {_LEAST_S} to {_MOST_S} seconds"
+            )
+
+
+def promise(load: Load, server: Server, why_open: str | None) -> str:
+    """How a batch waits for the decision, and what readers see of it."""
+    if load == "direct":
+        return (
+            "each Spark task leaves a prepared transaction, so a batch becomes visible task "
+            f"by task, not as a whole; {server.prepared_most - server.prepared_now} of "
+            f"max_prepared_transactions = {server.prepared_most} are free"
+        )
+    held_as = (
+        "a prepared transaction"
+        if why_open is None
+        else f"an open transaction, since {why_open}: a decided batch that is lost with its "
+        "connection is merged again, and may be refused then"
+    )
+    return f"in two phases a merged batch waits for the decision as {held_as}"

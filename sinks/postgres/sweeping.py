@@ -1,0 +1,218 @@
+"""What exists on the server in an owner's name, and how it ends when nothing decided it.
+
+open sessions ──► merges of the driver         end the session, or roll back
+prepared transactions ──► merges, or tasks     ROLLBACK PREPARED, by gid
+staging tables ──► tasks                       DROP; last, since merges lock them
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    ConfigurationError,
+    settle_command,
+)
+from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.sinks.postgres.loading.direct import PREPARED_VERSION
+from sparkonce.sinks.postgres.loading.finishing import Finisher
+from sparkonce.sinks.postgres.merging.held import HeldMerges
+from sparkonce.sinks.postgres.merging.merge import Merge
+from sparkonce.sinks.postgres.server.connections import (
+    Address,
+    PgConnection,
+    Pool,
+    ask_as_login,
+    pool_of,
+    roll_back,
+)
+from sparkonce.sinks.postgres.server.outcome import rolling_back
+from sparkonce.sinks.postgres.server.sql import (
+    COMMIT,
+    MARKER_TABLE,
+    OPEN,
+    PREPARED,
+    READ_COMMITTED,
+    STAGED,
+    Timeouts,
+    branch_of_session,
+    drop_staging,
+    end_holders,
+    find_marker,
+    find_schema,
+    find_standing,
+    script,
+    settings,
+    staging_name,
+)
+
+_TIDY_LOCK_S: Final = 1.0
+"""A drop waits no longer for a reader, such as a backup; a later sweep drops the tables."""
+
+_TIDY_EACH_LOCK_S: Final = 0.01
+"""For single tables, after a wait for all of them: a backup may hold hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweeper:
+    """Finds and ends a sink's branches.
+
+    Attributes:
+        sink: the sink's name.
+        where: the sink's target, for messages.
+        table: the target, as written in SQL.
+        schema: of the target, if `validate` has read it.
+        address: of the server.
+        timeouts: of every transaction.
+        held: merges that this process holds open.
+    """
+
+    sink: str
+    where: str
+    table: str
+    schema: str | None
+    address: Address
+    timeouts: Timeouts
+    held: HeldMerges
+
+    @property
+    def pool(self) -> Pool:
+        return pool_of(self.address)
+
+    def find(self, owner: Owner) -> list[Committable]:
+        rows = self.pool.run(lambda c: ask_as_login(c, find_standing(owner)))
+        return list(self._ours(owner, rows))
+
+    def abort(self, committable: Committable) -> None:
+        branch_id, payload = committable.branch_id, committable.payload
+        of_task = branch_id.attempt != DRIVER_ATTEMPT
+        if of_task and "staging" not in payload:
+            Finisher(self.address, self.pool, self.timeouts).roll_back(branch_id)
+        if committable.version == PREPARED_VERSION:
+            return
+        with self._aborting(branch_id):
+            if of_task:
+                schema = str(payload.get("schema") or self._schema())
+                self.drop(schema, [staging_name(branch_id)])
+                return
+            self._end_merge(branch_id)  # first, since it locks the tables
+            if payload:
+                merge = Merge.read(committable)
+                self.drop(merge.schema, merge.staging)
+
+    def abort_staged(self, staged: Sequence[Committable]) -> dict[BranchId, Exception]:
+        """Drop staging tables together; one at a time if a table is in use. Returns the errors."""
+        try:
+            for schema in {str(c.payload["schema"]) for c in staged}:
+                names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]
+                self.drop(schema, names)
+        except psycopg.Error:
+            return dict(self._abort_each(staged))
+        return {}
+
+    def refuse_committed(self, committable: Committable) -> None:
+        """Refuse to write a decided branch again if its rows are committed.
+
+        Raises:
+            CommitRejectedError: its marker row exists.
+        """
+        branch_id = committable.branch_id
+        query = find_marker(str(committable.payload["schema"]), branch_id)
+        with self._aborting(branch_id):
+            row = self.pool.run(lambda c: c.execute(query).fetchone())
+        if row is not None:
+            raise CommitRejectedError(
+                f"{branch_id} is committed, as its row in {MARKER_TABLE} shows, so its rows would "
+                "come twice. If a standby must confirm the commit, let it run; or rule so: "
+                f"{settle_command(branch_id, 'committed')}",
+                branch_id,
+            )
+
+    def drop(self, schema: str, names: Sequence[str], lock_s: float = _TIDY_LOCK_S) -> None:
+        """Drop staging tables, without a long wait for their readers."""
+        timeouts = Timeouts(min(lock_s, self.timeouts.lock), self.timeouts.statement)
+
+        def drop(connection: PgConnection) -> None:
+            for statement in drop_staging(schema, names):
+                try:
+                    # Waits for no standby: a sweep drops again what a failover brings back.
+                    opening = script(READ_COMMITTED, settings(timeouts, is_flushed=False))
+                    connection.execute(script(opening, statement, COMMIT))
+                finally:
+                    roll_back(connection)
+
+        self.pool.run(drop)
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _abort_each(self, staged: Sequence[Committable]) -> Iterator[tuple[BranchId, Exception]]:
+        for committable in staged:
+            branch_id, schema = committable.branch_id, str(committable.payload["schema"])
+            try:
+                with self._aborting(branch_id):
+                    self.drop(schema, [staging_name(branch_id)], _TIDY_EACH_LOCK_S)
+            except CommitUnresolvedError as error:
+                yield branch_id, error
+
+    def _end_merge(self, branch_id: BranchId) -> None:
+        """Roll the merge back, whichever process holds it; a committed one is not touched."""
+        held = self.held.take(branch_id)
+        if held is not None:
+            roll_back(held)
+            self.pool.give(held)
+
+        def end(connection: PgConnection) -> None:
+            ask_as_login(connection, end_holders(staging_name(branch_id)))
+            rolling_back(branch_id)(connection)
+
+        self.pool.run(end)
+
+    @contextlib.contextmanager
+    def _aborting(self, branch_id: BranchId) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise CommitUnresolvedError(
+                f"{self.where}: {branch_id} could not be aborted: {self.address.said(error)}",
+                branch_id,
+            ) from self.address.cause(error)
+
+    def _schema(self) -> str:
+        if self.schema is not None:
+            return self.schema
+        row = self.pool.run(lambda c: c.execute(find_schema(self.table)).fetchone())
+        if row is None:
+            raise ConfigurationError(f"{self.where} does not exist: correct table=")
+        return str(row[0])
+
+    def _ours(self, owner: Owner, rows: Iterable[tuple[Any, ...]]) -> Iterator[Committable]:
+        """In the order in which they must be aborted: a merge locks its staging tables."""
+        merges = dict.fromkeys(self.held.branches(owner), "an open transaction")
+        staged = []
+        for place, schema, name, comment in rows:
+            if place == OPEN:
+                branch_id = branch_of_session(owner, self.sink, name)
+            else:
+                branch_id = BranchId.from_name(comment or "")
+            if branch_id is None or branch_id.owner != owner or branch_id.batch_id is None:
+                continue
+            prepared = f"prepared transaction {branch_id}"
+            if place == PREPARED and branch_id.attempt != DRIVER_ATTEMPT:
+                yield Committable(branch_id, version=PREPARED_VERSION, text=prepared)
+            elif place != STAGED:
+                merges[branch_id] = prepared if place == PREPARED else "an open transaction"
+            elif staging_name(branch_id) == name:
+                text = f"staging table {schema}.{name}"
+                staged.append(
+                    Committable(branch_id, {"schema": schema, "staging": name}, text=text)
+                )
+        for branch_id, text in merges.items():
+            yield Committable(branch_id, text=text)
+        yield from staged

@@ -1,0 +1,150 @@
+"""Findings of `sparkonce doctor`: settings, rights and locks that would fail a batch later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.finding import Finding, Level
+from sparkonce.sinks.postgres.server.connections import Address, PgConnection, Pool
+
+_LONG_S: Final = 300
+"""A transaction that holds a lock on the table for longer makes merges wait and fail."""
+
+_LOOK: Final = """
+    SELECT current_setting('max_prepared_transactions')::int AS most_prepared,
+        (SELECT count(*) FROM pg_prepared_xacts) AS prepared,
+        (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()
+            AND prepared < now() - make_interval(secs => %(long_s)s)) AS old,
+        pg_is_in_recovery() AS is_standby, current_user AS role,
+        has_any_column_privilege(c.oid, 'INSERT') AS may_insert,
+        has_any_column_privilege(c.oid, 'UPDATE') AS may_update
+    FROM (SELECT to_regclass(%(table)s) AS oid) AS c
+"""
+
+_HOLDERS: Final = """
+    SELECT l.pid, l.mode, a.state, coalesce(a.application_name, '') AS application,
+        extract(epoch FROM now() - a.xact_start)::bigint AS seconds
+    FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+    WHERE l.relation = to_regclass(%(table)s) AND l.granted AND l.mode <> ALL (%(harmless)s)
+        AND l.pid IS DISTINCT FROM pg_backend_pid()
+        AND NOT starts_with(coalesce(a.application_name, ''), 'sparkonce')
+        AND a.xact_start < now() - make_interval(secs => %(long_s)s)
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    ORDER BY seconds DESC LIMIT 5
+"""
+
+
+_READERS: Final = "AccessShareLock"
+_UPKEEP: Final = "ShareUpdateExclusiveLock"
+"""Of autovacuum, CREATE INDEX CONCURRENTLY and others, which wait only for each other."""
+
+
+def diagnose(
+    pool: Pool,
+    address: Address,
+    table: str,
+    look: Callable[[PgConnection], object],
+    *,
+    updates: bool,
+) -> Iterator[Finding]:
+    """Look at the server's settings, the role's rights on the table, and who locks it.
+
+    Args:
+        pool: of connections to the server.
+        address: of the server.
+        table: as written in SQL.
+        look: checks the table as a start does, without a batch's schema; returns None where the
+            start creates the table.
+        updates: whether the sink updates rows of the table.
+    """
+    where = f"{address.shown}, database {address.database}"
+    try:
+        seen, holders = pool.run(lambda connection: _ask(connection, table))
+    except psycopg.Error as error:
+        yield Finding(
+            Level.ERROR,
+            f"{where}: {address.said(error)}",
+            "check the address, the role, its password and pg_hba.conf",
+        )
+        return
+    yield from _server(seen)
+    try:
+        is_there = pool.run(look) is not None
+    except ConfigurationError as error:
+        yield Finding(Level.ERROR, str(error))
+        return
+    if not is_there:
+        yield Finding(Level.OK, f"there is no table {table} yet: the first start creates it")
+        return
+    yield from _rights(seen, table, updates=updates)
+    yield from _holders(holders, table)
+
+
+def _ask(connection: PgConnection, table: str) -> tuple[Any, list[Any]]:
+    values = {"table": table, "long_s": _LONG_S, "harmless": [_READERS, _UPKEEP]}
+    with connection.cursor(row_factory=namedtuple_row) as cursor:
+        seen = cursor.execute(_LOOK, values).fetchone()
+        return seen, cursor.execute(_HOLDERS, values).fetchall()
+
+
+def _server(seen: Any) -> Iterator[Finding]:
+    if seen.is_standby:
+        yield Finding(
+            Level.ERROR, "the server is a read-only standby", "give the primary's address"
+        )
+    if seen.most_prepared == 0:
+        yield Finding(
+            Level.WARNING,
+            "max_prepared_transactions=0: a merged batch waits in an open connection; if that is "
+            "lost after the decision, the sink merges again, and the server may refuse the batch",
+            "set max_prepared_transactions to 10 or more, and restart the server",
+        )
+    elif seen.prepared >= seen.most_prepared:
+        yield Finding(
+            Level.ERROR,
+            f"all {seen.most_prepared} prepared transactions that the server allows are in use",
+            "end unused ones (SELECT * FROM pg_prepared_xacts), but none whose gid starts with "
+            "sparkonce. (`sparkonce recover JOB` of its pipeline ends those), or raise "
+            "max_prepared_transactions",
+        )
+    else:
+        yield Finding(
+            Level.OK, f"max_prepared_transactions={seen.most_prepared}, {seen.prepared} in use"
+        )
+    if seen.old:
+        yield Finding(
+            Level.WARNING,
+            f"{seen.old} prepared transactions are older than {_LONG_S} s: they hold locks, and "
+            "keep VACUUM from cleaning up",
+            "if the gid is sparkonce.…: sparkonce recover JOB; else ask their owner",
+        )
+
+
+def _holders(holders: list[Any], table: str) -> Iterator[Finding]:
+    for holder in holders:
+        yield Finding(
+            Level.WARNING,
+            f"process {holder.pid} ({holder.application or 'no name'}, {holder.state}) holds "
+            f"{holder.mode} on {table} for {holder.seconds} s: a merge that waits for it fails "
+            "after lock_timeout_s=",
+            f"end it: SELECT pg_terminate_backend({holder.pid})",
+        )
+
+
+def _rights(seen: Any, table: str, *, updates: bool) -> Iterator[Finding]:
+    """Rights on any column; only the start knows which columns a batch has."""
+    needed = {"INSERT": seen.may_insert, "UPDATE": seen.may_update or not updates}
+    missing = [right for right, there in needed.items() if not there]
+    for right in missing:
+        yield Finding(
+            Level.ERROR,
+            f"the role {seen.role} has no {right} right on {table}",
+            f'GRANT {right} ON {table} TO "{seen.role}"',
+        )
+    if not missing:
+        yield Finding(Level.OK, f"the role {seen.role} may write {table} and stage beside it")

@@ -1,0 +1,152 @@
+"""What the Postgres sink and the Postgres log share: connection strings, and one transaction.
+
+    PostgresLog                                    PostgresSink
+    why_apart(Database) ◄─── asks the log ──────── why_two_phases: its own database
+    shared_write(record) ──► Statement ──────────► commit_one_phase: runs it in its transaction
+
+libpq ends an unescaped password at a `/` or a second `@`. It then takes the rest of the password
+for the host, the port or the database, which errors and logs show. So connection strings are read
+here, once, and what an error says is shown without secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from sparkonce.errors import ConfigurationError
+
+_SECRETS: Final = ("password", "sslpassword")
+KEPT_ALIVE: Final[Mapping[str, str]] = {
+    "connect_timeout": "10",
+    # A server that vanishes without closing its connections is noticed after a minute; the
+    # system's own default is two hours.
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+"""Connection parameters for what the user's connection string leaves open."""
+
+_URLS: Final = ("postgresql://", "postgres://")
+
+
+# -- one transaction of a sink and a log -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A sink's database, for a log that checks whether it is its own.
+
+    Attributes:
+        ask: runs a query as the sink's role and returns its rows.
+    """
+
+    ask: Callable[[str], list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A write of the log, for a sink to run in its own transaction just before COMMIT.
+
+    It fails, and the transaction with it, if another driver has written the pipeline's log since.
+    """
+
+    sql: str
+
+
+# -- connection strings ----------------------------------------------------------------------------
+
+
+def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
+    """Read the parameters that a connection string names.
+
+    Args:
+        conninfo: a URL or a list of `key=value`.
+        expected: start of the error text: the setting, and the form that it needs.
+
+    Raises:
+        ConfigurationError: libpq cannot read the string, or reads something else than the user
+            meant. The text repeats nothing of the string but a key that libpq does not know.
+    """
+    refusal = ConfigurationError(
+        f"{expected} (is a special character of the password not percent-encoded?)"
+    )
+    try:
+        known = {key: str(value) for key, value in conninfo_to_dict(conninfo).items()}
+    except psycopg.ProgrammingError as error:
+        if key := _unknown_key(conninfo, str(error)):
+            refusal = ConfigurationError(f"{expected}: libpq knows no parameter {key!r}")
+        raise refusal from None  # libpq's message quotes what it could not read
+    _, is_url, rest = conninfo.partition("://")
+    if is_url:
+        credentials, *more = rest.partition("?")[0].split("@")
+        if len(more) > 1 or (more and "/" in credentials):
+            raise refusal
+    # One port for each host; empty for libpq's default.
+    if not all(port.isdigit() for port in known.get("port", "").split(",") if port):
+        raise refusal
+    return known
+
+
+def shown_port(known: Mapping[str, str]) -> str:
+    """The port for messages; libpq leaves the default port empty, for each host."""
+    port = known.get("port", "")
+    return port if port.strip(",") else "5432"
+
+
+def check_service(known: Mapping[str, str], setting: str) -> None:
+    """Refuse a libpq service that is the only source of the host or the database.
+
+    The service file is not read here and may differ between machines. Without host and database
+    the target would go by libpq's defaults, and two services would share one name.
+
+    Args:
+        known: what `read_conninfo` returned.
+        setting: the setting, for the error text.
+
+    Raises:
+        ConfigurationError: the connection string names a service without host and database.
+    """
+    service = known.get("service") or os.environ.get("PGSERVICE")
+    is_placed = (known.get("host") or known.get("hostaddr")) and known.get("dbname")
+    if service and not is_placed:
+        raise ConfigurationError(
+            f"{setting} leaves host or database to the service {service!r} of libpq's service "
+            "file, which may differ from machine to machine: also name host= and dbname=; the "
+            "rest may stay in the file (or unset PGSERVICE)"
+        )
+
+
+def said(error: Exception, known: Mapping[str, object]) -> str:
+    """Postgres' first sentence about an error; its details would show rows.
+
+    Args:
+        error: of psycopg.
+        known: the connection's parameters; libpq's text may quote their secrets.
+    """
+    text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    text = text or str(error).partition("\nDETAIL:")[0].strip() or type(error).__name__
+    for secret in _SECRETS:
+        if known.get(secret):
+            text = text.replace(str(known[secret]), "***")
+    return text
+
+
+def _unknown_key(conninfo: str, text: str) -> str | None:
+    """The key that libpq rejects; None where it may be a piece of a password."""
+    found = re.fullmatch(r'invalid (?:connection option|URI query parameter:) "(\w+)"\s*', text)
+    if found is None:
+        return None
+    is_url = conninfo.startswith(_URLS)
+    given = conninfo.partition("?")[2] if is_url else conninfo
+    before, key, _ = given.rpartition(found[1])
+    if (is_url and "@" in given) or any(secret in before for secret in _SECRETS):
+        return None
+    return key or None
