@@ -23,6 +23,7 @@ from sparkonce.errors import (
     LogUnavailableError,
     PrepareRejectedError,
 )
+from sparkonce.failpoints import InjectedError
 from sparkonce.model import BranchId, Committable, CommittedBatch, TransactionId
 from sparkonce.protocol.deciders import choose
 from sparkonce.protocol.driver import Driver

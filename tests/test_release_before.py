@@ -22,9 +22,9 @@ from integration_tests.crash.release_before import unpack
 
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.kafka.branch import KafkaBranch
-from sparkonce.sinks.postgres.merge import Merge
-from sparkonce.sinks.postgres.prepared import Prepared
-from sparkonce.sinks.s3.upload import StagedFile
+from sparkonce.sinks.postgres.loading.direct import Prepared
+from sparkonce.sinks.postgres.merging.merge import Merge
+from sparkonce.sinks.s3.writing.staged import StagedFile
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 
 GOLDEN = Path(__file__).parent / "golden"

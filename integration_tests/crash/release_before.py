@@ -33,7 +33,7 @@ from sparkonce.txn_log import TransactionLog, open_log
 ARCHIVE = Path(__file__).parent.parent.parent / "tests" / "golden" / "release_before.tar.xz"
 SHA256 = "a56b9e4ac1c38d43e8e54e08de6136beb77c3017fc7c5c03ac2b0bd3ddd95e50"
 
-DIRECT_LOAD: Mapping[str, Any] = {"mode": "prepared"}
+DIRECT_LOAD: Mapping[str, Any] = {"load": "direct"}
 """What makes this tree's `PostgresSink` write in the tasks' own prepared transactions."""
 
 UPSERT: Mapping[str, Any] = {"key": ["id"]}
