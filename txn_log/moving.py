@@ -59,13 +59,7 @@ def copy(
         )
     head = _movable(source.head(pipeline), source, target, pipeline)
     records = source.history(pipeline, _ALL)
-    here = replace(
-        head,
-        token=_NOT_YET,
-        run_id=f"copy {uuid.uuid4()}",
-        log_id=head.log_id or source.log_id,
-        moved_to=source.address,
-    )
+    here = _head_of_copy(head, source)
     if not target._write(lambda store: _reserve(store, here, head, target)):  # noqa: SLF001
         return records
     there = _put_finished(target, here, records)
@@ -75,6 +69,17 @@ def copy(
     _put(target, here, [record for record in records if record.id not in there])
     target._write(lambda store: _open(store, here, closed, target))  # noqa: SLF001
     return records
+
+
+def _head_of_copy(head: Head, source: TransactionLog) -> Head:
+    """The target's head while it is copied to: it refuses drivers, and names this copy."""
+    return replace(
+        head,
+        token=_NOT_YET,
+        run_id=f"copy {uuid.uuid4()}",
+        log_id=head.log_id or source.log_id,
+        moved_to=source.address,
+    )
 
 
 def _put_finished(
