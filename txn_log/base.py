@@ -38,11 +38,11 @@ ResultT = TypeVar("ResultT")
 class TransactionLog(ABC):
     """Durable record of the decisions of any number of pipelines.
 
-    Every method may be called from any thread, also in a child that was forked. It may raise
+    Every method may be called from any thread, also in a forked child. It may raise
     `LogUnavailableError` (nothing was written; try again) and `LogCorruptError` (an operator
-    restores the log). Every method that writes may raise `DecisionUnknownError` (it may have been
-    written: call it again, it is idempotent) and `FencedError` (a newer incarnation holds the
-    token; nothing was written).
+    restores the log). A method that writes may also raise `DecisionUnknownError` (the write may
+    have landed; call the method again, it is idempotent) and `FencedError` (a newer incarnation
+    holds the token; nothing was written).
     """
 
     # -- what a backend gives ----------------------------------------------------------------------
@@ -55,11 +55,14 @@ class TransactionLog(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where the log is, resolved, without secrets; for messages."""
+        """Where the log is, resolved, without secrets; ``checkpoint:FOLDER`` for a log in a folder.
+
+        The identity guard compares that folder with the checkpoint.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Free connections. The log can be used again after it."""
+        """Free connections. The log can be used again afterwards."""
 
     @abstractmethod
     def _read(self, question: Callable[[Store], ResultT]) -> ResultT:
@@ -67,9 +70,9 @@ class TransactionLog(ABC):
 
     @abstractmethod
     def _write(self, step: Callable[[Store], ResultT]) -> ResultT:
-        """Run `step` as one atomic step, ordered among all of its pipeline, and durable.
+        """Run `step` as one durable, atomic step, ordered among all writes of its pipeline.
 
-        What `step` raises undoes it. It may be run again when another writer was faster.
+        An error from `step` undoes it. `step` may run again if another writer was faster.
         """
 
     # -- what a backend may change -----------------------------------------------------------------
@@ -85,15 +88,15 @@ class TransactionLog(ABC):
         return self._read(lambda store: store.pipelines())
 
     def head(self, pipeline: str) -> Head | None:
-        """Who holds the pipeline; None when the name is new."""
+        """The head of the pipeline; None if the name is new."""
         return self._read(lambda store: store.head(pipeline))
 
     def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
-        """The record that stands; None when the batch is not known."""
+        """The record of the batch; None if the batch is not known."""
         return self._read(lambda store: store.find(transaction_id))
 
     def newest(self, pipeline: str, query_id: str) -> TransactionRecord | None:
-        """The record of the query's highest batch, in whatever state."""
+        """The record of the query's highest batch, in any state."""
         return self._read(lambda store: store.newest(pipeline, query_id))
 
     def unfinished(self, pipeline: str) -> Sequence[TransactionRecord]:
@@ -107,28 +110,29 @@ class TransactionLog(ABC):
 
         Args:
             pipeline: its name.
-            limit: how many at most.
-            query_id: of one query alone; default: of all that had the name, whose batches each
-                begin with 0.
+            limit: the number of records at most.
+            query_id: only the records of this query; default: of all queries that had the name.
+                The batches of each query begin with 0.
         """
         return self._read(lambda store: store.history(pipeline, limit, query_id))
 
     def id_of(self, pipeline: str) -> str:
         """The log id in the names of the pipeline's branches and in its checkpoint.
 
-        It is `log_id`, or that of the log in which the pipeline began if it was moved here.
+        It is `log_id`; for a pipeline that was moved here, the id of the log in which it began.
         """
         return rules.id_of(self.head(pipeline), self.log_id)
 
     def namesake(self, pipeline: str, query_id: str) -> str | None:
-        """Another pipeline that the query has, or had; None as it should be.
+        """Another pipeline that is, or was, bound to the query; None if all is well.
 
-        Names in external systems hold the log's id and the query's, and not the pipeline's.
+        Two such pipelines would collide: names in external systems contain the log's id and the
+        query's id, and not the pipeline's name.
         """
         for other in self.pipelines():
             try:
                 head = self.head(other)
-            except LogCorruptError:  # told to whoever starts it
+            except LogCorruptError:  # the start of that pipeline reports it
                 continue
             if (
                 other != pipeline
@@ -142,10 +146,11 @@ class TransactionLog(ABC):
     def check_token(self, incarnation: Incarnation) -> None:
         """Return if no newer incarnation owns the pipeline.
 
-        It says who stands in the way, and protects nothing: each write checks the token itself.
+        The check only explains who is newer. It protects nothing: each write checks the token
+        itself.
 
         Raises:
-            FencedError: a newer one owns it.
+            FencedError: a newer incarnation owns it.
         """
         self._read(
             lambda store: rules.require_token(store, incarnation.pipeline, incarnation.token)
@@ -156,12 +161,13 @@ class TransactionLog(ABC):
     def begin(self, claim: Claim) -> Incarnation:
         """Admit a driver and give it the next fencing token, in one conditional write.
 
-        After a `DecisionUnknownError` a token may have been taken: `begin` again takes a new one.
+        After a `DecisionUnknownError` a token may have been taken: call `begin` again with the same
+        claim, which takes a new one.
 
         Raises:
             ConfigurationError: the identity guard refuses, or the pipeline was moved to another
                 log; nothing was written, nobody is fenced.
-            FencedError: another run has followed the one that asks to go on.
+            FencedError: another run has taken a token since this one looked, or had one.
         """
         head, fenced = self._write(
             lambda store: rules.begin(
@@ -178,10 +184,10 @@ class TransactionLog(ABC):
         )
 
     def prepare(self, record: TransactionRecord) -> TransactionRecord:
-        """Note that every branch of `record` is prepared and waits for Spark's checkpoint.
+        """Record that every branch of `record` is prepared and waits for Spark's checkpoint.
 
         Returns:
-            The record that stands: the given one, or the one that was there before.
+            The record that holds: the given one, or the one that was there before.
 
         Raises:
             ProtocolError: another batch is prepared and not decided, or a batch was left out.
@@ -198,7 +204,7 @@ class TransactionLog(ABC):
             token: of the incarnation that decides; default: the one that prepared the record.
 
         Returns:
-            The record that stands: the given one, decided, or the one that was decided before.
+            The record that holds: the given one, decided, or the one that was decided before.
 
         Raises:
             ProtocolError: the batch was abandoned, or a batch was left out.
@@ -206,34 +212,34 @@ class TransactionLog(ABC):
         return self._write(lambda store: rules.decide(store, record, token, time.time()))
 
     def abandon(self, record: TransactionRecord, token: int) -> TransactionRecord:
-        """Note that a prepared record will never be decided; its branches may be aborted now.
+        """Record that a prepared batch will never be decided; its branches may be aborted now.
 
         Returns:
-            The record that stands: abandoned, or the one that was decided or prepared since.
+            The record that holds: abandoned, or the one that was decided or prepared since.
         """
         return self._write(lambda store: rules.abandon(store, record, token, time.time()))
 
     def amend(self, record: TransactionRecord, token: int) -> TransactionRecord:
-        """Put a decided record, of which lost branches were written again, in the old one's place.
+        """Replace a decided record by one whose lost branches were rewritten.
 
-        The one way in which a decision may change (I3). `record` is `TransactionRecord.amended`
-        of the one that stands.
+        This is the only way in which a decision may change (I3). `record` is
+        `TransactionRecord.amended` of the record that is in the log.
 
         Returns:
-            The record that stands.
+            The record that holds.
 
         Raises:
-            ProtocolError: what stands is not what was amended.
+            ProtocolError: the log has another record than the one that was amended.
         """
         return self._write(lambda store: rules.amend(store, record, token))
 
     def settle(
         self, transaction_id: TransactionId, settlements: Sequence[Settlement], token: int
     ) -> TransactionRecord:
-        """Note an operator's word on branches of a decided record; the next start honours it.
+        """Record an operator's rulings on branches of a decided record; the next start obeys them.
 
         Returns:
-            The record that stands.
+            The record that holds.
 
         Raises:
             ProtocolError: the batch is not decided, or is finished, or has no such branch.
@@ -241,7 +247,7 @@ class TransactionLog(ABC):
         return self._write(lambda store: rules.settle(store, transaction_id, settlements, token))
 
     def complete(self, record: TransactionRecord, token: int) -> TransactionRecord:
-        """Note that every branch of a decided record is committed, or settled by an operator.
+        """Record that every branch of a decided record is committed, or settled by an operator.
 
         Raises:
             ProtocolError: the record is not decided.
@@ -261,8 +267,8 @@ class TransactionLog(ABC):
 
 
 def no_log(address: str) -> ConfigurationError:
-    """What to raise where a log has to be there and is not."""
+    """The error for a log that must exist and does not."""
     return ConfigurationError(
-        f"there is no transaction log at {address}: check the address; a query's first start makes "
-        "its log"
+        f"there is no transaction log at {address}: check the address; a query's first start "
+        "creates its log"
     )

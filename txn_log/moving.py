@@ -1,15 +1,16 @@
-"""Takes pipelines from one transaction log to another.
+"""Moves a pipeline from one transaction log to another.
 
     target: head, moved_to source ──► finished records ─┐        ┌► the other records ──► head
     source: (all of it is read)                         └► closed: head, moved_to target
 
-Until the source is closed its driver runs on, and nothing but what can never change any more goes
-over. Then what is left does, and the head that admits drivers comes last: at no moment does more
-than one log admit any. Before its own, the target has a head with token 0, which no driver ever
-has: it refuses drivers, and names the copy that may write.
+Until the source is closed, its driver continues to run, and only records that can never change are
+copied. After that the other records are copied, and last the head that admits drivers: at no moment
+do both logs admit drivers. Until then the target has a head with token 0, which no driver ever
+holds. That head refuses drivers, and names the copy that may write.
 
-The branches of a pipeline carry the id of the log in which it began, in Kafka, Postgres, S3 and in
-its checkpoint. So that id goes along with the pipeline (`Head.log_id`), and they stay valid.
+The branches of a pipeline carry the id of the log in which the pipeline began, in Kafka, Postgres,
+S3 and in its checkpoint. That id moves along with the pipeline (`Head.log_id`), so the names stay
+valid.
 """
 
 from __future__ import annotations
@@ -19,73 +20,81 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.model import TransactionId
 from sparkonce.txn_log.base import Store, TransactionLog
 from sparkonce.txn_log.record import Head, TransactionRecord
 
 _ALL = 10**9
 _PART_CHARACTERS = 4 << 20
 _NOT_YET = 0
-"""The token of the head of a pipeline that is being copied here."""
+"""The token of a pipeline's head while the pipeline is being copied here."""
 
 
 def copy(
     source: TransactionLog, target: TransactionLog, pipeline: str
 ) -> Sequence[TransactionRecord]:
-    """Move a pipeline, with what is unfinished, and fence its driver.
+    """Move a pipeline with its unfinished transactions, and fence its driver.
 
-    Idempotent: after any error, call it again. All records are read before the source is closed
-    and nearly all are written by then, so that what cannot be copied stays usable where it is.
+    Idempotent: after any error, call it again. All records are read, and nearly all are written,
+    before the source is closed, so a pipeline that cannot be copied stays usable where it is.
 
     Args:
-        source: has the pipeline, and refuses it after this.
-        target: another log, that does not have it.
+        source: the log that has the pipeline; it refuses the pipeline afterwards.
+        target: another log, which does not have the pipeline.
         pipeline: its name.
 
     Returns:
         The records that were moved, newest first.
 
     Raises:
-        ConfigurationError: both are one log, the source does not have the pipeline or has moved it
-            elsewhere, or the target has one of that name. Nothing was written.
+        ConfigurationError: both are the same log; the source does not have the pipeline, or has
+            moved it elsewhere; or the target has a pipeline of that name. Nothing was written.
         LogCorruptError: a record of the source is damaged.
         LogError: call it again.
     """
     if source.log_id == target.log_id:
         raise ConfigurationError(
             f"{source.address} and {target.address} are one log, with id {source.log_id}: name "
-            "another one to move to"
+            "another log as the target"
         )
     head = _movable(source.head(pipeline), source, target, pipeline)
     records = source.history(pipeline, _ALL)
-    here = replace(
+    here = _head_of_copy(head, source)
+    if not target._write(lambda store: _reserve(store, here, head, target)):  # noqa: SLF001
+        return records
+    there = _put_finished(target, here, records)
+    del records  # a long history is in memory only once
+    closed = source._write(lambda store: _close(store, pipeline, source, target))  # noqa: SLF001
+    records = source.history(pipeline, _ALL)
+    _put(target, here, [record for record in records if record.id not in there])
+    target._write(lambda store: _open(store, here, closed, target))  # noqa: SLF001
+    return records
+
+
+def _head_of_copy(head: Head, source: TransactionLog) -> Head:
+    """The target's head while it is copied to: it refuses drivers, and names this copy."""
+    return replace(
         head,
         token=_NOT_YET,
         run_id=f"copy {uuid.uuid4()}",
         log_id=head.log_id or source.log_id,
         moved_to=source.address,
     )
-    if not target._write(lambda store: _reserve(store, here, head, target)):  # noqa: SLF001
-        return records
-    early = [record for record in records if record.state.is_finished]  # so none changes any more
+
+
+def _put_finished(
+    target: TransactionLog, here: Head, records: Iterable[TransactionRecord]
+) -> set[TransactionId]:
+    """Copy the records that never change again, and return their ids."""
+    early = [record for record in records if record.state.is_finished]
     _put(target, here, early)
-    there = {record.id for record in early}
-    del early, records  # once is enough for the memory of a long history
-    closed = source._write(lambda store: _close(store, pipeline, source, target))  # noqa: SLF001
-    records = source.history(pipeline, _ALL)
-    _put(target, here, [record for record in records if record.id not in there])
-
-    def open_here(store: Store) -> None:
-        _require_reserved(store, here, target)
-        store.put_head(replace(closed, log_id=here.log_id, moved_to=None))
-
-    target._write(open_here)  # noqa: SLF001
-    return records
+    return {record.id for record in early}
 
 
 def _movable(
     head: Head | None, source: TransactionLog, target: TransactionLog, pipeline: str
 ) -> Head:
-    """The head, if the pipeline is in the source, or was closed there for this very target."""
+    """The head, if the pipeline is in the source, or was closed there for the same target."""
     if head is None:
         raise ConfigurationError(f"{source.address} does not know the pipeline {pipeline!r}")
     if head.moved_to not in {None, target.address}:
@@ -104,8 +113,13 @@ def _close(store: Store, pipeline: str, source: TransactionLog, target: Transact
     return head
 
 
+def _open(store: Store, here: Head, closed: Head, target: TransactionLog) -> None:
+    _require_reserved(store, here, target)
+    store.put_head(replace(closed, log_id=here.log_id, moved_to=None))
+
+
 def _reserve(store: Store, here: Head, head: Head, target: TransactionLog) -> bool:
-    """Keep drivers and other copies out of the target; False when it has the pipeline already."""
+    """Keep drivers and other copies out of the target; False if the pipeline is there already."""
     standing = store.head(here.pipeline)
     is_this = standing is not None and standing.log_id == here.log_id
     if standing is None or (is_this and standing.token == _NOT_YET):
@@ -116,7 +130,7 @@ def _reserve(store: Store, here: Head, head: Head, target: TransactionLog) -> bo
     raise ConfigurationError(
         f"{target.address} has a pipeline {here.pipeline!r} already"
         + (f", that was moved to {standing.moved_to}" if standing.moved_to else "")
-        + ": copy to a log that never had one of this name"
+        + ": copy to a log that never had a pipeline of this name"
     )
 
 
@@ -132,7 +146,7 @@ def _put(target: TransactionLog, here: Head, records: Iterable[TransactionRecord
 
 
 def _parts(records: Iterable[TransactionRecord]) -> Iterator[list[TransactionRecord]]:
-    """No write is larger than a server takes at once, and in its time, by more than a record."""
+    """The records in parts that a server accepts in one write."""
     part: list[TransactionRecord] = []
     size = 0
     for record in records:
@@ -149,6 +163,6 @@ def _require_reserved(store: Store, here: Head, target: TransactionLog) -> None:
     standing = store.head(here.pipeline)
     if standing is None or (standing.token, standing.run_id) != (_NOT_YET, here.run_id):
         raise LogUnavailableError(
-            f"another copy of pipeline {here.pipeline!r} to {target.address} has begun since, or "
-            "is done, and nothing more was written: copy again once it has ended"
+            f"another copy of pipeline {here.pipeline!r} to {target.address} has started since, or "
+            "is finished, and this one wrote nothing more: copy again once the other is finished"
         )

@@ -2,8 +2,8 @@
 
     {"v": 2, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
 
-A record is versioned JSON with a checksum over its body. A record that is not what was written
-raises `LogCorruptError`; nothing is ever guessed from it.
+A record is versioned JSON with a checksum over its body. A record that differs from what was
+written raises `LogCorruptError`; nothing is ever guessed from it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from sparkonce.model import Committable, JsonValue, Owner, TransactionId
 from sparkonce.txn_log.settlement import Ruling, Settlement
 
 FORMAT_VERSION = 2
-"""What is written. Version 1 had no settlements, no `Head.checkpoint` and no moves; it is read."""
+"""The version that is written. Version 1, without settlements, `Head.checkpoint` and moves, can be
+read."""
 
 _READABLE = range(1, FORMAT_VERSION + 1)
 
 
 class State(StrEnum):
-    """How far a transaction has come."""
+    """The progress of a transaction."""
 
     PREPARED = "prepared"
-    """Every branch is prepared; Spark's checkpoint will say whether the batch commits."""
+    """Every branch is prepared; Spark's checkpoint will show whether the batch commits."""
     ABANDONED = "abandoned"
     """Spark's checkpoint has not reached the prepared batch: its branches are aborted, and Spark's
-    replay may make it anew."""
+    replay may make it again."""
     DECIDED = "decided"
-    """Every branch is prepared and will be committed, whatever happens."""
+    """Every branch is prepared, and will be committed whatever happens."""
     COMPLETE = "complete"
     """Every branch is known to be committed."""
     SETTLED = "settled"
-    """Finished as well, but for at least one branch an operator's word stands in for the proof.
-    Such a record is never forgotten."""
+    """Finished, and for at least one branch an operator's ruling replaces the proof. Such a record
+    is never forgotten."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -48,16 +49,16 @@ class State(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether every branch is committed, or an operator's word stands in for that."""
+        """Whether every branch is committed, or ruled on by an operator."""
         return self in {State.COMPLETE, State.SETTLED}
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What some rows are, as a set that may hold a row twice: their order changes nothing.
+    """The content of some rows, in any order; equal rows count as often as they occur.
 
     Attributes:
-        algorithm: how `value` was made; only fingerprints of one algorithm compare.
+        algorithm: how `value` was computed; only fingerprints of one algorithm compare.
         rows: number of rows.
         value: sum of the rows' hashes modulo 2^64.
     """
@@ -67,7 +68,7 @@ class Fingerprint:
     value: int
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
-        """Of the rows of both.
+        """The fingerprint of the rows of both.
 
         Raises:
             ValueError: the algorithms differ.
@@ -79,7 +80,7 @@ class Fingerprint:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        # Hexadecimal, since most readers of JSON round integers beyond 2^53.
+        # Hexadecimal, because most readers of JSON round integers above 2^53.
         return {"algorithm": self.algorithm, "rows": self.rows, "value": f"{self.value:016x}"}
 
     @classmethod
@@ -95,7 +96,7 @@ class Part:
         partition: Spark's partition id.
         branch: name of the task's branch.
         bytes: size of the rows as Arrow memory, in bytes.
-        content: the rows, as this sink got them.
+        content: fingerprint of the rows that this sink received.
     """
 
     partition: int
@@ -119,11 +120,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one sink has in a transaction.
+    """One sink's share of a transaction.
 
     Attributes:
         target: where the rows go, as the sink describes it.
-        parts: what each task wrote; tasks without rows have none.
+        parts: what each task wrote; a task without rows has none.
         committables: the prepared branches.
     """
 
@@ -169,8 +170,8 @@ class TransactionRecord:
         shares: by sink name.
         times: Unix time in seconds at which each state was reached.
         revision: how often the decision was amended.
-        lost: branches that were lost after the decision, and written again.
-        settled: what operators have said of branches, oldest first.
+        lost: branches that were lost after the decision, and rewritten.
+        settled: operators' rulings on branches, oldest first.
     """
 
     id: TransactionId
@@ -189,28 +190,28 @@ class TransactionRecord:
             yield from share.committables
 
     def branch_names(self) -> Iterator[str]:
-        """Names of all branches that the record needs, those under the driver's own among them."""
+        """Names of all branches that the record needs, including the driver's own branches."""
         for share in self.shares.values():
             yield from (committable.branch_id.name for committable in share.committables)
             yield from (part.branch for part in share.parts)
 
     def ruling(self, committable: Committable) -> Ruling | None:
-        """An operator's last word on the branch; None when there is none."""
+        """The last ruling on the branch; None if there is none."""
         full = str(committable.branch_id)
         return next((s.ruling for s in reversed(self.settled) if s.branch == full), None)
 
     def is_ruled_out(self, committable: Committable) -> bool:
-        """Whether by an operator's last word nobody commits the branch any more."""
+        """Whether the last ruling says that no driver commits the branch again."""
         return self.ruling(committable) in {Ruling.COMMITTED, Ruling.ABORTED}
 
     def moved(self, state: State, at: float) -> TransactionRecord:
-        """This record in another state, which it reached at `at`."""
+        """This record in another state, reached at `at`."""
         return replace(self, state=state, times={**self.times, state: at})
 
     def amended(
         self, shares: Mapping[str, Share], lost: Iterable[Committable]
     ) -> TransactionRecord:
-        """This record with the shares that take the place of `lost`."""
+        """This record with the shares that replace those of `lost`."""
         return replace(
             self,
             shares={**self.shares, **shares},
@@ -240,7 +241,7 @@ class TransactionRecord:
 
     @classmethod
     def of_row(cls, tid: TransactionId, state: str, text: str, address: str) -> Self:
-        """Decode a database's row, whose columns must say the same as the record."""
+        """Decode a database's row, whose columns must agree with the record."""
         record = cls.decode(text, f"the record of {tid} in {address}")
         if (record.id, record.state.value) != (tid, state):
             raise LogCorruptError(
@@ -266,22 +267,23 @@ class TransactionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the log knows of a pipeline as a whole; its only record that is overwritten.
+    """What the log knows about a pipeline as a whole; the only record that is overwritten.
 
     Attributes:
-        pipeline: the pipeline's lasting name.
+        pipeline: the pipeline's permanent name.
         query_id: the Spark checkpoint that the name is bound to.
         token: the highest fencing token; every write is conditional on it.
         run_id: Spark's id of the run that holds the token.
         driver: host and process of that run, for messages.
         started_at: Unix time in seconds when the token was taken.
-        first_batch: the first batch that this log answers for; 0 unless a checkpoint was adopted.
+        first_batch: the first batch that this log has to know; 0 unless a checkpoint was adopted.
         sinks: targets of all sinks that the pipeline ever had, by name.
         retired: query ids that the pipeline had before (``replaces=``).
-        log_id: the log in which the pipeline began, when it was moved here from there; its
-            branches carry that id in their names.
-        moved_to: address of the log that the pipeline was moved to; nothing is written here since.
-        checkpoint: the location of the query's checkpoint; empty where it is not known.
+        log_id: the log in which the pipeline began, if the pipeline was moved here; its branches
+            carry that id in their names.
+        moved_to: address of the log that the pipeline was moved to; this log takes no more writes.
+        checkpoint: location of the query's checkpoint at the last run; empty where it is not
+            known. A log inside the checkpoint refuses a start anywhere else.
     """
 
     pipeline: str
@@ -309,7 +311,7 @@ class Head:
 
     @classmethod
     def of_row(cls, pipeline: str, token: int, text: str, address: str) -> Self:
-        """Decode a database's row, whose columns must say the same as the head."""
+        """Decode a database's row, whose columns must agree with the head."""
         where = f"the head of pipeline {pipeline!r} in {address}"
         head = cls.decode(text, where)
         if (head.pipeline, head.token) != (pipeline, token):
@@ -330,10 +332,10 @@ class Incarnation:
 
     Attributes:
         pipeline: its name.
-        owner: what the names of its branches begin with.
+        owner: the beginning of the names of its branches.
         token: the fencing token.
-        retired: of queries that had the pipeline before.
-        fenced_run: the run whose token this one has replaced.
+        retired: owners of the queries that had the pipeline before.
+        fenced_run: the run whose token this one replaced.
     """
 
     pipeline: str

@@ -1,9 +1,9 @@
-"""What an operator says of a branch that nobody can prove anything of: the one thing above proof.
+"""An operator's ruling on a branch whose outcome nobody can prove; it overrides every proof.
 
     DECIDED ──settle──► DECIDED, with a settlement ──the next start──► SETTLED
 
-A settlement stays in its record for ever, and a batch that has one ends as SETTLED, not as
-COMPLETE, so that no listing shows an operator's word as a proof.
+The record keeps a settlement for ever. A batch that has one ends as SETTLED instead of COMPLETE, so
+no listing shows an operator's ruling as a proof.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sparkonce.model import JsonValue
 
 
 class Ruling(StrEnum):
-    """What is to be taken for true of a branch."""
+    """What holds for a branch from now on."""
 
     COMMITTED = "committed"
-    """Its rows are in the target; nobody commits it any more."""
+    """Its rows are in the target; no driver commits the branch again."""
     ABORTED = "aborted"
-    """Its rows are given up in this sink: it is never committed, and what stands is ended."""
+    """Its rows are abandoned in this sink: never committed, and ended if the branch exists."""
     REDO = "redo"
-    """Its rows are not in the target: unless its commit is proven after all, it is ended, and
-    Spark's replay of the batch writes it again."""
+    """Its rows are not in the target. Unless its commit is proven after all, the branch is ended,
+    and Spark's replay of the batch rewrites it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Settlement:
     Attributes:
         branch: the full branch id.
         ruling: what holds from now on.
-        who: user and host.
+        who: the operator's user and host.
         why: the operator's reason.
         at: Unix time in seconds.
-        token: the fencing token that was taken for it.
+        token: the fencing token that the command took for this ruling.
     """
 
     branch: str

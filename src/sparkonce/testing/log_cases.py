@@ -1,4 +1,4 @@
-"""Records, states and round trips: what the tests of `log_contract` are made of."""
+"""Records, states and round trips for the tests of `log_contract`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ REACH: Mapping[State | None, Callable[[TransactionLog, Incarnation], Transaction
     State.DECIDED: _decided,
     State.COMPLETE: _complete,
 }
-"""How batch 0 comes into each state."""
+"""How batch 0 reaches each state."""
 
 
 def _amended(found: TransactionRecord) -> TransactionRecord:
@@ -127,7 +127,7 @@ OUTCOMES: Mapping[str, Mapping[State | None, State | str | None]] = {
     "settle": {None: "not known", _P: "prepared", _A: "abandoned", _D: _D, _C: "complete"},
     "forget": {None: None, _P: _P, _A: _A, _D: _D, _C: _C},
 }
-"""By verb and the state in which it comes: the state after it, or the words of a refusal."""
+"""By verb and the state before it: the state after it, or the text of a refusal."""
 
 ORDERS = [(verb, state) for verb, row in OUTCOMES.items() for state in row]
 
@@ -155,9 +155,9 @@ def _standing(log: TransactionLog, incarnation: Incarnation) -> TransactionRecor
 
 @contextmanager
 def at_round_trip(number: int, action: Callable[[], None]) -> Iterator[list[str]]:
-    """Call `action` when the log comes to the beginning or the end of its round trip `number`.
+    """Call `action` when the log reaches the beginning or the end of its round trip `number`.
 
-    Gives a list that holds the place once it was reached.
+    Yields a list that holds the place once it was reached.
     """
     reached: list[str] = []
     count = itertools.count()
@@ -184,12 +184,12 @@ def no_handler() -> Iterator[None]:
 
 
 class Passed(NamedTuple):
-    """A newer driver that went far past an older one.
+    """What a newer driver did that went far past an older one.
 
     Attributes:
         token: of the newer one.
         found: the token of the decision of batch 0 that it found, if any.
-        history: what it has left.
+        history: the records that it left.
     """
 
     token: int
@@ -214,7 +214,7 @@ def pass_by_far(log: TransactionLog, pipeline: str, seen: list[Passed]) -> None:
 
 
 def landed(act: Callable[[], object]) -> bool:
-    """Whether the write was answered with success; unknown ones are asked again, as drivers do."""
+    """Whether the write succeeded; it is repeated while its outcome is unknown, as drivers do."""
     for _ in range(3):
         try:
             act()

@@ -1,4 +1,4 @@
-"""What the other processes of `log_contract` do: begin, deliver, fork, or stand still in a write.
+"""The programs of `log_contract` for other processes: begin, deliver, fork, or pause in a write.
 
 python -m sparkonce.testing.log_process MODULE:CLASS ADDRESS PROGRAM ARGUMENTS…
 """
@@ -27,7 +27,7 @@ _HANGS_S = 30
 
 
 def begin(log: TransactionLog, times: str) -> None:
-    """Take tokens, as fast as it goes."""
+    """Take tokens, as fast as possible."""
     print(json.dumps([_begin(log, 0).token for _ in range(int(times))]))
 
 
@@ -51,7 +51,7 @@ def deliver(log: TransactionLog, rounds: str) -> None:
 
 
 def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str) -> None:
-    """Stand still at a round trip of one write; whoever started this kills it there."""
+    """Pause at a round trip of one write; the parent process kills this one there."""
     incarnation = Incarnation(pipeline, _owner(log), int(token))
 
     def stand() -> None:

@@ -1,0 +1,239 @@
+"""A part of `LogContract`: crashes, lost answers, damage, moves, and a long history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import (
+    ConfigurationError,
+    DecisionUnknownError,
+    FencedError,
+    LogCorruptError,
+    LogUnavailableError,
+)
+from sparkonce.model import BranchId, Committable, TransactionId
+from sparkonce.testing.log_cases import (
+    MOST_ROUND_TRIPS,
+    OUTCOMES,
+    QUERY,
+    REACH,
+    WRITES,
+    claim,
+    deliver,
+    part,
+    record,
+)
+from sparkonce.testing.log_under_test import LogUnderTest
+from sparkonce.txn_log import TransactionLog, copy, open_log
+from sparkonce.txn_log.record import Share, State
+
+
+class LogFaults(LogUnderTest):
+    """What `LogContract` inherits; see there."""
+
+    @pytest.mark.parametrize("verb", ["begin", *WRITES])
+    def test_process_is_killed_at_every_round_trip(
+        self, log: TransactionLog, address: str, verb: str
+    ) -> None:
+        """A write is there whole or not at all, and the next driver goes on from it."""
+        before, _ = WRITES.get(verb, (None, None))
+        for number in range(MOST_ROUND_TRIPS):
+            pipeline = f"p{number}"
+            incarnation = log.begin(claim(pipeline=pipeline))
+            if before is not None:
+                REACH[before](log, incarnation)
+            was = list(log.history(pipeline))
+            process = self.start(address, "write", verb, pipeline, incarnation.token, number)
+            assert process.stdout is not None
+            reached = process.stdout.readline().strip() == "standing"
+            process.kill()
+            process.communicate()
+            after = self.open_log(address)
+            newer = after.begin(claim(pipeline=pipeline))
+            assert newer.token - incarnation.token in ((1, 2) if verb == "begin" else (1,))
+            now = list(after.history(pipeline))
+            if now != was:
+                assert [(r.id.batch_id, r.token) for r in now] == [(0, incarnation.token)]
+            standing = after.find(record(incarnation, 0).id)
+            if standing is not None and standing.state is State.PREPARED:
+                standing = after.decide(standing, newer.token)
+            if standing is None or standing.state is State.ABANDONED:
+                standing = after.decide(record(newer, 0))
+            ended = State.SETTLED if standing.settled else State.COMPLETE
+            assert after.complete(standing, newer.token).state is ended
+            after.close()
+            if not reached:
+                assert number > 0, "the log tells of no round trips"
+                return
+        raise AssertionError("the log's round trips do not end")
+
+    @pytest.mark.parametrize("verb", list(WRITES))
+    def test_answer_is_lost(self, log: TransactionLog, address: str, verb: str) -> None:
+        """The write landed, its answer did not: `DecisionUnknownError`, and again is harmless."""
+        before, act = WRITES[verb]
+        incarnation = log.begin(claim())
+        if before is not None:
+            REACH[before](log, incarnation)
+        with self.losing_the_answer(address) as losing:
+            with pytest.raises(DecisionUnknownError, match="again"):
+                act(losing, incarnation)
+            written = log.find(record(incarnation, 0).id)
+            if verb != "amend":  # what stands is amended by then; see the test of amendments
+                act(losing, incarnation)
+            assert log.find(record(incarnation, 0).id) == written
+            losing.close()
+        expected = OUTCOMES[verb][before]
+        assert written is not None
+        assert written.state is expected
+        assert written.revision == (verb == "amend")
+
+    def test_token_whose_answer_is_lost(self, log: TransactionLog, address: str) -> None:
+        """`begin` again takes a new token; the lost one is nobody's."""
+        log.begin(claim())
+        with self.losing_the_answer(address) as losing:
+            with pytest.raises(DecisionUnknownError):
+                losing.begin(claim())
+            assert losing.begin(claim()).token == 3
+            losing.close()
+
+    def test_log_out_of_reach(self, log: TransactionLog, address: str) -> None:
+        """`LogUnavailableError` or unknown; nothing is decided, and later the same calls work."""
+        incarnation = log.begin(claim())
+        calls: list[Callable[[], object]] = [
+            lambda: log.decide(record(incarnation, 0)),
+            lambda: log.begin(claim()),
+        ]
+        with self.out_of_reach(address):
+            for call in calls:
+                with pytest.raises((LogUnavailableError, DecisionUnknownError)) as told:
+                    call()
+                assert not any(secret in str(told.value) for secret in self.secrets)
+        assert log.find(record(incarnation, 0).id) is None
+        assert log.decide(record(incarnation, 0)).state is State.DECIDED
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [("topic", "tropic"), ('"v": 2', '"v": 99'), ('"sha256"', '"sha'), ('"body"', '"bod')],
+    )
+    def test_damaged_record_is_corrupt(
+        self, log: TransactionLog, address: str, old: str, new: str
+    ) -> None:
+        """A torn or tampered record is never guessed from, neither by a read nor by a write."""
+        incarnation = log.begin(claim())
+        log.decide(record(incarnation, 0))
+        log.close()
+        self.damage(address, old, new)
+        after = self.open_log(address)
+        for call in (
+            lambda: after.history("orders"),
+            lambda: after.find(record(incarnation, 0).id),
+            lambda: after.begin(claim()),
+            lambda: after.complete(record(incarnation, 0), incarnation.token),
+        ):
+            with pytest.raises(LogCorruptError, match="restore|newer"):
+                call()
+        after.close()
+
+    def test_no_secret_is_shown(self, log: TransactionLog) -> None:
+        """Neither the address nor the repr holds one."""
+        assert log.address
+        for secret in self.secrets:
+            assert secret not in log.address + repr(log) + str(vars(log))
+
+    def test_pipeline_moves_here_and_away(
+        self, log: TransactionLog, other: TransactionLog, tmp_path: Path
+    ) -> None:
+        """With its whole history, tokens and names; who stays behind is told where it went."""
+        first, last = (open_log(f"sqlite:///{tmp_path}/{name}.db") for name in ("from", "to"))
+        old = first.begin(claim())
+        for batch_id in range(40):
+            deliver(first, old, batch_id)
+        copy(first, log, "orders")
+        assert other.history("orders") == first.history("orders")
+        newer = log.begin(claim(40, checkpoint_log_id=first.log_id))
+        assert newer.owner == old.owner
+        undone = log.decide(record(newer, 40))
+        assert copy(log, last, "orders") == last.history("orders")
+        assert list(last.unfinished("orders")) == [undone]
+        with pytest.raises(FencedError, match="was moved to the transaction log sqlite:"):
+            log.complete(undone, newer.token)
+        with pytest.raises(ConfigurationError, match="was moved to the transaction log sqlite:"):
+            other.begin(claim(40, checkpoint_log_id=first.log_id))
+        for each in (first, last):
+            each.close()
+
+
+class LogSizes(LogUnderTest):
+    """What `LogContract` inherits; see there."""
+
+    def test_forget_keeps_the_newest_and_what_is_unfinished(
+        self, log: TransactionLog, other: TransactionLog
+    ) -> None:
+        """`retain` batches stay; the newest one stays always (I3)."""
+        incarnation = log.begin(claim())
+        done = [deliver(log, incarnation, n) for n in range(10)]
+        log.forget(done[9], incarnation.token, retain=3)
+        assert [r.id.batch_id for r in log.history("orders")] == [9, 8, 7]
+        assert [r.id.batch_id for r in other.history("orders", limit=2)] == [9, 8]
+        assert other.find(done[6].id) is None
+        decided = log.decide(record(incarnation, 10))
+        log.forget(done[9], incarnation.token, retain=1)
+        assert [r.id.batch_id for r in other.history("orders")] == [10, 9]
+        log.complete(decided, incarnation.token)
+
+    def test_history_is_bounded(self, log: TransactionLog, address: str) -> None:
+        """Old batches are found again as they were, and `retain` bounds what is kept."""
+        self.check_history(log, address, batches=200, retain=50)
+
+    @pytest.mark.slow
+    def test_long_history_is_bounded(self, log: TransactionLog, address: str) -> None:
+        """Ten thousand batches."""
+        self.check_history(log, address, batches=self.long_history, retain=self.long_history // 4)
+
+    def check_history(
+        self, log: TransactionLog, address: str, *, batches: int, retain: int
+    ) -> None:
+        incarnation = log.begin(claim())
+        halfway = 0
+        first = deliver(log, incarnation, 0)
+        for batch_id in range(1, batches):
+            done = deliver(log, incarnation, batch_id)
+            if batch_id % 10 == 0:
+                log.forget(done, incarnation.token, retain=retain)
+            if batch_id == batches // 2:
+                halfway = self.stored_bytes(address)
+                assert log.find(first.id) is None
+        log.forget(done, incarnation.token, retain=retain)
+        with closing(self.open_log(address)) as reader:
+            kept = reader.history("orders", limit=batches)
+            assert list(reader.history("orders", retain, QUERY)) == list(kept)
+            newest = batches - 1
+            assert [r.id.batch_id for r in kept] == list(range(newest, newest - retain, -1))
+            for found in (kept[0], kept[retain // 2], kept[-1]):
+                assert reader.find(found.id) == found
+                assert found.state is State.COMPLETE
+            assert reader.find(TransactionId("orders", QUERY, newest - retain)) is None
+        assert self.stored_bytes(address) < 1.5 * halfway
+
+    def test_ten_thousand_branches_fit_a_record(
+        self, log: TransactionLog, other: TransactionLog
+    ) -> None:
+        """Decided and completed whole."""
+        incarnation = log.begin(claim())
+        many = tuple(
+            Committable(BranchId(incarnation.owner, 0, 1, "kafka", 0, n), {"n": n})
+            for n in range(10_000)
+        )
+        share = Share("topic", (part(1),), many)
+        decided = log.decide(record(incarnation, 0, shares={"kafka": share}))
+        assert other.find(decided.id) == decided
+        log.complete(decided, incarnation.token)
+        deliver(log, incarnation, 1)
+        deliver(log, incarnation, 2)
+        found = other.find(decided.id)
+        assert found is not None
+        assert found.shares == decided.shares

@@ -1,0 +1,184 @@
+"""A part of `LogContract`: tokens, racing processes, forks, and a newer driver in between."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import pytest
+
+from sparkonce.errors import (
+    FencedError,
+    LogUnavailableError,
+)
+from sparkonce.testing.log_cases import (
+    ACTS,
+    MOST_ROUND_TRIPS,
+    REACH,
+    WRITES,
+    Passed,
+    at_round_trip,
+    claim,
+    deliver,
+    landed,
+    no_handler,
+    pass_by_far,
+    record,
+)
+from sparkonce.testing.log_under_test import LogUnderTest
+from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.record import State, TransactionRecord
+
+
+class LogRaces(LogUnderTest):
+    """What `LogContract` inherits; see there."""
+
+    def test_older_token_can_write_nothing(
+        self, log: TransactionLog, other: TransactionLog
+    ) -> None:
+        """Once a newer incarnation began, every write of the older raises (I6)."""
+        old = log.begin(claim())
+        decided = log.decide(record(old, 0))
+        newer = other.begin(claim(driver="other:7"))
+        assert newer.token == old.token + 1
+        with pytest.raises(FencedError, match="other:7 took token 2"):
+            log.decide(record(old, 1))
+        with pytest.raises(FencedError):
+            log.complete(decided, old.token)
+        for write in (log.prepare, log.decide):
+            with pytest.raises(FencedError):
+                write(record(old, 1))
+        with pytest.raises(FencedError):
+            log.abandon(decided, old.token)
+        with pytest.raises(FencedError):
+            log.amend(decided.amended({}, ()), old.token)
+        with pytest.raises(FencedError):
+            log.forget(decided, old.token, retain=1)
+        with pytest.raises(FencedError):
+            log.check_token(old)
+        log.check_token(newer)
+        assert log.find(record(old, 1).id) is None
+
+    @pytest.mark.parametrize("verb", ["decide", "complete", "abandon", "amend"])
+    def test_answer_without_a_write_is_of_the_newest_state(
+        self, log: TransactionLog, other: TransactionLog, verb: str
+    ) -> None:
+        """What changes nothing, or is refused, is not answered from what was seen before (I6)."""
+        old = log.begin(claim())
+        done = deliver(log, old, 0)
+        other.begin(claim(1))
+        with pytest.raises(FencedError, match="took token 2"):
+            ACTS[verb](log, old, done)
+
+    def test_tokens_of_racing_processes_differ(self, log: TransactionLog, address: str) -> None:
+        """Many processes that begin at the same time each get a token of their own.
+
+        One whose answer was unknown is nobody's.
+        """
+        log.begin(claim())
+        racers = [self.start(address, "begin", 10) for _ in range(4)]
+        answers = [racer.communicate()[0] for racer in racers]
+        tokens = [token for answer in answers for token in json.loads(answer)]
+        assert len(set(tokens)) == 40
+        head = log.head("orders")
+        assert head is not None
+        assert head.token == max(tokens)
+
+    def test_racing_processes_never_both_decide(self, log: TransactionLog, address: str) -> None:
+        """Each batch has one decision, and whoever was told of it, of that one (I3, I6)."""
+        log.begin(claim())
+        racers = [self.start(address, "deliver", 12) for _ in range(3)]
+        told = [tuple(each) for r in racers for each in json.loads(r.communicate()[0])]
+        assert all(racer.returncode == 0 for racer in racers)
+        standing = {r.id.batch_id: r for r in log.history("orders")}
+        assert sorted(standing) == list(range(len(standing)))
+        assert told, "nobody was told anything"
+        for batch_id, token in told:
+            assert standing[batch_id].token == token
+        tokens = [standing[batch_id].token for batch_id in sorted(standing)]
+        assert tokens == sorted(tokens)
+
+    def test_forked_child_and_its_parent(self, address: str) -> None:
+        """Both write, and the child goes on when its parent has ended: others see all of it."""
+        process = self.start(address, "fork", 20)
+        process.communicate()
+        assert process.returncode == 0
+        with closing(self.open_log(address)) as log:
+            seen = {name: len(log.history(name)) for name in ("parent", "child")}
+        assert seen == {"parent": 20, "child": 21}
+
+    def test_fork_while_another_thread_writes(self, address: str) -> None:
+        """The child does not wait for a thread that only its parent has."""
+        process = self.start(address, "fork_amid_a_write")
+        process.communicate()
+        assert process.returncode == 0
+        with closing(self.open_log(address)) as log:
+            assert [record.state for record in log.history("orders")] == [State.COMPLETE]
+
+    @pytest.mark.parametrize("verb", list(WRITES))
+    def test_newer_driver_passes_between_two_round_trips(
+        self, log: TransactionLog, other: TransactionLog, verb: str
+    ) -> None:
+        """Wherever the older one stands, nothing is written once the newer has its token (I6)."""
+        before, act = WRITES[verb]
+        for number in range(MOST_ROUND_TRIPS):
+            pipeline = f"p{number}"
+            incarnation = log.begin(claim(pipeline=pipeline))
+            if before is not None:
+                REACH[before](log, incarnation)
+            seen: list[list[TransactionRecord]] = []
+
+            def pass_by(pipeline: str = pipeline, seen: list[Any] = seen) -> None:
+                with no_handler():
+                    try:
+                        other.begin(claim(pipeline=pipeline))
+                    except LogUnavailableError:  # the older one holds a lock: the newer has to wait
+                        return
+                    seen.append(list(other.history(pipeline)))
+
+            with at_round_trip(number, pass_by) as reached:
+                written = landed(lambda: act(log, incarnation))
+            if not reached:
+                assert number > 0, "the log tells of no round trips"
+                return
+            if seen:
+                assert list(other.history(pipeline)) == seen[0], reached
+            else:
+                assert written, reached
+        raise AssertionError("the log's round trips do not end")
+
+    @pytest.mark.parametrize("verb", ["begin", "decide"])
+    def test_much_happens_between_two_round_trips(
+        self, log: TransactionLog, other: TransactionLog, verb: str
+    ) -> None:
+        """A newer driver writes and forgets a long history while an older one stands still.
+
+        What the older one was about to write must not find an empty place that was in use before.
+        """
+        for number in range(MOST_ROUND_TRIPS):
+            pipeline = f"p{number}"
+            old = log.begin(claim(pipeline=pipeline))
+            seen: list[Passed] = []
+            tokens: list[int] = []
+
+            def act(pipeline: str = pipeline, old: Any = old, tokens: list[int] = tokens) -> None:
+                if verb == "decide":
+                    log.decide(record(old, 0))
+                else:
+                    far = claim(40, pipeline=pipeline, adopt=("batch 40",))
+                    tokens.append(log.begin(far).token)
+
+            with at_round_trip(number, partial(pass_by_far, other, pipeline, seen)) as at:
+                told = landed(act)
+            if not at:
+                return
+            for passed in seen:
+                assert verb == "begin" or not told or passed.found == old.token, at
+                assert list(other.history(pipeline)) == passed.history, at
+                head = other.head(pipeline)
+                assert head is not None
+                assert head.token == max(passed.token, *tokens, 0), at
+                assert passed.token not in tokens, at
+        raise AssertionError("the log's round trips do not end")

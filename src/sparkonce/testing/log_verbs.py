@@ -1,0 +1,259 @@
+"""A part of `LogContract`: every verb, in and out of order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkonce.errors import (
+    ConfigurationError,
+    FencedError,
+    ProtocolError,
+)
+from sparkonce.testing.log_cases import (
+    ACTS,
+    ORDERS,
+    OTHER_QUERY,
+    OUTCOMES,
+    QUERY,
+    REACH,
+    claim,
+    deliver,
+    part,
+    record,
+)
+from sparkonce.testing.log_under_test import LogUnderTest
+from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.record import Share, State
+from sparkonce.txn_log.settlement import Ruling, Settlement
+
+
+class LogVerbs(LogUnderTest):
+    """What `LogContract` inherits; see there."""
+
+    def test_decided_record_reads_back_equal(
+        self, log: TransactionLog, other: TransactionLog
+    ) -> None:
+        """Another process sees exactly what was decided."""
+        given = record(log.begin(claim()), 0)
+        decided = log.decide(given)
+        assert decided == replace(given, times=decided.times)
+        assert other.find(decided.id) == decided
+        assert list(other.unfinished("orders")) == [decided]
+        assert other.log_id == log.log_id
+
+    @pytest.mark.parametrize(("verb", "state"), ORDERS)
+    def test_verb_in_state(
+        self, log: TransactionLog, other: TransactionLog, verb: str, state: State | None
+    ) -> None:
+        """Each write does what the diagram of states says, or refuses and changes nothing."""
+        incarnation = log.begin(claim())
+        found = REACH[state](log, incarnation)
+        before = other.find(found.id)
+        expected = OUTCOMES[verb][state]
+        if isinstance(expected, State) or expected is None:
+            ACTS[verb](log, incarnation, found)
+        else:
+            with pytest.raises(ProtocolError, match=expected):
+                ACTS[verb](log, incarnation, found)
+        after = other.find(found.id)
+        if isinstance(expected, State):
+            assert after is not None
+            assert after.state is expected
+        else:
+            assert after == before
+
+    def test_settled_branch_is_remembered_for_ever(
+        self, log: TransactionLog, other: TransactionLog
+    ) -> None:
+        """Who, when and why read back; the batch ends as SETTLED, and is never forgotten (I3)."""
+        incarnation = log.begin(claim())
+        decided = log.decide(record(incarnation, 0))
+        (branch,) = decided.committables()
+        first, second = (
+            Settlement(str(branch.branch_id), ruling, "ann@host", "the disk is gone: ü", 7.5, 1)
+            for ruling in (Ruling.REDO, Ruling.ABORTED)
+        )
+        log.settle(decided.id, [first], 1)
+        settled = log.settle(decided.id, [second], 1)
+        assert log.settle(decided.id, [second], 1) == settled, "idempotent"
+        assert other.find(decided.id) == settled
+        assert (settled.state, settled.settled) == (State.DECIDED, (first, second))
+        assert settled.ruling(branch) is Ruling.ABORTED, "the last word counts"
+        done = log.complete(settled, 1)
+        assert (done.state, done.settled) == (State.SETTLED, (first, second))
+        assert log.complete(settled, 1) == done
+        assert list(log.unfinished("orders")) == []
+        for n in range(1, 10):
+            log.complete(log.decide(record(incarnation, n)), 1)
+        (newest,) = log.history("orders", limit=1)
+        log.forget(newest, 1, retain=2)
+        assert [r.id.batch_id for r in log.history("orders")] == [9, 8, 0]
+
+    def test_only_what_is_decided_is_settled(self, log: TransactionLog) -> None:
+        """Not a branch that is not there, nor a batch that is prepared, finished or unknown."""
+        incarnation = log.begin(claim())
+        prepared = log.prepare(record(incarnation, 0))
+        (branch,) = prepared.committables()
+        word = Settlement(str(branch.branch_id), Ruling.COMMITTED, "ann@host", "seen", 7.5, 1)
+        with pytest.raises(ProtocolError, match="is prepared: only what is decided"):
+            log.settle(prepared.id, [word], 1)
+        decided = log.decide(prepared)
+        with pytest.raises(ProtocolError, match="has no branch nothing"):
+            log.settle(decided.id, [replace(word, branch="nothing")], 1)
+        with pytest.raises(FencedError):
+            log.settle(decided.id, [word], 0)
+        assert log.complete(decided, 1).state is State.COMPLETE
+        with pytest.raises(ProtocolError, match="is complete"):
+            log.settle(decided.id, [word], 1)
+        with pytest.raises(ProtocolError, match="is not known"):
+            log.settle(record(incarnation, 1).id, [word], 1)
+
+    def test_pipelines_are_listed(self, log: TransactionLog) -> None:
+        assert list(log.pipelines()) == []
+        log.begin(claim())
+        log.begin(claim(pipeline="clicks", query_id=QUERY.replace("1", "2")))
+        assert list(log.pipelines()) == ["clicks", "orders"]
+
+    def test_namesake_is_found(self, log: TransactionLog) -> None:
+        """The query of another pipeline, now or before: both would have its names outside."""
+        log.begin(claim())
+        log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
+        for query_id in (QUERY, OTHER_QUERY):
+            assert log.namesake("orders", query_id) is None
+            assert log.namesake("clicks", query_id) == "orders"
+        assert log.namesake("clicks", QUERY.replace("1", "3")) is None
+
+    def test_newest_record_of_a_query(self, log: TransactionLog) -> None:
+        incarnation = log.begin(claim())
+        assert log.newest("orders", QUERY) is None
+        for n in range(3):
+            log.decide(record(incarnation, n))
+        newest = log.newest("orders", QUERY)
+        assert newest is not None
+        assert newest.id.batch_id == 2
+        assert log.newest("orders", QUERY.replace("1", "2")) is None
+
+    def test_checkpoint_is_remembered(self, log: TransactionLog) -> None:
+        """An operator who does not know where it is takes the token and keeps it."""
+        for place in ("file:/ckpt", ""):
+            log.begin(claim(checkpoint=place))
+            head = log.head("orders")
+            assert head is not None
+            assert head.checkpoint == "file:/ckpt"
+
+    def test_first_decision_stands(self, log: TransactionLog) -> None:
+        """Deciding a known batch again returns what stands and changes nothing (I3)."""
+        incarnation = log.begin(claim())
+        first = log.decide(record(incarnation, 0))
+        assert log.decide(record(incarnation, 0, offsets=("other",))) == first
+        assert log.find(first.id) == first
+
+    def test_prepared_record_is_decided_once(
+        self, log: TransactionLog, other: TransactionLog
+    ) -> None:
+        """PREPARED is unfinished, becomes DECIDED by a newer driver too, and stays decided."""
+        old = log.begin(claim())
+        prepared = log.prepare(record(old, 0))
+        assert prepared.state is State.PREPARED
+        assert log.prepare(record(old, 0)) == prepared
+        assert list(other.unfinished("orders")) == [prepared]
+        newer = other.begin(claim())
+        decided = log.decide(prepared, newer.token)
+        assert (decided.state, decided.token) == (State.DECIDED, old.token)
+        assert log.decide(prepared, newer.token) == decided
+        assert log.abandon(prepared, newer.token) == decided
+
+    def test_abandoned_batch_is_made_anew_by_its_replay(self, log: TransactionLog) -> None:
+        """It is finished for all but its replay: never decided, never followed."""
+        old = log.begin(claim())
+        prepared = log.prepare(record(old, 0))
+        newer = log.begin(claim())
+        abandoned = log.abandon(prepared, newer.token)
+        assert abandoned.state is State.ABANDONED
+        assert log.abandon(prepared, newer.token) == abandoned
+        assert list(log.unfinished("orders")) == []
+        with pytest.raises(ProtocolError, match="abandoned"):
+            log.decide(prepared, newer.token)
+        with pytest.raises(ProtocolError, match="never decided"):
+            log.complete(prepared, newer.token)
+        with pytest.raises(ProtocolError, match="the next batch of the log is 0"):
+            log.decide(record(newer, 1))
+        assert log.prepare(record(newer, 0)).token == newer.token
+
+    def test_abandonment_that_lands_late_spares_the_replay(self, log: TransactionLog) -> None:
+        """Sent twice because its answer was lost, it must not abandon what was prepared since."""
+        prepared = log.prepare(record(log.begin(claim()), 0))
+        newer = log.begin(claim())
+        log.abandon(prepared, newer.token)
+        replay = log.prepare(record(newer, 0))
+        assert log.abandon(prepared, newer.token) == replay
+        assert list(log.unfinished("orders")) == [replay]
+
+    def test_batch_does_not_follow_an_undecided_one(self, log: TransactionLog) -> None:
+        """N+1 is refused while N is prepared (I5), and when a batch between was left out."""
+        incarnation = log.begin(claim())
+        prepared = log.prepare(record(incarnation, 0))
+        for write in (log.prepare, log.decide):
+            with pytest.raises(ProtocolError, match="undecided"):
+                write(record(incarnation, 1))
+        log.decide(prepared)
+        with pytest.raises(ProtocolError, match="the next batch of the log is 1"):
+            log.decide(record(incarnation, 2))
+        log.decide(record(incarnation, 1))
+
+    def test_amendment_takes_the_place_of_the_decision_it_amends(self, log: TransactionLog) -> None:
+        """Once; the log keeps what was lost. Nothing else changes a decision (I3)."""
+        incarnation = log.begin(claim())
+        decided = log.decide(record(incarnation, 0))
+        lost = decided.shares["kafka"].committables
+        amended = decided.amended({"kafka": Share("topic", (part(2),))}, lost)
+        assert log.amend(amended, incarnation.token) == amended
+        assert log.amend(amended, incarnation.token) == amended
+        assert log.find(decided.id) == amended
+        assert (amended.revision, amended.lost) == (1, lost)
+        with pytest.raises(ProtocolError, match="cannot be amended"):
+            log.amend(decided.amended({}, ()), incarnation.token)
+        done = log.complete(amended, incarnation.token)
+        with pytest.raises(ProtocolError, match="cannot be amended"):
+            log.amend(done.amended({}, ()), incarnation.token)
+
+    def test_complete_is_idempotent(self, log: TransactionLog) -> None:
+        """The time of the first completion stays."""
+        incarnation = log.begin(claim())
+        decided = log.decide(record(incarnation, 0))
+        done = log.complete(decided, incarnation.token)
+        assert done.state is State.COMPLETE
+        assert done.times.keys() == {State.DECIDED, State.COMPLETE}
+        assert log.complete(decided, incarnation.token) == done
+        assert list(log.unfinished("orders")) == []
+
+    def test_pipelines_are_separate(self, log: TransactionLog) -> None:
+        """One log serves many pipelines; a token of one fences nobody of another."""
+        orders = log.begin(claim())
+        europe = log.begin(claim(pipeline="orders-eu", query_id=OTHER_QUERY))
+        log.decide(record(orders, 0))
+        assert list(log.unfinished("orders-eu")) == []
+        log.decide(record(europe, 0))
+        assert [r.id.pipeline for r in log.history("orders")] == ["orders"]
+
+    def test_refused_claim_fences_nobody(self, log: TransactionLog, other: TransactionLog) -> None:
+        """A start that the identity guard refuses leaves the healthy driver's token alone."""
+        healthy = log.begin(claim())
+        with pytest.raises(ConfigurationError, match="replaces="):
+            other.begin(claim(query_id=OTHER_QUERY))
+        log.decide(record(healthy, 0))
+
+    def test_replaced_query_is_remembered(self, log: TransactionLog) -> None:
+        """replaces= binds the name to the new query once; the old one's names are still swept."""
+        first = log.begin(claim())
+        deliver(log, first, 0)
+        incarnation = log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
+        assert [owner.query_id for owner in incarnation.retired] == [QUERY]
+        deliver(log, incarnation, 0)
+        assert {r.id.query_id for r in log.history("orders")} == {QUERY, OTHER_QUERY}
+        assert {r.id.query_id for r in log.history("orders", 10, OTHER_QUERY)} == {OTHER_QUERY}
+        log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
+        with pytest.raises(ConfigurationError):
+            log.begin(claim(query_id=QUERY.replace("1", "3"), replaces=QUERY))
