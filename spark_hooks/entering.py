@@ -9,16 +9,21 @@ out before it acts, at whichever of these steps it resumes.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Self
 
 from sparkonce.errors import FencedError, ProtocolError
+from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import overtaken
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.processes import this_driver
 from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.settings import Settings
 from sparkonce.txn_log.identity import Claim, check_is_no_copy
 from sparkonce.txn_log.record import Head, Incarnation
+
+logger = logging.getLogger("sparkonce")
 
 
 class CheckpointEntrance:
@@ -113,6 +118,38 @@ class CheckpointEntrance:
 
     def is_last(self) -> bool:
         return self._query.is_ours()
+
+    def log_start(self, settings: Settings, driver: Driver) -> None:
+        """Log the start line, and the sinks that are no longer what they were."""
+        log = self._pipeline.log
+        logger.info(
+            "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
+            "committed in %s",
+            settings.name,
+            self.claim.query_id,
+            driver.incarnation.token,
+            settings.commit,
+            ", ".join(map(repr, settings.sinks)),
+            log.address,
+            ", deleted with the checkpoint: it cannot notice a fresh one"
+            * settings.is_log_in_checkpoint,
+            "one transaction"
+            if driver.two_phases is None
+            else f"two phases, since {driver.two_phases}",
+        )
+        for gone, target in sorted({} if self.seen is None else self.seen.sinks.items()):
+            now = self.claim.sinks.get(gone)
+            if now == target:
+                continue
+            logger.warning(
+                "the sink %r of %s %s: what a crash has left over there is not aborted unless %s",
+                gone,
+                target,
+                "is no longer among the pipeline's sinks" if now is None else f"has {now} now",
+                "it is passed in removed=[…]"
+                if now is None
+                else "`sparkonce recover JOB` is run with a job that has it as it was",
+            )
 
     def _check_log_has_not_moved_on(self) -> None:
         """Name the driver that has gone on, where it did so by this log."""

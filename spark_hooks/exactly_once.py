@@ -18,16 +18,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 from sparkonce.errors import (
-    FencedError,
     ProtocolError,
 )
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.lifecycle import StartListener, call_at_exit
-from sparkonce.spark_hooks.run import Run, while_active
+from sparkonce.spark_hooks.lifecycle import call_at_exit, settle_at_exit
+from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS
+from sparkonce.spark_hooks.starts import Starts, is_bound
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.identity import adopted
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 logger = logging.getLogger("sparkonce")
-
-_EXIT_WAIT_S = 10.0
 
 
 class ExactlyOnce:
@@ -114,8 +112,7 @@ class ExactlyOnce:
         self._log = None if self._settings.is_log_in_checkpoint else open_log(log)
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._listener: StartListener | None = None
-        self._listen()
+        self._starts = Starts(self._settings, self._log, self._recover_at_start)
         if commit == "after_checkpoint":
             call_at_exit(self._settle_at_exit)
 
@@ -133,7 +130,7 @@ class ExactlyOnce:
             run = self._run
             if run is None or not run.query.is_calling(batch_df):
                 run = self._run = self._run_of(RunningQuery.calling(batch_df))
-                self._warn_of_unheard_starts(run.query)
+                self._starts.warn_if_unheard(run.query)
             run.deliver(batch_df, batch_id)
 
     @property
@@ -260,59 +257,6 @@ class ExactlyOnce:
 
     # -- starts that find no new data --------------------------------------------------------------
 
-    def _listen(self) -> bool:
-        """Listen to the session's starts; returns whether that was so already."""
-        if self._listener is not None and self._listener.is_heard:
-            return True
-        self._listener = StartListener.add(self._on_start)
-        return False
-
-    def _warn_of_unheard_starts(self, query: RunningQuery) -> None:
-        was_heard = self._listen()
-        if self.commit == "immediate":  # for which it hardly ever matters
-            return
-        if was_heard and self._listener is not None and self._listener.hears(query):
-            return
-        logger.warning(
-            "pipeline %r was made %s, and hears of a start only by a batch. A start that finds no "
-            "new data has none, and leaves what is prepared as it is: make the pipeline after the "
-            "session and in that of its query, or end its queries with "
-            "pipeline.awaitTermination(query)",
-            self.name,
-            "in another SparkSession than its query" if was_heard else "before the SparkSession",
-        )
-
-    def _on_start(self, query: RunningQuery) -> None:
-        def recover() -> None:
-            if self._is_bound(query) and self._has_to_hear(query):
-                self._recover_at_start(query)
-
-        try:
-            while_active(query, recover, f"recover the start of pipeline {self.name!r}")
-        except FencedError as error:
-            logger.info("pipeline %r: another driver recovers its start: %s", self.name, error)
-        except Exception:
-            # The first batch, or awaitTermination, tries again and raises.
-            logger.warning(
-                "pipeline %r: the start of its query %s was not recovered yet",
-                self.name,
-                query.run.query_id,
-                exc_info=True,
-            )
-
-    def _has_to_hear(self, query: RunningQuery) -> bool:
-        """Whether the first batch may be too late to recover the start.
-
-        With commit="immediate" Spark replays what is not complete, but for what
-        commit="after_checkpoint" had left.
-        """
-        if self.commit == "after_checkpoint":
-            return True
-        # Its first batch may be making the log at this moment, or the user deleting it.
-        log = query.open_log(create=False) if self.is_log_in_checkpoint else self.log
-        committed = query.committed()
-        return any(record.id.batch_id <= committed for record in log.unfinished(self.name))
-
     def _recover_at_start(self, query: RunningQuery) -> None:
         """Recover without a batch, unless this object serves another query, or this run already."""
         with self._lock:
@@ -321,7 +265,7 @@ class ExactlyOnce:
                 return
             if self._run is not None and self._run.query.run == query.run:
                 return
-            if self._is_bound(query):
+            if is_bound(query, self._settings, self._log):
                 run = self._run_of(query)
                 run.recover()
                 if run.has_driver:
@@ -332,17 +276,6 @@ class ExactlyOnce:
         """The query that has called this object; None before its first batch."""
         return self._run.query if self._run is not None and self._run.was_called else None
 
-    def _is_bound(self, query: RunningQuery) -> bool:
-        """Whether the query's checkpoint belongs to this pipeline, as far as it says."""
-        bound = query.binding()
-        if bound is None or bound.pipeline != self.name:
-            return False
-        # The second id is that from before a move.
-        return self.is_log_in_checkpoint or bound.log_id in {
-            self.log.log_id,
-            self.log.id_of(self.name),
-        }
-
     # -- the end -----------------------------------------------------------------------------------
 
     def _settle_last(self, patience_s: float) -> None:
@@ -351,18 +284,5 @@ class ExactlyOnce:
             run.settle_last(patience_s)
 
     def _settle_at_exit(self) -> None:
-        if self._run is None or self._run.failure is not None:
-            return  # it was logged when it happened
-        if not self._lock.acquire(timeout=_EXIT_WAIT_S):
-            logger.warning(
-                "pipeline %r: a batch is still being delivered at the interpreter's end; the next "
-                "start goes on with what is decided of it",
-                self.name,
-            )
-            return
-        try:
-            self._settle_last(_EXIT_WAIT_S)
-        except Exception:
-            logger.exception("pipeline %r: the last batch is not committed", self.name)
-        finally:
-            self._lock.release()
+        if self._run is not None and self._run.failure is None:  # a failure was logged already
+            settle_at_exit(self.name, self._lock, self._settle_last)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import threading
 import weakref
@@ -20,6 +21,11 @@ from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryStartedEvent
+
+
+logger = logging.getLogger("sparkonce")
+
+_EXIT_WAIT_S = 10.0
 
 
 class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
@@ -100,6 +106,29 @@ class _StartsOnly(JStreamingQueryListener):  # type: ignore[misc] # PySpark is n
 
     def onQueryTerminated(self, jevent: Any) -> None:  # noqa: N802
         pass
+
+
+def settle_at_exit(name: str, lock: threading.RLock, settle_last: Callable[[float], None]) -> None:
+    """Settle a pipeline's last batch, unless one is being delivered just now.
+
+    Args:
+        name: of the pipeline.
+        lock: held while a batch is delivered.
+        settle_last: takes how long to wait, in seconds.
+    """
+    if not lock.acquire(timeout=_EXIT_WAIT_S):
+        logger.warning(
+            "pipeline %r: a batch is still being delivered at the interpreter's end; the next "
+            "start goes on with what is decided of it",
+            name,
+        )
+        return
+    try:
+        settle_last(_EXIT_WAIT_S)
+    except Exception:
+        logger.exception("pipeline %r: the last batch is not committed", name)
+    finally:
+        lock.release()
 
 
 def call_at_exit(action: Callable[[], None]) -> None:

@@ -41,6 +41,7 @@ from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
+from sparkonce.spark_hooks.sink_use import User, check_are_free, free, take
 from sparkonce.spark_hooks.small_batches import SmallBatches
 from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
 from sparkonce.watching import still_trying
@@ -87,6 +88,7 @@ class Run:
         self._lock = lock
         self._driver: Driver | None = None
         self._had_token = False
+        self._user: User | None = None
         self._seen_run: str | None = None
         self.was_called = False
         self._delivered = -1
@@ -169,9 +171,8 @@ class Run:
         if not self._had_token:
             self._check_no_other_call(driver.incarnation, batch_id)
         self._had_token = True
-        for sink in self._settings.all_sinks:
-            sink.used_by = (self.query.run.query_id, driver.incarnation.token)
-        self._log_start(driver, entrance)
+        self._user = take(self._settings.all_sinks, self.query, driver.incarnation.token)
+        entrance.log_start(self._settings, driver)
         driver.recover()
         return driver
 
@@ -182,41 +183,10 @@ class Run:
             self._seen_run = "" if head is None else head.run_id
         return self._seen_run
 
-    def _log_start(self, driver: Driver, entrance: CheckpointEntrance) -> None:
-        settings, log = self._settings, self.pipeline.log
-        logger.info(
-            "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
-            "committed in %s",
-            settings.name,
-            self.query.run.query_id,
-            driver.incarnation.token,
-            settings.commit,
-            ", ".join(map(repr, settings.sinks)),
-            log.address,
-            ", deleted with the checkpoint: it cannot notice a fresh one"
-            * settings.is_log_in_checkpoint,
-            "one transaction"
-            if driver.two_phases is None
-            else f"two phases, since {driver.two_phases}",
-        )
-        for gone, target in sorted({} if entrance.seen is None else entrance.seen.sinks.items()):
-            now = entrance.claim.sinks.get(gone)
-            if now == target:
-                continue
-            logger.warning(
-                "the sink %r of %s %s: what a crash has left over there is not aborted unless %s",
-                gone,
-                target,
-                "is no longer among the pipeline's sinks" if now is None else f"has {now} now",
-                "it is passed in removed=[…]"
-                if now is None
-                else "`sparkonce recover JOB` is run with a job that has it as it was",
-            )
-
     def _validate(self, batch: SparkBatch) -> None:
         """Let the sinks check themselves; while a server is unreachable, for some time again."""
         if not self._is_validated:
-            self._check_sinks_are_free()
+            check_are_free(self._settings.sinks, self.query)
             Retrying(
                 retry=retry_if_exception_type(SinkUnavailableError),
                 wait=wait_exponential(multiplier=0.5, max=_LONGEST_WAIT_S / 3),
@@ -231,28 +201,13 @@ class Run:
             )(batch.validate)
             self._is_validated = True
 
-    def _check_sinks_are_free(self) -> None:
-        """Refuse a sink of another query that runs: what `validate` finds out is kept in the sink.
-
-        Raises:
-            ConfigurationError: naming the sink.
-        """
-        mine = self.query.run.query_id
-        for sink in self._settings.sinks:
-            other = mine if sink.used_by is None else sink.used_by[0]
-            if other != mine and self.query.is_running(other):
-                raise ConfigurationError(
-                    f"{sink!r} is in use by the query {other}, which runs: make a sink for each "
-                    "pipeline"
-                )
-
     def _check_first_call(self, batch_id: int) -> None:
         """Refuse a batch that this object has delivered in this run: it is no replay.
 
         Within a run Spark replays nothing, and a call that has failed may be made again.
         """
         if batch_id <= self._delivered:
-            raise self._called_twice(batch_id)
+            raise _called_twice(self._settings, batch_id)
 
     def _check_no_other_call(self, incarnation: Incarnation, batch_id: int) -> None:
         """Refuse a batch that another object has delivered in this run, as the log shows it.
@@ -267,22 +222,7 @@ class Run:
             and record.token == incarnation.token - 1
             and record.state is not State.ABANDONED
         ):
-            raise self._called_twice(batch_id)
-
-    def _called_twice(self, batch_id: int) -> ProtocolError:
-        fate = (
-            "complete, and no replay brings the rows of this call, which are in no sink: enter "
-            "them manually"
-            if self._settings.commit == "immediate"
-            else "prepared, and made again at the next start"
-        )
-        return ProtocolError(
-            f"pipeline {self.pipeline.name!r} is called a second time for batch {batch_id} in one "
-            "run of the query. Make one object, with all sinks, and call it once for a batch: "
-            "transform= gives a sink rows of its own, and select= columns; or write two "
-            "queries, each with a pipeline and a checkpoint of its own. What the first call "
-            f"wrote is {fate}"
-        )
+            raise _called_twice(self._settings, batch_id)
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 
@@ -358,21 +298,11 @@ class Run:
 
     def _let_go(self, error: BaseException) -> None:
         """Whatever comes next is a new incarnation, which recovers first."""
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            driver.lease.release()
-            if isinstance(error, FencedError):
-                self._free_sinks(driver.incarnation.token)
-
-    def _free_sinks(self, token: int) -> None:
-        """Free what the sinks hold open for a fenced driver: nobody else can, while it lives."""
-        for sink in self.pipeline.all_sinks.values():
-            if sink.used_by != (self.query.run.query_id, token):
-                continue  # another driver of this process uses it
-            try:
-                sink.close()
-            except Exception:
-                logger.warning("%r could not be closed", sink, exc_info=True)
+        if self._driver is not None:
+            self._driver.lease.release()
+            self._driver = None
+        if isinstance(error, FencedError) and self._user is not None:
+            free(self._settings.all_sinks, self._user)
 
     def _has_ended(self, _: object) -> bool:
         return not self.query.is_active
@@ -387,3 +317,19 @@ def while_active(query: RunningQuery, action: Callable[[], None], what: str) -> 
         before_sleep=still_trying(what),
         reraise=True,
     )(action)
+
+
+def _called_twice(settings: Settings, batch_id: int) -> ProtocolError:
+    fate = (
+        "complete, and no replay brings the rows of this call, which are in no sink: enter "
+        "them manually"
+        if settings.commit == "immediate"
+        else "prepared, and made again at the next start"
+    )
+    return ProtocolError(
+        f"pipeline {settings.name!r} is called a second time for batch {batch_id} in one "
+        "run of the query. Make one object, with all sinks, and call it once for a batch: "
+        "transform= gives a sink rows of its own, and select= columns; or write two "
+        "queries, each with a pipeline and a checkpoint of its own. What the first call "
+        f"wrote is {fate}"
+    )

@@ -17,7 +17,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from sparkonce.spark_hooks.coordinator import Coordinator
 
 from integration_tests.postgres.test_postgres_one_phase import NoCheckpoint, OneBatch, at
 from integration_tests.postgres.world import (
@@ -31,6 +30,9 @@ from integration_tests.postgres.world import (
     task,
 )
 from sparkonce.errors import FencedError, PrepareRejectedError
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import NoEntrance
+from sparkonce.protocol.pipeline import Patience, Pipeline
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.log_cases import claim
@@ -67,15 +69,21 @@ class Pair:
     def sink(self, **options: Any) -> PostgresSink:
         return self.world.ready(**{"lock_timeout_s": 1.0, **options})
 
-    def driver(self, sink: PostgresSink, run_id: str) -> Coordinator:
+    def driver(self, sink: PostgresSink, run_id: str) -> Driver:
         self.logs.append(open_log(self._address))
         sinks, offsets = {sink.name: sink.target}, {0: OneBatch.offsets}
         claimed = claim(run_id=run_id, sinks=sinks, offsets=offsets)
-        coordinator = Coordinator(
-            [sink], self.logs[-1], claimed, NoCheckpoint(), commit_timeout_s=20.0, retain=10
+        pipeline = Pipeline(
+            name=claimed.pipeline,
+            sinks={sink.name: sink},
+            log=self.logs[-1],
+            checkpoint=NoCheckpoint(),
+            commit_timeout_s=20.0,
+            patience=Patience(20.0),
         )
-        coordinator.recover()
-        return coordinator
+        driver = Driver.start(pipeline, claimed, NoEntrance())
+        driver.recover()
+        return driver
 
 
 @pytest.fixture
@@ -91,11 +99,6 @@ def constrained(world: World, key: list[str] | None) -> None:
     world.table(KEYED if key else f"{COLUMNS}, UNIQUE (id)")
 
 
-@pytest.mark.xfail(
-    raises=PrepareRejectedError,
-    strict=True,
-    reason="a fenced driver leaves what it prepared and nobody decided",
-)
 @pytest.mark.parametrize("key", [["id"], None])
 @pytest.mark.parametrize("load", LOADS)
 def test_fenced_driver_does_not_stall_its_successor(
@@ -105,26 +108,21 @@ def test_fenced_driver_does_not_stall_its_successor(
     constrained(pair.world, key)
     older, newer = pair.sink(load=load, key=key), pair.sink(load=load, key=key)
     first = pair.driver(older, "1")
-    successors: list[Coordinator] = []
+    successors: list[Driver] = []
     with pytest.raises(FencedError, match="token 2"):
-        first.run(Paused(older, 0, lambda: successors.append(pair.driver(newer, "2"))))
-    successors[0].run(OneBatch(newer, 0))
+        first.deliver(Paused(older, 0, lambda: successors.append(pair.driver(newer, "2"))))
+    successors[0].deliver(OneBatch(newer, 0))
     assert pair.world.rows() == [(1, "a"), (2, "b"), (3, None)]
     assert (pair.world.gids(), pair.world.staging()) == ([], [])
 
 
-@pytest.mark.xfail(
-    raises=PrepareRejectedError,
-    strict=True,
-    reason="a vote that a zombie's transaction blocks is not repeated after a sweep",
-)
 @pytest.mark.parametrize("key", [["id"], None])
 def test_living_driver_sweeps_and_votes_again(pair: Pair, key: list[str] | None) -> None:
     """The zombie is paused again, or dead: only its successor can end what it prepared."""
     constrained(pair.world, key)
     older, newer = pair.sink(key=key), pair.sink(key=key)
     first = pair.driver(older, "1")
-    successors: list[Coordinator] = []
+    successors: list[Driver] = []
     is_prepared, goes_on = threading.Event(), threading.Event()
 
     def stop() -> None:
@@ -133,10 +131,10 @@ def test_living_driver_sweeps_and_votes_again(pair: Pair, key: list[str] | None)
 
     paused = Paused(older, 0, lambda: successors.append(pair.driver(newer, "2")))
     with at("decide.before", stop), ThreadPoolExecutor(1) as pool:
-        zombie = pool.submit(first.run, paused)
+        zombie = pool.submit(first.deliver, paused)
         try:
             assert is_prepared.wait(DEADLINE_S)
-            successors[0].run(OneBatch(newer, 0))
+            successors[0].deliver(OneBatch(newer, 0))
         finally:
             goes_on.set()
         with pytest.raises(FencedError, match="token 2"):

@@ -1,0 +1,120 @@
+"""Starts that find no new data: Spark calls nobody with a batch, and something may be prepared.
+
+    Spark starts a query ─► listener of its session ─► is it this pipeline's? ─► recover
+
+The listener is only a nudge: the first batch recovers too, and so does `awaitTermination`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sparkonce.errors import FencedError
+from sparkonce.spark_hooks.lifecycle import StartListener
+from sparkonce.spark_hooks.run import while_active
+from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.settings import Settings
+from sparkonce.txn_log import TransactionLog
+
+logger = logging.getLogger("sparkonce")
+
+
+class Starts:
+    """Hears of a pipeline's starts, and has them recovered.
+
+    Args:
+        settings: of the pipeline.
+        log: the pipeline's log; None where it is in the checkpoint.
+        recover: recovers a start, unless somebody has.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: TransactionLog | None,
+        recover: Callable[[RunningQuery], None],
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._recover = recover
+        self.listener: StartListener | None = None
+        self._listen()
+
+    def warn_if_unheard(self, query: RunningQuery) -> None:
+        """Log that the pipeline does not hear of the query's starts, if that matters."""
+        was_heard = self._listen()
+        if self._settings.commit == "immediate":  # for which it hardly ever matters
+            return
+        if was_heard and self.listener is not None and self.listener.hears(query):
+            return
+        logger.warning(
+            "pipeline %r was made %s, and hears of a start only by a batch. A start that finds no "
+            "new data has none, and leaves what is prepared as it is: make the pipeline after the "
+            "session and in that of its query, or end its queries with "
+            "pipeline.awaitTermination(query)",
+            self._settings.name,
+            "in another SparkSession than its query" if was_heard else "before the SparkSession",
+        )
+
+    def on_start(self, query: RunningQuery) -> None:
+        """Recover the start while the query runs, if the first batch may be too late for that."""
+
+        def recover() -> None:
+            if is_bound(query, self._settings, self._log) and self._has_to_hear(query):
+                self._recover(query)
+
+        name = self._settings.name
+        try:
+            while_active(query, recover, f"recover the start of pipeline {name!r}")
+        except FencedError as error:
+            logger.warning("pipeline %r: its start was not recovered here: %s", name, error)
+        except Exception:
+            # The first batch, or awaitTermination, tries again and raises.
+            logger.warning(
+                "pipeline %r: the start of its query %s was not recovered yet",
+                name,
+                query.run.query_id,
+                exc_info=True,
+            )
+
+    def _listen(self) -> bool:
+        """Listen to the session's starts; returns whether that was so already."""
+        if self.listener is not None and self.listener.is_heard:
+            return True
+        self.listener = StartListener.add(self.on_start)
+        return False
+
+    def _has_to_hear(self, query: RunningQuery) -> bool:
+        """Whether the first batch may be too late to recover the start.
+
+        With commit="immediate" Spark replays what is not complete, but for what
+        commit="after_checkpoint" had left.
+        """
+        if self._settings.commit == "after_checkpoint":
+            return True
+        # Its first batch may be making the log at this moment, or the user deleting it.
+        log = query.open_log(create=False) if self._log is None else self._log
+        committed = query.committed()
+        return any(
+            record.id.batch_id <= committed for record in log.unfinished(self._settings.name)
+        )
+
+
+def is_bound(query: RunningQuery, settings: Settings, log: TransactionLog | None) -> bool:
+    """Whether the query's checkpoint belongs to the pipeline, as far as it says.
+
+    Args:
+        query: the query.
+        settings: of the pipeline.
+        log: the pipeline's log; None where it is in the checkpoint.
+    """
+    bound = query.binding()
+    if bound is None or bound.pipeline != settings.name:
+        return False
+    # The second id is that from before a move.
+    return (
+        settings.is_log_in_checkpoint
+        or log is None
+        or bound.log_id in {log.log_id, log.id_of(settings.name)}
+    )
