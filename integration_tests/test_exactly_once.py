@@ -29,9 +29,10 @@ from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot, with_hashes
+from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunId, RunningQuery
+from sparkonce.spark_hooks.shaping import with_hashes
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import State
 

@@ -23,13 +23,13 @@ from pyspark.sql.types import (
 from integration_tests.test_s3_formats import session_zone
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.spark_hooks.batch import with_hashes
 from sparkonce.spark_hooks.fingerprint import row_hash
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
     PartitionWriter,
 )
+from sparkonce.spark_hooks.shaping import with_hashes
 from sparkonce.txn_log.record import Fingerprint, Incarnation
 
 if TYPE_CHECKING:

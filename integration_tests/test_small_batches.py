@@ -23,7 +23,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import TwoPhaseCommitSink
-from sparkonce.spark_hooks import batch
+from sparkonce.spark_hooks import shaping
 from sparkonce.spark_hooks.batch import SparkBatch
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.record_batches import RecordBatches
@@ -356,7 +356,7 @@ def test_sinks_get_the_same_from_the_driver_of_an_older_spark(
     def older(schema: Any) -> Any:
         return to_arrow_schema(schema, timezone="UTC")
 
-    monkeypatch.setattr(batch, "to_arrow_schema", older)
+    monkeypatch.setattr(shaping, "to_arrow_schema", older)
     set_conf(ZONE, "Asia/Kolkata")
     for kind in ("timestamp", "array<timestamp>", "map<string, timestamp>", "struct<a: timestamp>"):
         df = typed(spark, kind, [*TYPES.get(kind, ()), "NULL"]).coalesce(1)
@@ -376,7 +376,7 @@ def test_type_that_no_python_worker_gets_is_named(
 ) -> None:
     """Before any data moves: it is asked for what every sink validates."""
     with pytest.raises(ConfigurationError, match=rf"column 'span' is .*{named}.*cast it"):
-        batch._arrow_schema(spark.sql(f"SELECT 1 AS id, {value} AS span"))
+        shaping.arrow_schema(spark.sql(f"SELECT 1 AS id, {value} AS span"))
 
 
 def test_wide_rows_are_not_small() -> None:

@@ -14,8 +14,10 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -43,9 +45,19 @@ class _Commit:
     record: TransactionRecord
     lease: Lease
     deadline: float
+    is_replayed: bool
     lost: list[tuple[Committable, PreparedBranchLostError]] = field(default_factory=list)
     visible: set[BranchId] = field(default_factory=set)
     """Branches that are visible, though an operator ruled otherwise."""
+
+    def attempts(self, what: step) -> Iterator[AbstractContextManager[object]]:
+        """A block for each try, while the outcome is unknown, until the deadline."""
+        patience = self.lease.pipeline.patience
+        return patience.attempts(what, CommitUnresolvedError, deadline=self.deadline)
+
+    def is_to_be_rewritten(self, committable: Committable) -> bool:
+        """Whether an operator has ruled so, and Spark replays the batch."""
+        return self.is_replayed and self.record.ruling(committable) is Ruling.REDO
 
     def step(self, name: str, sink: AnySink | None) -> step:
         record = self.record
@@ -69,7 +81,7 @@ def commit_branches(record: TransactionRecord, lease: Lease, *, is_replayed: boo
         FencedError: a newer driver holds the pipeline.
     """
     deadline = time.monotonic() + lease.pipeline.commit_timeout_s
-    running = _Commit(record, lease, deadline)
+    running = _Commit(record, lease, deadline, is_replayed)
     # What its server drops first comes first, so that no slow sink lets it expire.
     in_order = sorted(record.committables(), key=lambda c: c.safe_until or math.inf)
     ruled_out = [c for c in in_order if record.is_ruled_out(c)]
@@ -78,84 +90,78 @@ def commit_branches(record: TransactionRecord, lease: Lease, *, is_replayed: boo
     for committable in in_order:
         if not record.is_ruled_out(committable):
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
-    lease.pipeline.patience.together(
-        lambda branches: _commit_sink(running, branches, is_replayed=is_replayed),
-        by_sink.values(),
-    )
+    lease.pipeline.patience.together(partial(_commit_sink, running), by_sink.values())
     if not running.lost:
         _end_ruled(running, unsure)  # its server may be reachable now: readers are told once
         _publish(running)
     return running.lost
 
 
-def _commit_sink(running: _Commit, branches: Sequence[Committable], *, is_replayed: bool) -> None:
-    """Commit one sink's branches; those whose outcome is unknown again and again."""
+def _commit_sink(running: _Commit, branches: Sequence[Committable]) -> None:
+    """Commit one sink's branches; those whose outcome is unknown again and again.
+
+    Raises:
+        SinkError: an outcome stayed unknown until the deadline, or the target refuses a branch.
+        FencedError: there is a younger token; what is left is its owner's.
+    """
     sink = running.lease.pipeline.all_sinks[branches[0].branch_id.sink]
-    left = list(branches)
-    refused: list[SparkOnceError] = []
-
-    def once() -> None:
-        outcomes = _ask(running.record, sink, left, is_replayed=is_replayed)
-        left[:] = [c for c, error in outcomes if isinstance(error, CommitUnresolvedError)]
-        for committable, error in outcomes:
-            if isinstance(error, PreparedBranchLostError):
-                logger.warning("%s is lost: %s", committable.branch_id, error)
-                running.lost.append((committable, error))
-            elif error is not None and not isinstance(error, CommitUnresolvedError):
-                # Logged at once: the others may take long, and the query fails after them.
-                logger.error("%s is not committed: %s", committable.branch_id, error)
-                refused.append(error)
-        for _, error in outcomes:
-            if isinstance(error, CommitUnresolvedError):
-                raise error
-
+    left, refused = list(branches), list[SparkOnceError]()
+    while_owner = _WhileOwner(running.lease)
     with running.step("commit", sink) as committing:
-        _until_known(running, once, committing)
+        for attempt in running.attempts(committing):
+            with attempt, while_owner:
+                redo = [c for c in left if running.is_to_be_rewritten(c)]
+                usual = [c for c in left if c not in redo]
+                with _unresolved(sink, "commit_many", left[0].branch_id):
+                    outcomes = [(c, ask_again_by_ruling(sink, c)) for c in redo]
+                    found = verbs.commit_many(sink, usual) if usual else ()
+                outcomes += zip(usual, found, strict=True)
+                left = [c for c, error in outcomes if isinstance(error, CommitUnresolvedError)]
+                _note(running, outcomes, refused)
         if refused:
             raise refused[0]
 
 
-def _ask(
-    record: TransactionRecord, sink: AnySink, branches: Sequence[Committable], *, is_replayed: bool
-) -> list[tuple[Committable, SparkOnceError | None]]:
-    """Commit the branches once; the outcome of each."""
-    redo = [c for c in branches if is_replayed and record.ruling(c) is Ruling.REDO]
-    usual = [c for c in branches if c not in redo]
-    with _unresolved(sink, "commit_many", branches[0].branch_id):
-        outcomes = [(c, ask_again_by_ruling(sink, c)) for c in redo]
-        return [
-            *outcomes,
-            *zip(usual, verbs.commit_many(sink, usual) if usual else (), strict=True),
-        ]
+def _note(
+    running: _Commit,
+    outcomes: Sequence[tuple[Committable, SparkOnceError | None]],
+    refused: list[SparkOnceError],
+) -> None:
+    """Note what is lost and what is refused; raise the first outcome that is not known."""
+    for committable, error in outcomes:
+        if isinstance(error, PreparedBranchLostError):
+            logger.warning("%s is lost: %s", committable.branch_id, error)
+            running.lost.append((committable, error))
+        elif error is not None and not isinstance(error, CommitUnresolvedError):
+            # Logged at once: the others may take long, and the query fails after them.
+            logger.error("%s is not committed: %s", committable.branch_id, error)
+            refused.append(error)
+    for _, error in outcomes:
+        if isinstance(error, CommitUnresolvedError):
+            raise error
 
 
-def _until_known(running: _Commit, action: Callable[[], None], what: step) -> None:
-    """Repeat `action` while its outcome is unknown, and while nobody has taken over.
+class _WhileOwner:
+    """Around each try: a repeat is made only while nobody has taken over.
 
     An outage is when an operator may rule on what is repeated here, and that takes a token. So the
     log is asked before each repeat; the first try goes by what the log has just said. While the log
     is unreachable the repeat is put off until the deadline. Waiting may lose a branch, but that
     loss is proven and reported; showing rows that somebody entered manually meanwhile would double
     them in silence.
-
-    Raises:
-        CommitUnresolvedError: the deadline has passed.
-        FencedError: there is a younger token; what is left is its owner's.
     """
-    unknown: CommitUnresolvedError | None = None
 
-    def attempt() -> None:
-        nonlocal unknown
-        if unknown is not None:
-            _check_again(running.lease, unknown)
-        try:
-            action()
-        except CommitUnresolvedError as error:
-            unknown = error
-            raise
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._unknown: CommitUnresolvedError | None = None
 
-    patience, deadline = running.lease.pipeline.patience, running.deadline
-    patience.until_known(attempt, what, CommitUnresolvedError, deadline=deadline)
+    def __enter__(self) -> None:
+        if self._unknown is not None:
+            _check_again(self._lease, self._unknown)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CommitUnresolvedError):
+            self._unknown = error
 
 
 def _check_again(lease: Lease, unknown: CommitUnresolvedError) -> None:
@@ -221,12 +227,11 @@ def _publish(running: _Commit) -> None:
             ),
         )
 
-        def once() -> None:
-            with _unresolved(sink, "publish"):
-                verbs.publish(sink, batch)
-
+        while_owner = _WhileOwner(running.lease)
         with running.step("publish", sink) as publishing:
-            _until_known(running, once, publishing)
+            for attempt in running.attempts(publishing):
+                with attempt, while_owner, _unresolved(sink, "publish"):
+                    verbs.publish(sink, batch)
 
     # A sink that is gone from the pipeline has no branches left in it: the start refuses that.
     there = [(n, s) for n, s in record.shares.items() if n in pipeline.all_sinks]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
@@ -81,53 +82,44 @@ class Patience:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
 
-    def together(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
-        """Call `action` with each item, several at a time; the first error is raised at the end."""
-        at_once(action, items)
+    together = staticmethod(at_once)
+    """Calls an action with each item, several at a time; the first error is raised at the end."""
 
-    def until_known(
-        self,
-        action: Callable[[], ResultT],
-        what: step,
-        *unsure: type[SparkOnceError],
-        deadline: float | None = None,
-    ) -> ResultT:
-        """Repeat `action` with backoff while its error says that repeating can help.
+    def attempts(
+        self, what: step, *unsure: type[SparkOnceError], deadline: float | None = None
+    ) -> Iterator[AbstractContextManager[object]]:
+        """A block for each try, with backoff, while its error says that repeating can help.
 
         Args:
-            action: the call.
             what: the step that it belongs to, for messages.
             unsure: the errors to repeat after; default: those of a log that is unreachable, or
                 whose answer was lost.
             deadline: of time.monotonic, in seconds; default: the pipeline's timeout from now on.
         """
         left_s = self._timeout_s if deadline is None else deadline - time.monotonic()
-        retrying = Retrying(
+        yield from Retrying(
             retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
             wait=wait_random_exponential(multiplier=0.05, max=5.0),
             stop=stop_after_delay(max(left_s, 0.0)),
             before_sleep=still_trying(what),
             reraise=True,
         )
-        return retrying(_remembering_unknown(action))
 
 
-def _remembering_unknown(action: Callable[[], ResultT]) -> Callable[[], ResultT]:
+class _RememberingUnknown:
     """An outcome that one try has left unknown stays so when the log is unreachable later."""
-    unknown: list[DecisionUnknownError] = []
 
-    def attempt() -> ResultT:
-        try:
-            return action()
-        except DecisionUnknownError as error:
-            unknown.append(error)
-            raise
-        except LogUnavailableError as error:
-            if unknown:
-                raise DecisionUnknownError(f"{unknown[0]}; and now: {error}") from error
-            raise
+    def __init__(self) -> None:
+        self._unknown: DecisionUnknownError | None = None
 
-    return attempt
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DecisionUnknownError):
+            self._unknown = self._unknown or error
+        elif isinstance(error, LogUnavailableError) and self._unknown is not None:
+            raise DecisionUnknownError(f"{self._unknown}; and now: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -165,7 +157,11 @@ class Pipeline:
 
     def ask_log(self, question: Callable[[], ResultT], what: step) -> ResultT:
         """The log's answer, once it is reachable."""
-        return self.patience.until_known(question, what)
+        remembering = _RememberingUnknown()
+        for attempt in self.patience.attempts(what):
+            with attempt, remembering:
+                return question()
+        raise AssertionError("tries end with an answer or an error")
 
 
 def by_name(sinks: Sequence[AnySink]) -> dict[str, AnySink]:

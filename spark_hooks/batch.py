@@ -12,27 +12,19 @@ it (`sparkonce.spark_hooks.small_batches`).
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from pyspark import StorageLevel, cloudpickle
-from pyspark.errors import AnalysisException, PySparkTypeError
-from pyspark.sql.functions import col
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
 
 from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
 from sparkonce.model import attempt_of_small_batch
 from sparkonce.parallel import at_once
 from sparkonce.protocol.rewriting import Rewrite
-from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.spark_sql import quoted
-from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
@@ -42,16 +34,17 @@ from sparkonce.spark_hooks.partition_writer import (
 )
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.shaping import arrow_schema, shaped, with_hashes
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.steps import step
 from sparkonce.txn_log.record import Incarnation, Share
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 logger = logging.getLogger("sparkonce")
 
-_ROW: Final = "sparkonce_row"
 
 _ROW_NUMBER: Final = f"monotonically_increasing_id() & {(1 << 33) - 1}"
 """SQL: the number of a row in its partition, from 0."""
@@ -62,14 +55,6 @@ SHUFFLE_CHECKS: Final = (
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch",
 )
 """With both, Spark mixes no two computations of a shuffle: on since 4.2, off in 4.1, new there."""
-
-
-_KEEP_ROWS: Final = {"Project", "Window"}
-"""Nodes of Spark's plan that make one row of each."""
-
-_misnamed: dict[tuple[str, ...], dict[str, StructType]] = {}
-"""By the schemas of a batch and its lanes, and the lanes: few, and Spark's analysis takes long."""
-_MOST_REMEMBERED: Final = 64
 
 
 class SparkBatch:
@@ -105,7 +90,7 @@ class SparkBatch:
         for together in _passes(self._sinks):
             transform = together[0].transform
             df = self._df if transform is None else transform(self._df)
-            schemas |= {sink.name: _arrow_schema(_shaped(df, sink)) for sink in together}
+            schemas |= {sink.name: arrow_schema(shaped(df, sink)) for sink in together}
             with_hashes(df, together)  # what cannot be analysed, Spark says here
 
         def check(sink: AnySink, schema: pa.Schema) -> None:
@@ -192,7 +177,7 @@ class SparkBatch:
             table = rows.toArrow()
             if table.num_rows > most:
                 raise NotSmallError(f"it has more than {most} rows")
-            yield from table.cast(_arrow_schema(rows)).to_batches()
+            yield from table.cast(arrow_schema(rows)).to_batches()
 
         # As an executor gets them.
         copies = cloudpickle.loads(cloudpickle.dumps([as_sent(sink) for sink in sinks]))
@@ -293,169 +278,3 @@ def check_pickles(sink: AnySink) -> None:
             f"{sink!r} cannot be sent to the executors: {named} does not pickle ({error}). Open it "
             "in beginTransaction or on first use, and leave it out in __getstate__"
         ) from error
-
-
-def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, list[int] | None]:
-    """The rows with their hashes, and in which lane each sink's are, as `PartitionWriter` wants.
-
-    A column of structs per distinct shape; the columns themselves where all sinks share one and
-    Spark finds columns of such names again.
-    """
-    distinct = {(sink.select, sink.columns): sink for sink in sinks}
-    if len(distinct) == 1:
-        rows = _shaped(df, sinks[0])
-        if is_plain(schema := rows.schema):
-            name = free_name(schema.names)
-            if any(isinstance(field.dataType, StructType) for field in schema):
-                # `a.b` may be the column b of an alias of the user's, and no field of a.
-                rows = rows.toDF(*schema.names)
-            return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
-    rows = _in_lanes(df, list(distinct.values()))
-    if any(sink.columns for sink in distinct.values()):
-        # In a step of its own: what `select` makes by chance, such as uuid(), is made once.
-        lanes = zip(_arrow_schema(rows), distinct.values(), strict=True)
-        rows = rows.selectExpr(*(_lane(field, sink) for field, sink in lanes))
-    hashes = (
-        f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
-        for n, lane in enumerate(rows.schema)
-    )
-    shapes = list(distinct)
-    return rows.selectExpr("*", *hashes), [shapes.index((s.select, s.columns)) for s in sinks]
-
-
-def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
-    """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives them.
-
-    Raises:
-        ConfigurationError: Spark takes the expressions in a `selectExpr` of their own only.
-    """
-    lanes = [_struct(sink.select, f"lane{n}") for n, sink in enumerate(sinks)]
-    try:
-        rows = df.selectExpr(*lanes)
-    except AnalysisException as error:
-        faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
-        raise _not_in_one_pass(faulty or sinks, f"Spark says: {error}") from error
-    # The types are those of the session: its zone, its functions. `schema` would read the JSON.
-    asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *lanes)  # noqa: SLF001
-    misnamed = _misnamed.get(asked)
-    if misnamed is None:
-        alone = [df if s.select is None else df.selectExpr(*s.select) for s in sinks]
-        _check_means_the_same(df, rows, sinks, alone)
-        if len(_misnamed) >= _MOST_REMEMBERED:
-            _misnamed.clear()
-        misnamed = _misnamed[asked] = dict(_find_misnamed(rows, alone))
-    if not misnamed:
-        return rows
-    names = [f"lane{n}" for n in range(len(sinks))]
-    return rows.select(*(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names))
-
-
-def _check_means_the_same(
-    df: DataFrame, rows: DataFrame, sinks: Sequence[AnySink], alone: Sequence[DataFrame]
-) -> None:
-    """See that each `select` makes of the batch, beside the others, what it makes of it `alone`.
-
-    Raises:
-        ConfigurationError: Spark takes an alias for what has its name elsewhere, as a variable of
-            the session; or makes other rows for all sinks, where a `select` makes one row of many
-            (an aggregate), or several or none of each (a window of time).
-    """
-    makes_rows = {}
-    for sink, made in zip(sinks, alone, strict=True):
-        steps = _steps(made, df)
-        makes_rows[sink.name] = [step for step in steps if step not in _KEEP_ROWS]
-        if sink.select and _steps(df.selectExpr(_struct(sink.select, "lane")), df) != steps:
-            raise _not_in_one_pass([sink], "Spark would read an alias as something else there")
-    together = [step for step in _steps(rows, df) if step not in _KEEP_ROWS]
-    if any(steps != together for steps in makes_rows.values()):
-        faulty = [sink for sink in sinks if makes_rows[sink.name]]
-        raise _not_in_one_pass(faulty, "Spark would make its rows for the others, too")
-
-
-def _steps(rows: DataFrame, df: DataFrame) -> list[str]:
-    """What Spark does to `df` to make `rows` of it: the names of its plan's nodes, the last first.
-
-    Of an alias that another entry uses, alone, a node is made.
-    """
-    node, first = (frame._jdf.queryExecution().analyzed() for frame in (rows, df))  # noqa: SLF001
-    steps = []
-    while not node.equals(first):
-        steps.append(str(node.nodeName()))
-        node = node.children().head()
-    return steps
-
-
-def _not_in_one_pass(faulty: Sequence[AnySink], why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{' and '.join(sink.name for sink in faulty)}: select= cannot be evaluated in one pass "
-        "over the batch with the columns of all sinks: let each expression stand for itself, "
-        "without the alias of another one, explode, an aggregate or a window of time, or make the "
-        f"columns in transform=, which gets a pass of its own. {why}"
-    )
-
-
-def _find_misnamed(rows: DataFrame, alone: Sequence[DataFrame]) -> Iterator[tuple[str, StructType]]:
-    """The lanes whose names are not as meant, each with the columns that are, by position.
-
-    In a struct Spark calls CAST(id AS string) col1, and not id.
-    """
-    for field, made in zip(rows.schema, alone, strict=True):
-        if cast("StructType", field.dataType).names != made.schema.names:
-            yield field.name, made.schema
-
-
-def _struct(select: Sequence[str] | None, name: str) -> str:
-    expressions = "\n, ".join(select or ["*"])  # each may end with a comment
-    return f"struct({expressions}\n) AS {name}"
-
-
-def _is_analysable(df: DataFrame, sink: AnySink) -> bool:
-    try:
-        df.selectExpr(_struct(sink.select, "lane"))
-    except AnalysisException:
-        return False
-    return True
-
-
-def _lane(field: pa.Field[pa.StructType], sink: AnySink) -> str:
-    if sink.columns is None:
-        return field.name
-    columns = sink.columns(pa.schema(list(field.type)), field.name)
-    return f"struct({', '.join(columns)}) AS {field.name}"
-
-
-def _shaped(df: DataFrame, sink: AnySink) -> DataFrame:
-    """The columns that `write` gets."""
-    rows = df if sink.select is None else df.selectExpr(*sink.select)
-    if sink.columns is None:
-        return rows
-    columns = sink.columns(_arrow_schema(rows), _ROW)
-    return rows.selectExpr(f"struct(*) AS {_ROW}").selectExpr(*columns)
-
-
-def _arrow_schema(df: DataFrame) -> pa.Schema:
-    """The schema with which the rows reach a sink on the executors, before it is `loosened`.
-
-    Raises:
-        ConfigurationError: Spark has a type that it gives to no Python worker.
-    """
-    timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-    # Older versions of PySpark take no zone and show UTC.
-    takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
-    try:
-        schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
-    except (PySparkTypeError, ValueError) as error:
-        field = next(field for field in df.schema if not _has_arrow_type(field))
-        raise ConfigurationError(
-            f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark gives to "
-            f"no Python worker: cast it in the query or in select=, such as to string ({error})"
-        ) from error
-    return in_zone(schema, timezone)
-
-
-def _has_arrow_type(field: StructField) -> bool:
-    try:
-        to_arrow_schema(StructType([field]))
-    except (PySparkTypeError, ValueError):  # the latter is of an `array()` without a type
-        return False
-    return True

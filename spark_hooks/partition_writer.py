@@ -18,39 +18,29 @@ import contextlib
 import gc
 import json
 import logging
-import operator
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import dataclass
-from functools import reduce
-from queue import Empty, SimpleQueue
-from threading import Semaphore
-from typing import Any, NamedTuple, Self, cast
+from typing import Self, cast
 
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
 from sparkonce import __version__
-from sparkonce.errors import ConfigurationError, PrepareRejectedError, SparkOnceError
+from sparkonce.errors import ConfigurationError
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import plain
 from sparkonce.sinks.base import AnySink
-from sparkonce.sinks.committables import check_committable
 from sparkonce.spark_hooks.fingerprint import fingerprint
-from sparkonce.steps import step
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
+from sparkonce.spark_hooks.lanes import Branch, Lane, Rows
+from sparkonce.txn_log.record import Incarnation, Part, Share
 
 logger = logging.getLogger("sparkonce")
 
-_BATCHES_WAITING = 1
-"""Record batches that a sink may have before it while it writes another one."""
-
-IDLE_S = 1.0
-"""How long a sink waits for rows until it is told so."""
 
 SUMMARY_SCHEMA = StructType([StructField("summary", StringType())])
 """Of the rows that a `PartitionWriter` returns. Spark would parse a string anew for each batch."""
@@ -198,13 +188,13 @@ class PartitionWriter:
             return PartitionSummary(partition, {}, ())
         failures: list[BaseException] = []
         widths = [0.0]
-        lanes: list[_Lane] = []
+        lanes: list[Lane] = []
         with ThreadPoolExecutor(len(sinks), thread_name_prefix="sparkonce") as pool:
 
             def open_lanes() -> None:
                 for sink in sinks:
-                    branch = _Branch(sink, self._branch_id(sink, attempt), partition)
-                    lanes.append(_Lane(pool, branch, failures))
+                    branch = Branch(sink, self._branch_id(sink, attempt), partition)
+                    lanes.append(Lane(pool, branch, failures))
 
             self._feed(_measured(plain(batches), widths), lanes, open_lanes, failures)
             wait(lane.done for lane in lanes)
@@ -225,7 +215,7 @@ class PartitionWriter:
     def _feed(
         self,
         batches: Iterator[pa.RecordBatch],
-        lanes: Sequence[_Lane],
+        lanes: Sequence[Lane],
         open_lanes: Callable[[], None],
         failures: list[BaseException],
     ) -> None:
@@ -248,15 +238,15 @@ class PartitionWriter:
         for lane in lanes:
             lane.end()
 
-    def _split(self, batch: pa.RecordBatch) -> dict[str, _Rows]:
+    def _split(self, batch: pa.RecordBatch) -> dict[str, Rows]:
         """Each sink's rows, by its name."""
         if self._lanes is None:
             rows = batch.remove_column(batch.num_columns - 1)
-            shared = _Rows(rows, fingerprint(batch.column(batch.num_columns - 1)))
+            shared = Rows(rows, fingerprint(batch.column(batch.num_columns - 1)))
             return {sink.name: shared for sink in self._sinks}
         middle = batch.num_columns // 2
         lanes = [
-            _Rows(
+            Rows(
                 pa.RecordBatch.from_struct_array(cast("pa.StructArray", rows)), fingerprint(hashes)
             )
             for rows, hashes in zip(batch.columns[:middle], batch.columns[middle:], strict=True)
@@ -282,137 +272,6 @@ def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterato
     for batch in batches:
         widths.append(batch.nbytes / max(batch.num_rows, 1))
         yield batch
-
-
-class _Rows(NamedTuple):
-    """A record batch for one sink, and what is in it."""
-
-    batch: pa.RecordBatch
-    content: Fingerprint
-
-
-class _Branch:
-    """One sink's verbs in this task, in order, with errors that name the branch."""
-
-    def __init__(self, sink: AnySink, branch_id: BranchId, partition: int) -> None:
-        self._partition = partition
-        self.sink = sink
-        self.branch_id = branch_id
-        self.committable: Committable | None = None
-        self._handle: Any = None
-        self._open = False
-        self._bytes = 0
-        self._contents: list[Fingerprint] = []
-
-    def begin(self) -> None:
-        with self.step("open"):
-            self._handle = self._named(lambda: self.sink.beginTransaction(self.branch_id))
-            self._open = True
-
-    def write(self, rows: _Rows) -> None:
-        with self.step("write"):
-            self._named(lambda: self.sink.write(self._handle, rows.batch))
-            self._bytes += rows.batch.nbytes
-            self._contents.append(rows.content)
-
-    def idle(self) -> None:
-        with self.step("idle"):
-            self._named(lambda: self.sink.idle(self._handle))
-
-    def end(self) -> None:
-        """Prepare what was written, or give up where no row has come."""
-        if not self._contents:
-            self.give_up()
-            return
-        with self.step("prepare"):
-            prepared = self._named(lambda: self.sink.preCommit(self._handle))
-            self._open = False
-            self.committable = check_committable(self.sink, prepared, self.branch_id)
-
-    def part(self) -> Part:
-        content = reduce(operator.add, self._contents)
-        return Part(self._partition, self.branch_id.name, self._bytes, content)
-
-    def give_up(self) -> None:
-        try:
-            with self.step("discard"):
-                if self._open:
-                    self.sink.discard(self._handle)
-                if self.committable is not None:
-                    self.sink.abort(self.committable)
-        except Exception:
-            logger.warning("%s is left to the driver's sweep", self.branch_id, exc_info=True)
-
-    def step(self, name: str) -> step:
-        """A step of this branch."""
-        batch, sink = self.branch_id.batch_id, self.sink
-        return step(name, batch=batch, sink=sink, of=self.branch_id, partition=self._partition)
-
-    def _named(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except SparkOnceError:
-            raise
-        except Exception as error:
-            raise PrepareRejectedError(
-                f"{self.sink!r} failed with {type(error).__name__}: {error}", self.branch_id
-            ) from error
-
-
-class _Lane:
-    """Takes one branch through its verbs in a thread of its own.
-
-    Args:
-        pool: gives the thread.
-        branch: to be begun, written and prepared.
-        failures: of all lanes of the task and of its rows; the first one is the task's. What is
-            not prepared when there is one stays so.
-    """
-
-    def __init__(
-        self,
-        pool: ThreadPoolExecutor,
-        branch: _Branch,
-        failures: list[BaseException],
-    ) -> None:
-        self.branch = branch
-        self._failures = failures
-        self._rows: SimpleQueue[_Rows | None] = SimpleQueue()
-        self._room = Semaphore(1 + _BATCHES_WAITING)
-        self.done = pool.submit(self._run)
-
-    def put(self, rows: _Rows) -> None:
-        """Hand rows over; wait while there is no room."""
-        self._room.acquire()
-        self._rows.put(rows)
-
-    def end(self) -> None:
-        """No rows come any more: prepare, unless something has failed."""
-        self._rows.put(None)
-
-    def _run(self) -> None:
-        try:
-            if self._failures:
-                return  # another lane's thread has taken it: there was none for it
-            self.branch.begin()
-            while (rows := self._next()) is not None and not self._failures:
-                self.branch.write(rows)
-                self._room.release()
-            if not self._failures:
-                self.branch.end()
-        except BaseException as error:  # noqa: BLE001 - the task raises it
-            self._failures.append(error)
-        finally:
-            self._room.release()  # nobody waits for a lane that has ended
-
-    def _next(self) -> _Rows | None:
-        while True:
-            try:
-                return self._rows.get(timeout=IDLE_S)
-            except Empty:
-                if self._failures:
-                    return None  # its thread's start was interrupted, so nobody ends it
-                self.branch.idle()
 
 
 _spared = False

@@ -737,7 +737,7 @@ def test_only_the_batch_that_was_named_is_abandoned(
         gone_on.append(replace(record, id=replace(record.id, batch_id=2), offsets=("2",)))
         log.prepare(gone_on[0])
 
-    monkeypatch.setattr("sparkonce.cli.acting._may_fence", go_on)
+    monkeypatch.setattr("sparkonce.cli.acting.may_fence", go_on)
     assert run(["recover", "jobs:make", "--abandon", "1"]) == ERROR
     assert "has gone on while you were asked" in capsys.readouterr().err
     assert [r.id.batch_id for r in log.unfinished("orders")] == [gone_on[0].id.batch_id]

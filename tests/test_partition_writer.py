@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from sparkonce.errors import ConfigurationError, PrepareRejectedError
 from sparkonce.model import Owner
 from sparkonce.protocol.rewriting import Rewrite
-from sparkonce.spark_hooks import partition_writer
+from sparkonce.spark_hooks import lanes, partition_writer
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter
 from sparkonce.txn_log.record import Incarnation
 from tests.world import Handle, MemorySink, Process, Store, hashed
@@ -150,7 +150,7 @@ def test_interrupt_while_a_thread_starts(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", start_and_be_interrupted)
-    monkeypatch.setattr(partition_writer, "IDLE_S", 0.01)
+    monkeypatch.setattr(lanes, "IDLE_S", 0.01)
     assert isinstance(failure(sinks), KeyboardInterrupt)
     for thread in threads:
         thread.join(20)
@@ -210,7 +210,7 @@ def test_sink_is_told_while_no_rows_come(
         assert all(event.wait(5) for event in told.values())
         yield from batches(3)
 
-    monkeypatch.setattr(partition_writer, "IDLE_S", 0.01)
+    monkeypatch.setattr(lanes, "IDLE_S", 0.01)
     patient = [Patient(sink.store, sink.process, sink.name) for sink in sinks]
     PartitionWriter(patient, INCARNATION, 7).write(rows(), 5, 11)
     assert [len(sink.store.prepared) for sink in patient] == [1, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 import sqlite3
 import time
@@ -1102,12 +1103,12 @@ def test_branches_that_expire_first_are_committed_first(
         put_sink(world, driver, Noting(store, process, name))
     together = Patience.together
 
-    def noting(self: Patience, action: Any, items: Any) -> None:
+    def noting(action: Any, items: Any) -> None:
         work = list(items)
         order.extend(c.branch_id.sink for group in work if isinstance(group, list) for c in group)
-        together(self, action, work)
+        together(action, work)
 
-    monkeypatch.setattr(Patience, "together", noting)
+    monkeypatch.setattr(Patience, "together", staticmethod(noting))
     driver.deliver(world.batch(process))
     assert order == ["right", "right", "left", "left"]
 
@@ -1359,3 +1360,25 @@ def test_each_sink_that_cannot_be_swept_is_told(
     for name in ("left", "right"):
         told = f"pipeline 'orders', <MemorySink '{name}' -> memory>: .*no route to {name}"
         assert any(re.match(told, line) for line in caplog.messages)
+
+
+def test_few_frames_lie_between_the_page_and_a_sinks_commit(world: World) -> None:
+    """At most eight of ours, so that a traceback of a commit can be read."""
+    stacks: list[list[str]] = []
+
+    class Looking(MemorySink):
+        def commit(self, committable: Committable) -> None:
+            files = [frame.filename for frame in inspect.stack()[1:]]
+            page = next((n for n, f in enumerate(files) if f.endswith("/transaction.py")), None)
+            if page is not None:  # else in a thread of a pool
+                stacks.append([f for f in files[:page] if "/sparkonce/" in f])
+            super().commit(committable)
+
+    world.stores.pop("right")
+    driver = world.driver(process := Process())
+    put_sink(world, driver, Looking(world.stores["left"], process, "left"))
+    world.spark.batches = [[[1]]]
+    driver.deliver(world.batch(process))
+    (between,) = stacks
+    assert len(between) <= 8, between
+    assert any(frame.endswith("committing.py") for frame in between)

@@ -43,7 +43,7 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import PostgresSink, verbs
 from sparkonce.sinks.postgres.merging import preparing
 from sparkonce.sinks.postgres.server.outcome import leave_prepared
-from sparkonce.spark_hooks.batch import with_hashes
+from sparkonce.spark_hooks.shaping import with_hashes
 from sparkonce.testing.services import start_services
 
 if TYPE_CHECKING:

@@ -86,43 +86,36 @@ class PostgresSink(
     prepared transactions, it stays open; if it is lost, the sink merges again from staging.
 
     With load="direct" each task loads its rows into the target itself and leaves a prepared
-    transaction: rows are written once, and become visible task by task.
-
-    If the sink is the pipeline's only one and the transaction log is in the same database, one
-    transaction commits the merge and the log's record. See `docs/postgres.md` for all of it.
+    transaction: rows become visible task by task. If the sink is the pipeline's only one and the
+    log is in the same database, one transaction commits both. `docs/postgres.md` has all of it.
 
     Args:
-        conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. It reaches the executors,
-            and no message.
+        conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. No message shows it.
         table: the target, written as in SQL: ``orders``, ``shop.orders``, ``"Mixed Case"``. The
             batch's columns go by their exact names; other columns get their defaults.
         key: one column, or a list of columns, that identify a row. A unique index must cover
             exactly these columns. As always in SQL, keys with a NULL equal no other key. Without
             `order_by` a key may come once in a batch.
         write: ``"append"``; ``"ignore"``: rows whose key is in the table are skipped;
-            ``"upsert"``: they update its row; ``"merge"``: they update or delete its row. Default:
-            what `key` and `delete` ask for.
+            ``"upsert"``: they update it; ``"merge"``: they update or delete it. Default: as `key`
+            and `delete` ask for.
         update: columns that an update sets; default: all columns of the batch but the key.
-        order_by: of several rows with one key in a batch only the row with the greatest value
-            counts. NULL is the least value; a tie for the greatest is refused.
+        order_by: of the rows with one key only that with the greatest value counts, NULL the
+            least; a tie is refused.
         delete: a boolean column, or a condition in Postgres' SQL over the batch's columns, such as
             ``"op = 'D'"``; a row for which it is true deletes the table's row of its key. Columns
             that only `delete` or `order_by` uses need not be in the table.
-        create: ``"if_missing"`` creates the table with types that follow from the batch's, and
-            `key` as its primary key, and logs the statement. Default: a missing table is refused.
-        dead_letter: a table, by default in the target's schema, for rows that violate a constraint
-            of the target; the other rows are committed. It is created if it is missing. Default:
-            such a row aborts the batch in every sink.
+        create: ``"if_missing"`` creates the table, with types that follow from the batch's and
+            `key` as its primary key. Default: a missing table is refused.
+        dead_letter: a table, created if it is missing, for rows that violate a constraint of the
+            target; the others are committed. Default: such a row aborts the batch everywhere.
         name: see `TwoPhaseCommitSink`, also for `select` and `transform`.
         load: "staged" or "direct".
         writers: see `TwoPhaseCommitSink`. With load="direct" and a `key`, any number: rows are
-            dealt by their keys to this number of tasks, 4 by default. A replay must repeat it:
-            change it only while no batch is unfinished.
+            dealt by their keys to so many tasks, 4 by default. A replay must repeat it: change it
+            only while no batch is unfinished.
         lock_timeout_s: how long a statement waits for a lock.
         statement_timeout_s: how long the merge of a batch may take.
-
-    Raises:
-        ConfigurationError: a setting cannot work.
     """
 
     kind: ClassVar[str] = "postgres"

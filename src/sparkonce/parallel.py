@@ -30,7 +30,7 @@ def at_once(
     """
     work = list(items)
     if len(work) <= 1:
-        return [action(item) for item in work]
+        return [action(work[0])] if work else []
     interrupts: list[BaseException] = []
     with ThreadPoolExecutor(min(most, len(work))) as pool:
         futures = [_submitted(pool, action, item) for item in work]

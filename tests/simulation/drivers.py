@@ -7,7 +7,8 @@ run of the query in it, with an incarnation of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 
 from greenlet import greenlet
@@ -60,23 +61,36 @@ class SimPatience(Patience):
         if errors:
             raise errors[min(errors)]
 
-    def until_known(
-        self,
-        action: Callable[[], ResultT],
-        what: object,
-        *unsure: type[SparkOnceError],
-        deadline: float | None = None,
-    ) -> ResultT:
+    def attempts(
+        self, what: object, *unsure: type[SparkOnceError], deadline: float | None = None
+    ) -> Iterator[AbstractContextManager[object]]:
         """Between the tries of a commit much can happen."""
         del what, deadline
-        again = unsure or (LogUnavailableError, DecisionUnknownError)
-        for _ in range(_TRIES - 1):
-            try:
-                return action()
-            except again:
-                if unsure:
-                    self._world.call("commit.waits", lambda: None)
-        return action()
+        for number in range(_TRIES):
+            attempt = Try(
+                unsure or (LogUnavailableError, DecisionUnknownError), is_last=number + 1 == _TRIES
+            )
+            yield attempt
+            if attempt.is_done:
+                return
+            if unsure:
+                self._world.call("commit.waits", lambda: None)
+
+
+class Try:
+    """One block of `SimPatience.attempts`: it ends quietly where another one follows."""
+
+    def __init__(self, again: tuple[type[SparkOnceError], ...], *, is_last: bool) -> None:
+        self.is_done = False
+        self._again = again
+        self._is_last = is_last
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.is_done = error is None
+        return isinstance(error, self._again) and not self._is_last
 
 
 class Process:

@@ -248,8 +248,8 @@ _COMMIT: Final = (
         "unknown taken for lost",
         "I3",
         COMMITTING,
-        "        left[:] = [c for c, error in outcomes if",
-        "        outcomes = [(c, PreparedBranchLostError(str(error)) if isinstance(error, CommitUnresolvedError) else error) for c, error in outcomes]\n        left[:] = [c for c, error in outcomes if",
+        "                left = [c for c, error in outcomes if",
+        "                outcomes = [(c, PreparedBranchLostError(str(error)) if isinstance(error, CommitUnresolvedError) else error) for c, error in outcomes]\n                left = [c for c, error in outcomes if",
     ),
     _simulated(
         "loss passed over",
@@ -502,7 +502,7 @@ _SETTLEMENT: Final = (
     Mutant(
         "commit repeated without a look at the log",
         "I6",
-        (Edit(COMMITTING, "        if unknown is not None:\n", "        if False:\n"),),
+        (Edit(COMMITTING, "        if self._unknown is not None:\n", "        if False:\n"),),
         (
             "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
             "tests/test_protocol.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",

@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 import click
 
-from sparkonce.cli.acting import orphans, recover, settle
+from sparkonce.cli.acting import orphans, recover
 from sparkonce.cli.doctor import doctor
 from sparkonce.cli.looking import log, status
+from sparkonce.cli.settling import settle
 from sparkonce.errors import SparkOnceError
 
 ERROR = 1
