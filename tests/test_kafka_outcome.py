@@ -20,14 +20,13 @@ from sparkonce.errors import (
 )
 from sparkonce.finding import Level
 from sparkonce.model import BranchId, Committable, Owner
-from sparkonce.protocol.rulings import End, end_ruled
+from sparkonce.protocol.rulings import End, end_for_rewrite, end_ruled
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.diagnosis import diagnose
 from sparkonce.sinks.kafka.finishing.cluster import TopicInfo
 from sparkonce.sinks.kafka.finishing.outcome import Outcome
 from sparkonce.sinks.kafka.finishing.transactions import TransactionState
-from sparkonce.spark_hooks import coordinator
 
 BRANCH = BranchId(Owner("0" * 16, "1-2"), 7, 3, "kafka", 0, 42)
 OURS = (7, str(BRANCH))
@@ -896,7 +895,7 @@ def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
     """What `settle --as redo` makes of the branch: lost means that it is rewritten."""
     sink, branch = sink_of(finisher), committable(age_s)
     (first,) = sink.commit_many([branch])
-    return coordinator.end_for_rewrite(sink, branch, first)
+    return end_for_rewrite(sink, branch, first)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sparkonce.spark_hooks.recovery import claim_again
 
 from sparkonce.errors import (
     ConfigurationError,
@@ -18,6 +17,7 @@ from sparkonce.errors import (
     LogCorruptError,
     LogUnavailableError,
 )
+from sparkonce.protocol.operating import claim_again
 from sparkonce.testing.log_cases import OTHER_QUERY, QUERY, claim, deliver, record
 from sparkonce.txn_log import TransactionLog, copy, moving, open_log
 from sparkonce.txn_log.base import Store

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.protocol import processes
 from sparkonce.protocol.processes import is_running, this_driver
-from sparkonce.spark_hooks import drivers
 
 TICKS = 500_000
 DRIVER = 4242
@@ -53,7 +53,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path / "proc")
-    monkeypatch.setattr(drivers, "_PROC", machine.proc)
+    monkeypatch.setattr(processes, "_PROC", machine.proc)
     monkeypatch.setattr(os, "kill", machine.kill)
     return machine
 
