@@ -368,12 +368,18 @@ def test_query_without_a_log_of_its_own(
 
 
 def test_checkpoint_that_is_deleted_under_a_living_object(query: Query) -> None:
-    """The next start makes a new log in it, which another process finds again."""
+    """The next start is another query's, so it takes an object of its own, which makes a new log.
+
+    Another process finds that log again.
+    """
     query.add("a")
     pipeline = query.pipeline()
     query.run(pipeline)
     before = pipeline.log.log_id
     shutil.rmtree(query.folder / "ckpt")
+    with pytest.raises(Exception, match="make an ExactlyOnce for each query"):
+        query.run(pipeline)
+    pipeline = query.pipeline()
     query.run(pipeline)
     assert pipeline.log.log_id != before
     assert open_log(f"checkpoint:{query.folder}/ckpt").log_id == pipeline.log.log_id

@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.s3.manifests.readers import _arrow_format
+from sparkonce.sinks.s3.writing.columns import check_schema
 from sparkonce.sinks.s3.writing.formats import FileFormat, spark_read_options
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def test_spark_reads_what_was_written(
     @settings(SLOWLY, max_examples=8)
     @given(tables(name), st.sampled_from(ZONES), st.sampled_from(ZONES))
     def check(table: pa.Table, writers_zone: str, readers_zone: str) -> None:
-        wanted.check(table.schema)
+        check_schema(table.schema, wanted)
         with session_zone(spark, writers_zone):
             path = write(spark, table, wanted, tmp_path)
         with session_zone(spark, readers_zone):

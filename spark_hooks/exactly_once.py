@@ -259,17 +259,18 @@ class ExactlyOnce:
 
     def _recover_at_start(self, query: RunningQuery) -> None:
         """Recover without a batch, unless this object serves another query, or this run already."""
+        run = self._run
+        if run is not None and run.query.run == query.run and run.has_driver:
+            return  # without the lock, which its batch may hold for long
         with self._lock:
             served = self._served
             if served is not None and served.run.query_id != query.run.query_id:
                 return
-            if self._run is not None and self._run.query.run == query.run:
+            if not is_bound(query, self._settings, self._log):
                 return
-            if is_bound(query, self._settings, self._log):
-                run = self._run_of(query)
-                run.recover()
-                if run.has_driver:
-                    self._run = run
+            if self._run is None or self._run.query.run != query.run:
+                self._run = self._run_of(query)
+            self._run.recover()
 
     @property
     def _served(self) -> RunningQuery | None:
@@ -284,5 +285,5 @@ class ExactlyOnce:
             run.settle_last(patience_s)
 
     def _settle_at_exit(self) -> None:
-        if self._run is not None and self._run.failure is None:  # a failure was logged already
+        if self._run is None or self._run.failure is None:  # a failure was logged already
             settle_at_exit(self.name, self._lock, self._settle_last)

@@ -142,18 +142,22 @@ class Run:
 
         Nothing is done in a run that another object serves, or that was followed by another run.
         """
-        if self._driver is None and not self._had_token and not self.query.is_followed:
-            committed, log = self.query.committed(), self.pipeline.log
-            if self.query.is_active:
-                self._driver = self._start(committed + 1, has_batch=False)
-            elif log.unfinished(self.pipeline.name) or not self._is_taken():
-                # Spark has written its last commit, so another object's batch is not abandoned.
-                self._driver = self._start(committed + 1)
+        if self._driver is not None or self.query.is_followed:
+            return
+        # Asked before the rest: after a run's end Spark has written its last commit.
+        is_active = self.query.is_active
+        if self._is_taken():
+            unfinished = self.pipeline.log.unfinished(self.pipeline.name)
+            if is_active or not unfinished:  # an active one's batch would be abandoned
+                return
+        self._driver = self._start(self.query.committed() + 1, has_batch=not is_active)
 
     def _is_taken(self) -> bool:
-        """Whether this run of the query has a token already, by whichever object."""
+        """Whether another object has taken a token in this run of the query."""
         head = self.pipeline.log.head(self.pipeline.name)
-        return head is not None and head.run_id == self.query.run.run_id
+        if head is None or head.run_id != self.query.run.run_id:
+            return False
+        return self._user is None or head.token != self._user[1]
 
     def _start(self, batch_id: int, *, has_batch: bool = True) -> Driver:
         """Take a token and recover; it fences the driver before."""
@@ -239,7 +243,9 @@ class Run:
         try:
             while_active(self.query, settle, f"commit batch {batch_id} of pipeline {name!r}")
         except FencedError as error:
-            logger.info("pipeline %r: another driver settles batch %d: %s", name, batch_id, error)
+            logger.warning(
+                "pipeline %r: another driver settles batch %d: %s", name, batch_id, error
+            )
         except Exception:
             # Kept in self.failure: the next batch, awaitTermination or close raises it.
             logger.exception("pipeline %r: the last batch is not committed", name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sparkonce.errors import FencedError
+from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.spark_hooks.lifecycle import StartListener
 from sparkonce.spark_hooks.run import while_active
 from sparkonce.spark_hooks.running_query import RunningQuery
@@ -112,9 +112,10 @@ def is_bound(query: RunningQuery, settings: Settings, log: TransactionLog | None
     bound = query.binding()
     if bound is None or bound.pipeline != settings.name:
         return False
+    if settings.is_log_in_checkpoint:
+        try:
+            log = query.open_log(create=False)
+        except ConfigurationError:
+            return False  # the checkpoint has none: it is of a pipeline with its log elsewhere
     # The second id is that from before a move.
-    return (
-        settings.is_log_in_checkpoint
-        or log is None
-        or bound.log_id in {log.log_id, log.id_of(settings.name)}
-    )
+    return log is not None and bound.log_id in {log.log_id, log.id_of(settings.name)}

@@ -403,6 +403,15 @@ def test_driver_that_slept_before_its_first_token_fences_nobody(seen: str) -> No
         admit(claim(3, run_id="new", seen_run=seen), known(2), now=5.0)
 
 
+def test_start_without_a_batch_fences_no_other_object_of_its_run() -> None:
+    """The other object serves the run: its batch would be abandoned while Spark commits it."""
+    asks = claim(3, run_id="run", seen_run="older", has_batch=False)
+    with pytest.raises(FencedError, match="there is nothing to do"):
+        admit(asks, known(2), now=5.0)
+    assert admit(replace(asks, goes_on=True), known(2), now=5.0).run_id == "run"
+    assert admit(replace(asks, has_batch=True), known(2), now=5.0).run_id == "run"
+
+
 @pytest.mark.parametrize("head", [None, HEAD, replace(HEAD, run_id="new")])
 def test_driver_that_has_seen_the_newest_run_is_admitted(head: Head | None) -> None:
     """Also where that run has taken one token more, or its own token was taken and not told."""

@@ -36,11 +36,11 @@ def of_kafka(found: Committable) -> dict[str, Any]:
 
 
 def of_merge(found: Committable) -> dict[str, Any]:
-    return Merge.read(found).to_payload()
+    return dict(Merge.read(found).committable(found.branch_id).payload)
 
 
 def of_prepared(found: Committable) -> dict[str, Any]:
-    return Prepared.read(found).to_payload()
+    return dict(Prepared.read(found).committable(found.branch_id).payload)
 
 
 def of_s3(found: Committable) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def _check_is_newest(claim: Claim, head: Head | None) -> None:
     # Its own run: the answer to an earlier try was lost.
     if head.run_id not in {claim.seen_run, claim.run_id}:
         raise refusals.late(claim, head)
-    if head.run_id == claim.run_id and not claim.has_batch:
+    if head.run_id == claim.run_id and not (claim.has_batch or claim.goes_on):
         raise refusals.not_needed(claim, head)
 
 

@@ -447,6 +447,16 @@ _GUARD_AND_SINKS: Final = (
         ("tests/test_identity.py::test_driver_that_slept_before_its_first_token_fences_nobody",),
     ),
     _tested(
+        "start without a batch fences the object that serves its run",
+        "I5",
+        Edit(
+            IDENTITY,
+            "    if head.run_id == claim.run_id and not (claim.has_batch or claim.goes_on):\n",
+            "    if False:\n",
+        ),
+        "tests/test_identity.py::test_start_without_a_batch_fences_no_other_object_of_its_run",
+    ),
+    _tested(
         "copy of a checkpoint with its log taken for the checkpoint",
         "I1",
         Edit(IDENTITY, "    if place is None or head is None or not", "    if True or not"),
