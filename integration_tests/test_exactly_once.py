@@ -576,7 +576,7 @@ def test_removed_sink_gets_what_was_decided_for_it_and_no_more(
     assert job.visible(old) == Counter([1, 2])
     job.add(*ids(4))
     job.run(job.pipeline())
-    gone = f"the sink 'old' of folder {old} is not among the pipeline's sinks any more"
+    gone = f"the sink 'old' of folder {old} is no longer among the pipeline's sinks"
     assert gone in caplog.text
     assert "has folder" not in caplog.text
     job.add(*ids(5))
@@ -743,7 +743,7 @@ def test_sink_of_two_pipelines_at_a_time_is_refused(job: Job, tmp_path: Path) ->
             told.append(str(error))
 
     job.run(deliver)  # type: ignore[arg-type]
-    assert "is in use by the pipeline 'orders'" in told[0]
+    assert "is in use by the query" in told[0]
     assert job.visible() == Counter([1])
     other_job.run(other)
     assert job.visible() == Counter([1, 2])

@@ -144,7 +144,7 @@ def find(batch: Batch, lease: Lease) -> TransactionRecord | None:
 
     Raises:
         ConfigurationError: the batch had other source offsets.
-        FencedError: another driver has prepared it since this one began.
+        FencedError: another driver has written it since this one began.
     """
     transaction_id = lease.transaction_id(batch.batch_id)
     with step("look", batch=batch.batch_id, pipeline=lease.name) as looking:
@@ -155,12 +155,11 @@ def find(batch: Batch, lease: Lease) -> TransactionRecord | None:
     if record.state is State.PREPARED and record.token < lease.token:
         record = decide_or_abandon(record, lease)  # Spark had not begun it at the start
         sweep(lease)
-    if record.state is State.PREPARED:
-        # Nothing older is undecided any more: another driver prepared it, and settles it.
+    if record.state is State.PREPARED or record.token > lease.token:
+        # Nothing older is undecided any more: another driver has prepared it since.
         raise FencedError(
-            f"{record.id} was prepared by another driver (token {record.token}) after "
-            f"this one (token {lease.token}) had begun; let that one run, or "
-            "stop it and start again"
+            f"{record.id} is {record.state} by another driver (token {record.token}) since this "
+            f"one (token {lease.token}) began: let that one run, or stop it and start again"
         )
     return None if record.state is State.ABANDONED else record
 

@@ -112,7 +112,7 @@ class ExactlyOnce:
         self._log = None if self._settings.is_log_in_checkpoint else open_log(log)
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._starts = Starts(self._settings, self._log, self._recover_at_start)
+        self._starts = Starts(self._settings, self._log, self._may_serve, self._recover_at_start)
         if commit == "after_checkpoint":
             call_at_exit(self._settle_at_exit)
 
@@ -245,7 +245,7 @@ class ExactlyOnce:
             ProtocolError: it is another query.
         """
         served = self._served
-        if served is not None and served.run.query_id != query.run.query_id:
+        if served is not None and not self._may_serve(query):
             raise ProtocolError(
                 f"this ExactlyOnce {self.name!r} serves the query {served.run.query_id} with the "
                 f"checkpoint {served.checkpoint}, and was called by the query "
@@ -263,14 +263,17 @@ class ExactlyOnce:
         if run is not None and run.query.run == query.run and run.has_driver:
             return  # without the lock, which its batch may hold for long
         with self._lock:
-            served = self._served
-            if served is not None and served.run.query_id != query.run.query_id:
+            if query.is_followed or not self._may_serve(query):
                 return
             if not is_bound(query, self._settings, self._log):
                 return
             if self._run is None or self._run.query.run != query.run:
                 self._run = self._run_of(query)
             self._run.recover()
+
+    def _may_serve(self, query: RunningQuery) -> bool:
+        """Whether no other query has called this object."""
+        return self._served is None or self._served.run.query_id == query.run.query_id
 
     @property
     def _served(self) -> RunningQuery | None:

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark import SparkContext
@@ -29,7 +29,10 @@ _EXIT_WAIT_S = 10.0
 
 
 class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
-    """Calls actions, bound methods, with each query that starts, each in a thread of its own.
+    """Calls actions, bound methods, with each query that starts, in a thread of its own.
+
+    The newest one comes first, and the first that says that the start is its pipeline's is the
+    last: a notebook has older objects of the same pipeline.
 
     One for each session: Spark asks all of them, and waits. The methods' objects are held weakly: a
     pipeline that nobody uses any more is not kept.
@@ -37,10 +40,10 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
-        self._actions: list[weakref.WeakMethod[Callable[[RunningQuery], None]]] = []
+        self._actions: list[weakref.WeakMethod[Callable[[RunningQuery], bool]]] = []
 
     @classmethod
-    def add(cls, action: Callable[[RunningQuery], None]) -> Self | None:
+    def add(cls, action: Callable[[RunningQuery], bool]) -> Self | None:
         """Listen to the session of this process; None when there is no classic one yet."""
         session = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
         if session is None or not hasattr(session, "_jsparkSession"):
@@ -81,8 +84,7 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
             # `start()` waits for this call. So the query is there now, while one that finds no new
             # data ends at once; and the work is done elsewhere.
             query = RunningQuery.find(self._session, RunId(str(event.id), str(event.runId)))
-            for action in actions:
-                threading.Thread(target=action, args=(query,), daemon=True).start()
+            threading.Thread(target=_call_first, args=(actions[::-1], query), daemon=True).start()
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         pass
@@ -93,6 +95,12 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
 
 _added: list[StartListener] = []
 _adding = threading.Lock()
+
+
+def _call_first(actions: Sequence[Callable[[RunningQuery], bool]], query: RunningQuery) -> None:
+    for action in actions:
+        if action(query):
+            return
 
 
 class _StartsOnly(JStreamingQueryListener):  # type: ignore[misc] # PySpark is not followed

@@ -132,6 +132,8 @@ class Run:
             self._driver.deliver(batch)
         except BaseException as error:
             self._let_go(error)
+            if isinstance(error, FencedError) and self._is_taken():
+                raise _called_twice(self._settings, batch_id) from error
             raise
         self._delivered = batch_id
         if self.pending is not None:

@@ -26,6 +26,7 @@ class Starts:
     Args:
         settings: of the pipeline.
         log: the pipeline's log; None where it is in the checkpoint.
+        may_serve: whether the pipeline serves no other query.
         recover: recovers a start, unless somebody has.
     """
 
@@ -33,10 +34,12 @@ class Starts:
         self,
         settings: Settings,
         log: TransactionLog | None,
+        may_serve: Callable[[RunningQuery], bool],
         recover: Callable[[RunningQuery], None],
     ) -> None:
         self._settings = settings
         self._log = log
+        self._may_serve = may_serve
         self._recover = recover
         self.listener: StartListener | None = None
         self._listen()
@@ -57,11 +60,18 @@ class Starts:
             "in another SparkSession than its query" if was_heard else "before the SparkSession",
         )
 
-    def on_start(self, query: RunningQuery) -> None:
-        """Recover the start while the query runs, if the first batch may be too late for that."""
+    def on_start(self, query: RunningQuery) -> bool:
+        """Recover the start while the query runs, if the first batch may be too late for that.
+
+        Returns:
+            Whether it is this pipeline's.
+        """
+        is_mine = True
 
         def recover() -> None:
-            if is_bound(query, self._settings, self._log) and self._has_to_hear(query):
+            nonlocal is_mine
+            is_mine = is_bound(query, self._settings, self._log) and self._may_serve(query)
+            if is_mine and self._has_to_hear(query):
                 self._recover(query)
 
         name = self._settings.name
@@ -77,6 +87,7 @@ class Starts:
                 query.run.query_id,
                 exc_info=True,
             )
+        return is_mine
 
     def _listen(self) -> bool:
         """Listen to the session's starts; returns whether that was so already."""

@@ -217,7 +217,7 @@ _RECOVERY: Final = (
         "I5",
         Edit(
             PAGE,
-            "    if record.state is State.PREPARED:\n        # Nothing",
+            "    if record.state is State.PREPARED or record.token > lease.token:\n        # Nothing",
             "    if False:\n        # Nothing",
         ),
         "tests/test_protocol.py"
