@@ -112,6 +112,7 @@ class ExactlyOnce:
         self._log = None if self._settings.is_log_in_checkpoint else open_log(log)
         self._lock = threading.RLock()
         self._run: Run | None = None
+        self._served: RunningQuery | None = None  # the query whose batches this object gets
         self._starts = Starts(self._settings, self._log, self._may_serve, self._recover_at_start)
         if commit == "after_checkpoint":
             call_at_exit(self._settle_at_exit)
@@ -131,6 +132,7 @@ class ExactlyOnce:
             if run is None or not run.query.is_calling(batch_df):
                 run = self._run = self._run_of(RunningQuery.calling(batch_df))
                 self._starts.warn_if_unheard(run.query)
+            self._served = run.query
             run.deliver(batch_df, batch_id)
 
     @property
@@ -274,11 +276,6 @@ class ExactlyOnce:
     def _may_serve(self, query: RunningQuery) -> bool:
         """Whether no other query has called this object."""
         return self._served is None or self._served.run.query_id == query.run.query_id
-
-    @property
-    def _served(self) -> RunningQuery | None:
-        """The query that has called this object; None before its first batch."""
-        return self._run.query if self._run is not None and self._run.was_called else None
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -90,7 +90,6 @@ class Run:
         self._had_token = False
         self._user: User | None = None
         self._seen_run: str | None = None
-        self.was_called = False
         self._delivered = -1
         self._is_validated = False
         self._small = SmallBatches(settings.driver_rows)
@@ -110,7 +109,6 @@ class Run:
 
     def deliver(self, batch_df: DataFrame, batch_id: int) -> None:
         """Deliver one batch; see `sparkonce.ExactlyOnce.__call__`."""
-        self.was_called = True
         self._check_first_call(batch_id)
         if self.failure is not None:
             raise self.failure

@@ -79,7 +79,9 @@ class Starts:
             while_active(query, recover, f"recover the start of pipeline {name!r}")
         except FencedError as error:
             logger.warning("pipeline %r: its start was not recovered here: %s", name, error)
-        except Exception:
+        except Exception as error:
+            # Where a setting does not fit, the start may be that of an older object of the name.
+            is_mine = is_mine and not isinstance(error, ConfigurationError)
             # The first batch, or awaitTermination, tries again and raises.
             logger.warning(
                 "pipeline %r: the start of its query %s was not recovered yet",
