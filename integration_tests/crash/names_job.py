@@ -39,12 +39,18 @@ def prepare(sink: Any, columns: list[str]) -> list[Any]:
         handle = sink.beginTransaction(branch(sink.name, attempt))
         sink.write(handle, rows)
         committables.append(sink.preCommit(handle))
-    vote = getattr(sink, "vote", None) or sink.prepareBatch
+    vote = next(
+        (getattr(sink, name) for name in ("vote", "prepareBatch") if hasattr(sink, name)),
+        lambda _branch_id, prepared: prepared,  # a sink that does not vote
+    )
     voted = vote(branch(sink.name, DRIVER_ATTEMPT), committables)
     return [committable.to_json() for committable in voted]
 
 
 def main(step: str, config: list[dict[str, Any]], path: Path) -> None:
+    for sink in config:
+        if "connection" in sink["settings"]:
+            sink["settings"]["connection"] = sinks.S3Connection(**sink["settings"]["connection"])
     made = {
         sink["settings"]["name"]: getattr(sinks, sink["kind"])(*sink["target"], **sink["settings"])
         for sink in config
