@@ -24,11 +24,12 @@ from pyspark.sql import Observation
 from pyspark.sql.functions import count, lit
 
 from sparkonce import ExactlyOnce, failpoints
-from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
+from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SinkUnavailableError
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.sinks import FileSink
+from sparkonce.spark_hooks import run
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunId, RunningQuery
@@ -974,6 +975,45 @@ def test_pipelines_with_copies_of_one_checkpoint_that_start_together(
     for _ in range(2):
         assert "has the query id of the pipeline 'orders-us'" in refused(job, pipeline)
     assert job.visible() == Counter()
+
+
+def test_server_that_is_unreachable_while_the_start_checks_it(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage of some seconds ends no query; each try is logged, with how long it goes on."""
+    tries: list[str] = []
+
+    class Away(FileSink):
+        def validate(self, schema: pa.Schema) -> None:
+            tries.append(self.name)
+            if len(tries) < 3:
+                raise SinkUnavailableError("the database system is starting up")
+            super().validate(schema)
+
+    job.add(*ids(1))
+    job.run(job.pipeline(sinks=[Away(job.out)]))
+    assert len(tries) == 3
+    assert job.visible() == Counter([1])
+    told = [r.getMessage() for r in caplog.records if "still trying to check" in r.getMessage()]
+    assert len(told) == 2
+    assert "for at most 120 s, attempt 1: the database system is starting up" in told[0]
+
+
+def test_server_that_stays_unreachable_while_the_start_checks_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query fails with the sink's own error when the time is over; no token was taken."""
+
+    class Away(FileSink):
+        def validate(self, schema: pa.Schema) -> None:
+            raise SinkUnavailableError("no route to the host")
+
+    monkeypatch.setattr(run, "_VALIDATE_FOR_S", 0.1)
+    job.add(*ids(1))
+    pipeline = job.pipeline(sinks=[Away(job.out)])
+    with pytest.raises(StreamingQueryException, match="no route to the host"):
+        job.run(pipeline)
+    assert pipeline.log.head("orders") is None
 
 
 def test_setting_that_cannot_work_is_refused_before_data_moves(job: Job) -> None:
