@@ -152,7 +152,7 @@ class OneTask:
     def has_offsets(self, batch_id: int) -> bool:
         return batch_id <= self.batch_id
 
-    def drain(self) -> None:
+    def drain(self) -> dict[str, Fingerprint]:
         raise NotImplementedError
 
     def write(

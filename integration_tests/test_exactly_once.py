@@ -764,6 +764,28 @@ def test_fresh_checkpoint_under_an_old_name_is_refused(job: Job) -> None:
     assert job.visible() == Counter([1, 1])
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_rolled_back_checkpoint_of_a_query_that_was_changed(
+    job: Job, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """The batch is complete with the old output: the new one goes nowhere, and that is reported."""
+    job.add(*ids(1, 2))
+    sinks = [FileSink(job.out)]
+    if number == 2:
+        sinks.append(FileSink(job.sink_folder("ids"), name="ids", select=["id"]))
+    job.run(job.pipeline(sinks=sinks))
+    commits = job.folder / job.checkpoint / "commits"
+    shutil.rmtree(commits)
+    job.run(job.pipeline(sinks=sinks))
+    assert "differs" not in caplog.text
+    shutil.rmtree(commits)
+    job.run(job.pipeline(sinks=sinks), lambda df: df.selectExpr("id + 10 AS id", "at"))
+    assert job.visible() == Counter([1, 2])
+    told = [r.getMessage() for r in caplog.records if "its replay differs" in r.getMessage()]
+    assert len(told) == number
+    assert "sink 'file', the 2 rows of the replay have other values" in told[0]
+
+
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_rolled_back_checkpoint_that_met_other_files_is_refused(job: Job, batches: int) -> None:
     """A file source's offsets are counters: only the files tell that the batch is another one.

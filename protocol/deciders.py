@@ -161,7 +161,7 @@ class WithTheLog(Decider):
             try:  # completed, not only found: what is seen may not have reached the log's standbys
                 pipeline.ask_log(lambda: pipeline.log.complete(done, lease.token), looking)
             except (ProtocolError, FencedError):
-                # Should it still land, then before the next start takes its token, which sees it.
+                # If it commits after all, then before the next start gets its token: that sees it.
                 raise PrepareRejectedError(
                     f"{done.id}: its one transaction is not committed as far as the log shows; "
                     f"start the query again, which goes by the log: {error}",

@@ -3,7 +3,7 @@
     acquire ─► the log gives a fencing token ─► the driver enters Spark's checkpoint
     check   ─► the log: does a newer driver hold the pipeline?
     check_is_next ─► the checkpoint: has another driver entered it, or has Spark gone on?
-    release ─► this object may not act any more, whatever the log says
+    release ─► the driver is done; a check fails from then on, whatever the log says
 
 Two things are asked, because a token orders only the drivers that use one log. Where two drivers go
 by copies of a log (a backup that was restored while one was paused), each has tokens of its own;
@@ -143,13 +143,17 @@ class Lease:
         """
         batch_id, checkpoint = transaction_id.batch_id, self.pipeline.checkpoint
         try:
-            is_next = self.is_last() and not is_checkpointed(batch_id, checkpoint.committed())
+            is_last, committed = self.is_last(), checkpoint.committed()
         except Exception as error:
             raise PrepareRejectedError(
                 f"{transaction_id}: {checkpoint.location} cannot be read: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if not is_next:
+        if committed is None:
+            raise PrepareRejectedError(
+                f"{transaction_id}: the commit log of {checkpoint.location} cannot be read"
+            )
+        if not is_last or is_checkpointed(batch_id, committed):
             raise self.overtaken(batch_id)
 
     def is_last(self) -> bool:
@@ -176,9 +180,9 @@ class Lease:
         return False
 
     def raise_if_fenced(self, error: BaseException) -> None:
-        """Raise why a step failed if that is a newer driver, which has swept our branches.
+        """If a newer driver is the real cause of `error`, raise `FencedError` instead.
 
-        All that a sink notices then is that they are gone.
+        It swept our branches, and all that a sink notices is that they are missing.
         """
         if isinstance(error, Exception):
             with contextlib.suppress(LogUnavailableError):

@@ -16,7 +16,7 @@ from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.base import TransactionLog
-from sparkonce.txn_log.record import Incarnation, Share
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
 from sparkonce.watching import still_trying
 
 ResultT = TypeVar("ResultT")
@@ -48,8 +48,13 @@ class Batch(Protocol):
             What Spark returned, by sink name.
         """
 
-    def drain(self) -> None:
-        """Read the batch to its end without writing it, so that Spark's own state moves on."""
+    def drain(self) -> Mapping[str, Fingerprint]:
+        """Read the batch to its end without writing it, so that Spark's own state moves on.
+
+        Returns:
+            By sink name, the rows that the sink would get; only for sinks whose rows another
+            reading of the same batch does not change.
+        """
 
 
 class Checkpoint(Protocol):

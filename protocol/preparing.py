@@ -51,7 +51,9 @@ def aborting_on_failure(lease: Lease) -> Iterator[None]:
     try:
         yield
     except FencedError:
-        raise  # the driver that has fenced us sweeps: beside a copy of the log, tokens say nothing
+        # Where this log says so, `sweeping_when_fenced` sweeps. Beside a copy of the log another
+        # driver may have branches with our token.
+        raise
     except BaseException as error:
         sweep(lease)
         lease.raise_if_fenced(error)

@@ -115,8 +115,25 @@ def _of(parts: Sequence[Part], partition: int) -> list[Part]:
     return [part for part in parts if part.partition == partition]
 
 
+def replay_difference(record: TransactionRecord, sink: str, content: Fingerprint) -> str | None:
+    """How a replay of a finished batch differs from what the sink got.
+
+    Returns:
+        None when it holds the same rows, or where that cannot be told: the sink was added since,
+        or an older version has summed the content differently.
+    """
+    share = record.shares.get(sink)
+    had = None if share is None else _sum(share.parts)
+    if share is None or (had is not None and had.algorithm != content.algorithm):
+        return None
+    return _compare(had, content if content.rows else None)
+
+
 def _difference(before: Sequence[Part], now: Sequence[Part]) -> str | None:
-    had, has = _sum(before), _sum(now)
+    return _compare(_sum(before), _sum(now))
+
+
+def _compare(had: Fingerprint | None, has: Fingerprint | None) -> str | None:
     if had is None or has is None:
         return None if had == has else "one of the two has no rows"
     if had.algorithm != has.algorithm:

@@ -6,8 +6,10 @@
     recover   for each unfinished record: decide or abandon it, commit it; then sweep
     settle    the batch that waits for Spark's checkpoint: decide, commit, complete, sweep
 
-A batch moves left to right and never back. The one point of no return is `Decider.decide`: before
-it is sent every failure aborts, after it nothing does.
+A batch moves left to right and never back. The point of no return is the write of DECIDED: before
+it is sent every failure aborts, after it nothing does. commit="immediate" sends it in
+`Decider.decide`, "after_checkpoint" in `settle` or `recover`; where rows and record share one
+transaction, its COMMIT is the decision.
 
 Invariants (docs/protocol.md has all of them):
 
@@ -36,7 +38,7 @@ from sparkonce.protocol.decisions import Move, next_move
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.preparing import aborting_on_failure, prepare
-from sparkonce.protocol.rewriting import cannot_redo
+from sparkonce.protocol.rewriting import cannot_redo, replay_difference
 from sparkonce.protocol.sweeping import sweep, sweeping_when_fenced
 from sparkonce.steps import step
 from sparkonce.txn_log.identity import check_offsets
@@ -67,10 +69,10 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
             write_began = lease.pipeline.clock()
             with aborting_on_failure(lease):  # presumed abort: nothing is written
                 prepared = prepare(batch, lease, decider.vote)
-            # The point of no return: from here on the log alone says what holds.
+            # From here on the log alone says what holds: nothing more is aborted.
             record = decider.decide(prepared, lease, write_began=write_began)
         if record.state is State.DECIDED:
-            record = commit(record, batch, lease)  # until that is proven
+            record = commit(record, batch, lease)  # until every branch is proven committed
             record = complete(record, lease)
         if record.state.is_finished:
             clean_up(record, lease)
@@ -95,10 +97,8 @@ def recover(lease: Lease) -> None:
     problems: list[SparkOnceError] = []
     with step("recover", pipeline=lease.name):
         for found in unfinished:
-            record = decide_or_abandon(found, lease)
-            if record.state is State.DECIDED:
-                problem = finish(record, committed, lease)
-                problems += [] if problem is None else [problem]  # others must not expire meanwhile
+            problem = finish(found, committed, lease)
+            problems += [] if problem is None else [problem]  # others must not expire meanwhile
     if not any(isinstance(problem, FencedError) for problem in problems):
         sweep(lease)  # what is left over may be what a commit waits for
     if problems:
@@ -153,7 +153,7 @@ def find(batch: Batch, lease: Lease) -> TransactionRecord | None:
         return None
     check_offsets(record, batch.offsets, lease.pipeline.checkpoint.location)
     if record.state is State.PREPARED and record.token < lease.token:
-        record = decide_or_abandon(record, lease)  # Spark had not begun it at the start
+        record = decide_or_abandon(record, lease)  # recovery left it: Spark had not begun it
         sweep(lease)
     if record.state is State.PREPARED or record.token > lease.token:
         # Nothing older is undecided any more: another driver has prepared it since.
@@ -173,6 +173,8 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
     has_begun = committed is not None and checkpoint.has_offsets(batch_id)
     move = next_move(record.state, batch_id=batch_id, committed=committed, has_begun=has_begun)
     if move is Move.DECIDE:
+        if not lease.is_last():  # the commits/N that is seen there is another driver's
+            raise lease.overtaken(batch_id)
         return decide_prepared(record, lease)
     if move is Move.LEAVE:
         logger.warning(
@@ -236,17 +238,31 @@ def clean_up(done: TransactionRecord, lease: Lease) -> None:
 
 
 def drain(record: TransactionRecord, batch: Batch) -> None:
-    """Read the replay of a finished batch to its end, so that Spark's own state moves on."""
+    """Read the replay of a finished batch to its end, so that Spark's own state moves on.
+
+    A replay that holds other rows is reported: the query, or its settings, changed since.
+    """
     logger.info("%s is complete: its replay is read to the end, not written", record.id)
     with step("drain", batch=batch.batch_id, pipeline=record.id.pipeline):
-        batch.drain()
+        contents = batch.drain()
+    for name, content in contents.items():
+        if difference := replay_difference(record, name, content):
+            logger.error(
+                "%s is complete, and its replay differs: sink %r, %s. Nothing of the replay is "
+                "written. If the query was changed and should deliver its new output from here on, "
+                "it needs a new checkpoint and targets of its own; if the checkpoint was rolled "
+                "back, the batches up to here keep what they delivered",
+                record.id,
+                name,
+                difference,
+            )
 
 
 def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> SparkOnceError | None:
-    """Commit what an earlier driver decided.
+    """Decide or abandon what an earlier driver prepared, and commit what is decided.
 
     Args:
-        record: the decision.
+        record: an unfinished one.
         committed: the highest batch of Spark's commit log; None where it cannot be read.
         lease: of this driver.
 
@@ -254,14 +270,18 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
         Why it is not complete; None when it is, or when Spark's replay goes on with it.
     """
     replay = None if committed is None else lease.transaction_id(committed + 1)
-    logger.info("%s was decided and is not finished: committing it", record.id)
-    with step("finish", batch=record.id.batch_id, pipeline=lease.name):
-        try:
+    try:
+        record = decide_or_abandon(record, lease)
+        if record.state is not State.DECIDED:
+            return None
+        logger.info("%s was decided and is not finished: committing it", record.id)
+        with step("finish", batch=record.id.batch_id, pipeline=lease.name):
             lost = commit_branches(record, lease, is_replayed=record.id == replay)
-        except SparkOnceError as error:
-            return error
-        if not lost:
-            complete(record, lease)
-        elif record.id != replay and (replay is not None or State.PREPARED in record.times):
-            return cannot_redo(record, lost, _NO_REPLAY)
-        return None
+            if not lost:
+                complete(record, lease)
+    except SparkOnceError as error:
+        return error
+    # Spark's replay of the batch, if it will ever come, goes on with what is lost.
+    if lost and record.id != replay and (replay is not None or State.PREPARED in record.times):
+        return cannot_redo(record, lost, _NO_REPLAY)
+    return None

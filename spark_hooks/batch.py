@@ -25,6 +25,7 @@ from sparkonce.parallel import at_once
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.spark_sql import quoted
+from sparkonce.spark_hooks.fingerprint import ALGORITHM
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
@@ -37,7 +38,7 @@ from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.shaping import arrow_schema, shaped, with_hashes
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.steps import step
-from sparkonce.txn_log.record import Incarnation, Share
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,7 +138,26 @@ class SparkBatch:
         # Spark 4.0 does not know them. (A default here would hide Spark's own.)
         return not all(conf.isModifiable(s) and conf.get(s) == "true" for s in SHUFFLE_CHECKS)
 
-    def drain(self) -> None:
+    def drain(self) -> Mapping[str, Fingerprint]:
+        sinks = [sink for sink in self._sinks if sink.transform is None]
+        if sinks and self._query.is_deterministic:
+            return self._contents(sinks)
+        self._consume()
+        return {}
+
+    def _contents(self, sinks: Sequence[AnySink]) -> dict[str, Fingerprint]:
+        """Read all rows, and sum the hashes of what each sink would get."""
+        rows, lanes = with_hashes(self._df, sinks)
+        hashes = [rows.columns[-1]] if lanes is None else rows.columns[len(set(lanes)) :]
+        # As decimals, which do not overflow; the tasks' sums are taken modulo 2^64.
+        sums = [f"sum(CAST({quoted(name)} AS DECIMAL(38, 0)))" for name in hashes]
+        (row,) = rows.selectExpr("count(1)", *sums).collect()
+        number, *totals = (int(value or 0) for value in row)
+        found = [Fingerprint(ALGORITHM, number, total % 2**64) for total in totals]
+        which = [0] * len(sinks) if lanes is None else lanes
+        return {sink.name: found[lane] for sink, lane in zip(sinks, which, strict=True)}
+
+    def _consume(self) -> None:
         execution: Any = self._df._jdf.queryExecution()  # noqa: SLF001
         patterns: Any = self._df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
         if execution.analyzed().containsPattern(patterns.COLLECT_METRICS()):

@@ -223,10 +223,11 @@ class ExactlyOnce:
         try:
             self._settle_last(self._settings.commit_timeout_s)
         finally:
-            for sink in self.all_sinks:
-                sink.close()
-            if self._log is not None:
-                self._log.close()
+            with self._lock:  # a batch may be using them
+                for sink in self.all_sinks:
+                    sink.close()
+                if self._log is not None:
+                    self._log.close()
 
     def __enter__(self) -> Self:
         return self

@@ -31,8 +31,8 @@ _EXIT_WAIT_S = 10.0
 class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
     """Calls actions, bound methods, with each query that starts, in a thread of its own.
 
-    The newest one comes first, and the first that says that the start is its pipeline's is the
-    last: a notebook has older objects of the same pipeline.
+    Objects are asked newest first, and asking stops at the first one that claims the start: a
+    notebook may still hold older objects of the same pipeline.
 
     One for each session: Spark asks all of them, and waits. The methods' objects are held weakly: a
     pipeline that nobody uses any more is not kept.
@@ -81,8 +81,8 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
         actions = [action for method in list(self._actions) if (action := method()) is not None]
         if actions:
-            # `start()` waits for this call. So the query is there now, while one that finds no new
-            # data ends at once; and the work is done elsewhere.
+            # `start()` waits for this call, so the query is looked up here: one that finds no new
+            # data may end right after. It is recovered in another thread, not to hold `start()` up.
             query = RunningQuery.find(self._session, RunId(str(event.id), str(event.runId)))
             threading.Thread(target=_call_first, args=(actions[::-1], query), daemon=True).start()
 

@@ -10,6 +10,7 @@ Where a decided batch is unfinished, it is recovered first and the sinks are val
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -30,6 +31,7 @@ from sparkonce.errors import (
     ConfigurationError,
     FencedError,
     LogCorruptError,
+    LogError,
     PreparedBranchLostError,
     ProtocolError,
     SinkUnavailableError,
@@ -127,15 +129,22 @@ class Run:
                     self._validate(batch)
                 self._driver = self._start(batch_id)
             self._validate(batch)
-            self._driver.deliver(batch)
+            self._deliver(self._driver, batch)
         except BaseException as error:
             self._let_go(error)
-            if isinstance(error, FencedError) and self._is_taken():
-                raise _called_twice(self._settings, batch_id) from error
             raise
         self._delivered = batch_id
         if self.pending is not None:
             threading.Thread(target=self.settle_soon, args=(batch_id,), daemon=True).start()
+
+    def _deliver(self, driver: Driver, batch: SparkBatch) -> None:
+        try:
+            driver.deliver(batch)
+        except FencedError as error:
+            with contextlib.suppress(LogError):
+                if self._is_taken():
+                    raise _called_twice(self._settings, batch.batch_id) from error
+            raise
 
     def recover(self) -> None:
         """Recover without a batch: a start that finds no new data never calls foreachBatch.
@@ -145,12 +154,16 @@ class Run:
         if self._driver is not None or self.query.is_followed:
             return
         # Asked before the rest: after a run's end Spark has written its last commit.
-        is_active = self.query.is_active
-        if self._is_taken():
-            unfinished = self.pipeline.log.unfinished(self.pipeline.name)
-            if is_active or not unfinished:  # an active one's batch would be abandoned
+        is_active, committed = self.query.is_active, self.query.committed()
+        if is_active:
+            # A batch that Spark is about to commit would be abandoned: another object's, or one of
+            # this run that failed to settle, which its own thread repeats.
+            if self._is_taken() or self.failure is not None or committed < self._delivered:
                 return
-        self._driver = self._start(self.query.committed() + 1, has_batch=not is_active)
+        elif not self.pipeline.log.unfinished(self.pipeline.name):
+            return
+        self._driver = self._start(committed + 1, has_batch=not is_active)
+        self.failure = None
 
     def _is_taken(self) -> bool:
         """Whether another object has taken a token in this run of the query."""
@@ -171,13 +184,20 @@ class Run:
             seen_run=self._look_first(),
             has_batch=has_batch,
         )
+        check_are_free(self._settings.sinks, self.query)
         driver = Driver.start(self.pipeline, entrance.claim, entrance)
-        if not self._had_token:
-            self._check_no_other_call(driver.incarnation, batch_id)
+        if not self._had_token and _is_called_elsewhere(
+            self.pipeline, driver.incarnation, entrance, batch_id
+        ):
+            raise _called_twice(self._settings, batch_id)
         self._had_token = True
         self._user = take(self._settings.all_sinks, self.query, driver.incarnation.token)
         entrance.log_start(self._settings, driver)
-        driver.recover()
+        try:
+            driver.recover()
+        except BaseException as error:
+            self._let_go(error)
+            raise
         return driver
 
     def _look_first(self) -> str:
@@ -213,21 +233,6 @@ class Run:
         if batch_id <= self._delivered:
             raise _called_twice(self._settings, batch_id)
 
-    def _check_no_other_call(self, incarnation: Incarnation, batch_id: int) -> None:
-        """Refuse a batch that another object has delivered in this run, as the log shows it.
-
-        Asked after the token was taken, so that the other object cannot deliver it any more.
-        """
-        if incarnation.fenced_run != self.query.run.run_id:
-            return
-        record = self.pipeline.log.find(incarnation.transaction_id(batch_id))
-        if (
-            record is not None
-            and record.token == incarnation.token - 1
-            and record.state is not State.ABANDONED
-        ):
-            raise _called_twice(self._settings, batch_id)
-
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 
     def settle_soon(self, batch_id: int) -> None:
@@ -251,7 +256,7 @@ class Run:
             logger.exception("pipeline %r: the last batch is not committed", name)
 
     def _settle_after(self, batch_id: int, failure: Exception) -> None:
-        """After a failure only the log knows how far it came; a new incarnation goes by that."""
+        """After a failure only the log shows how far the batch got: take a token, and recover."""
         # Before Spark has the batch, a new incarnation would abandon it.
         if not self.query.is_active or (committed := self.query.committed()) < batch_id:
             raise failure
@@ -291,13 +296,14 @@ class Run:
         try:
             return driver.settle()
         except Exception as error:
+            self.failure = error
             self._let_go(error)
             if isinstance(error, FencedError) and pending is not None:
                 record = self.pipeline.log.find(pending.id)
                 if record is not None and record.state.is_finished:
                     logger.info("%s was settled by another driver", pending.id)
+                    self.failure = None
                     return True
-            self.failure = error
             raise
 
     # -- the end ---------------------------------------------------------------------------------
@@ -339,3 +345,19 @@ def _called_twice(settings: Settings, batch_id: int) -> ProtocolError:
         "queries, each with a pipeline and a checkpoint of its own. What the first call "
         f"wrote is {fate}"
     )
+
+
+def _is_called_elsewhere(
+    pipeline: Pipeline, incarnation: Incarnation, entrance: CheckpointEntrance, batch_id: int
+) -> bool:
+    """Whether another object has delivered the batch in this run, as the log shows it.
+
+    Asked after the token was taken, so that the other object cannot deliver it any more.
+    """
+    run_id, seen = entrance.claim.run_id, entrance.seen
+    if incarnation.fenced_run != run_id:
+        return False
+    # The token that was seen, not the one before ours: an earlier try of ours may have landed.
+    first = seen.token if seen and seen.run_id == run_id else incarnation.token - 1
+    record = pipeline.log.find(incarnation.transaction_id(batch_id))
+    return record is not None and record.token >= first and record.state is not State.ABANDONED

@@ -188,6 +188,12 @@ class RunningQuery:
         """Spark's optimized plan of the current batch, up to foreachBatch."""
         return self._query.lastExecution().optimizedPlan()
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether Spark says that another computation of the batch gives the same rows."""
+        plan = self.plan
+        return bool(plan.deterministic()) and not self.files.has_state()
+
     def _source_of(self, use: str) -> str | None:
         """The source's folder: numbered by its first use, while each use has an offset.
 

@@ -101,8 +101,8 @@ class Starts:
     def _has_to_hear(self, query: RunningQuery) -> bool:
         """Whether the first batch may be too late to recover the start.
 
-        With commit="immediate" Spark replays what is not complete, but for what
-        commit="after_checkpoint" had left.
+        With commit="immediate" Spark replays every incomplete batch. The exception is a batch that
+        an earlier run with "after_checkpoint" left, and that Spark has committed.
         """
         if self._settings.commit == "after_checkpoint":
             return True

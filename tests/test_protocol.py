@@ -176,6 +176,34 @@ def test_replayed_complete_batch_is_drained_and_not_written(world: World) -> Non
     world.check()
 
 
+def test_replay_of_a_complete_batch_with_other_rows_is_reported(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The code was changed, and the checkpoint rolled back: the new output goes nowhere."""
+    world.start(Process())
+    world.spark.committed -= 1
+    world.spark.batches = [*world.spark.batches[:3], [[5, 6], [7, 9]]]
+    world.start(Process())
+    told = [r.getMessage() for r in caplog.records if "its replay differs" in r.getMessage()]
+    assert len(told) == 2
+    assert "batch 3 of pipeline 'orders'" in told[0]
+    assert "sink 'left', the 4 rows of the replay have other values" in told[0]
+    world.spark.committed -= 1
+    world.spark.batches = [*world.spark.batches[:3], [[5, 6], [7]]]
+    world.start(Process())
+    assert "sink 'right', it had 4 rows, and the replay has 3" in caplog.text
+
+
+def test_replay_of_the_same_rows_is_not_reported(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start(Process())
+    for batch in (3, 1):  # the second one is empty
+        world.spark.committed = batch - 1
+        world.start(Process())
+    assert "differs" not in caplog.text
+
+
 def test_commit_with_a_lost_answer_is_repeated(world: World) -> None:
     """The commit landed, its answer did not: the second call changes nothing (I4)."""
     answers = iter([ConnectionError("the answer is lost"), None])

@@ -26,10 +26,11 @@ from sparkonce.protocol.pipeline import CommitPolicy, Patience, Pipeline, by_nam
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import FindsBranches, Publishes, Votes
+from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter, shares_of
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.identity import Claim
-from sparkonce.txn_log.record import Incarnation, Share
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY_ID = "11111111-2222-3333-4444-555555555555"
@@ -179,9 +180,12 @@ class MemoryBatch:
             summaries.append(writer.write(iter(record_batches), partition, self._spark.attempts))
         return shares_of(sinks, summaries)
 
-    def drain(self) -> None:
+    def drain(self) -> Mapping[str, Fingerprint]:
         self._process.check()
         self._spark.drained.append(self.batch_id)
+        ids = [row for rows in self._spark.batches[self.batch_id] for row in rows]
+        content = fingerprint(hashed(ids)["hash"])
+        return {sink.name: content for sink in self._sinks}
 
 
 @dataclass

@@ -70,8 +70,9 @@ class OneBatch:
         )
         return {self._sink.name: Share(self._sink.target, parts, staged)}
 
-    def drain(self) -> None:
+    def drain(self) -> dict[str, Fingerprint]:
         self.drained = True
+        return {}
 
 
 @dataclass

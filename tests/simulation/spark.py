@@ -147,8 +147,9 @@ class SimBatch:
             case "other_rows":
                 self._spark.change_rows(self.batch_id)
 
-    def drain(self) -> None:
+    def drain(self) -> Mapping[str, Fingerprint]:
         self._world.call("spark.drain", self._drained)
+        return {}
 
     def _drained(self) -> None:
         self._world.ledger.drained(self.batch_id)
