@@ -356,4 +356,4 @@ def test_query_writes_again_what_the_standby_never_received(
         go_on(driver, [])
         scenario.check_end()
         assert scenario.record(1).revision == 1
-        assert "writing again what is lost" in driver.said()
+        assert "rewriting what is lost" in driver.said()
