@@ -38,7 +38,7 @@ from sparkonce.sinks.postgres import sink as sink_module
 from sparkonce.testing.log_cases import claim
 from sparkonce.testing.services import PostgresServer
 from sparkonce.txn_log.postgres import PostgresLog
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, State
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, State, TransactionRecord
 
 OFFSETS = ('it\'s {0} 100% \\ "名"',)
 ROLE = "one_phase_writer"
@@ -510,6 +510,22 @@ def test_sink_closed_before_the_commit(prepares: Pipeline) -> None:
     assert prepares.world.state() == (0, 0, 0, 0)
 
 
+def decided(driver: Driver, batch: OneBatch) -> TransactionRecord:
+    """Write the batch and decide it; nothing is committed."""
+    with pytest.raises(Decided), at("decide.after", stop):
+        driver.deliver(batch)
+    (record,) = driver.lease.pipeline.log.unfinished(driver.lease.name)
+    return record
+
+
+class Decided(BaseException):
+    """The driver is stopped there, as by a crash."""
+
+
+def stop() -> None:
+    raise Decided
+
+
 def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     """A batch that an older start has decided is finished as it was prepared."""
     world, log = prepares.world, prepares.log()
@@ -517,7 +533,7 @@ def test_decided_by_two_phases_before(prepares: Pipeline) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
         driver = prepares.driver(sink, log)
-        record = driver._decide(driver._prepare(OneBatch(sink, 0)))
+        record = decided(driver, OneBatch(sink, 0))
     assert world.gids() == [str(c.branch_id) for c in record.committables()]
     driver = prepares.driver(sink, run_id="2")
     assert driver.two_phases is None
@@ -536,7 +552,7 @@ def test_complete_batch_on_a_server_that_went_back_in_time(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PostgresLog, "why_apart", lambda self, database: "as it was")
         driver = prepares.driver(sink, log)
-        record = driver._decide(driver._prepare(OneBatch(sink, 0)))
+        record = decided(driver, OneBatch(sink, 0))
     log.complete(record, driver.incarnation.token)
     named = sorted(str(c.branch_id) for c in record.committables())
     assert (world.gids(), world.ids(), world.markers()) == (named, [], [])
