@@ -146,7 +146,7 @@ def test_driver_killed_between_decision_and_commit(scenario: Scenario, sparkonce
         assert sparkonce("log", "list", "--log", scenario.log_address).code == FINE
         one = sparkonce("log", "show", JOB, "1")
         assert re.search(r"transaction\s+sparkonce\.", one.out)
-        assert re.search(r"objects?\s+s3://", one.out)
+        assert re.search(r"objects?:?\s+s3://", one.out)
         assert "table public." in one.out
         tail = sparkonce("log", "tail", JOB)
         states = re.findall(r"batch (\d) (\w+)", tail.out)

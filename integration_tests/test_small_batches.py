@@ -274,7 +274,7 @@ def test_failing_batch_is_aborted_and_replayed(job: Job, monkeypatch: pytest.Mon
         job.add(*ids(n))
     with monkeypatch.context() as patch:
         patch.setattr(failpoints, "handler", fail_in("vote.after", batch=3))
-        with pytest.raises(Exception, match=r"prepare_batch\.after"):
+        with pytest.raises(Exception, match=r"vote\.after"):
             job.run(job.pipeline())
     assert job.visible() == Counter(range(3))
     assert not list((job.out / "_sparkonce").iterdir())
