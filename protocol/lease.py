@@ -199,10 +199,10 @@ class Lease:
         """
         with contextlib.suppress(LogUnavailableError):
             self.pipeline.log.check_token(self.incarnation)
-        return overtaken(self.pipeline, batch_id)
+        return gone_on_from_checkpoint(self.pipeline, batch_id)
 
 
-def overtaken(pipeline: Pipeline, batch_id: int) -> FencedError:
+def gone_on_from_checkpoint(pipeline: Pipeline, batch_id: int) -> FencedError:
     """Another driver has gone on from the checkpoint, by a log that this driver does not see."""
     return FencedError(
         f"batch {batch_id} of pipeline {pipeline.name!r} was about to be delivered, and another "

@@ -39,7 +39,7 @@ from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches
 from sparkonce.sinks.committables import check_version
 from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
-from sparkonce.storage.local import expanded
+from sparkonce.storage.local import expanded, fsync_folder
 
 _HIDDEN = "_sparkonce"
 _ID = "_sparkonce_folder."
@@ -333,12 +333,3 @@ def close_durably(file: IO[bytes], folder: Path) -> None:
     os.fsync(file.fileno())
     file.close()
     fsync_folder(folder)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make new names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,7 @@ from typing import Self
 
 from sparkonce.errors import FencedError, ProtocolError
 from sparkonce.protocol.driver import Driver
-from sparkonce.protocol.lease import overtaken
+from sparkonce.protocol.lease import gone_on_from_checkpoint
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.processes import this_driver
 from sparkonce.spark_hooks.running_query import RunningQuery
@@ -105,7 +105,7 @@ class CheckpointEntrance:
             )
         if self._query.committed() >= self.claim.batch_id:
             self._check_log_has_not_moved_on()
-            raise overtaken(self._pipeline, self.claim.batch_id)
+            raise gone_on_from_checkpoint(self._pipeline, self.claim.batch_id)
 
     def enter(self, incarnation: Incarnation) -> bool:
         name, log, query_id = self._pipeline.name, self._pipeline.log, self.claim.query_id

@@ -130,6 +130,32 @@ def upserts(tmp_path: Path, services: Services, fresh_name: Callable[[], str]) -
     ]
 
 
+def one_postgres(tmp_path: Path, services: Services, fresh_name: Callable[[], str]) -> list[Both]:
+    del tmp_path
+    return [release_before.staged(services.postgres, fresh_name())]
+
+
+SinksOf = Callable[[Path, Services, Callable[[], str]], list[Both]]
+Survives = Callable[[Case, SinksOf], None]
+
+
+@pytest.fixture
+def survives(
+    tmp_path: Path,
+    tree: Path,
+    services: Services,
+    fresh_name: Callable[[], str],
+    log_of: Callable[[LogKind], str],
+) -> Survives:
+    """Run a case over fresh sinks and a fresh log."""
+
+    def run_case(case: Case, sinks_of: SinksOf) -> None:
+        log = log_of(case.log)
+        run(case, tmp_path, tree, sinks_of(tmp_path, services, fresh_name), log)
+
+    return run_case
+
+
 def run(case: Case, folder: Path, tree: Path, sinks: list[Both], log: str) -> None:
     """The old driver is killed as the case says; this tree recovers and runs to the end."""
     batches = case.batch + 2
@@ -251,16 +277,8 @@ def all_cases() -> Iterator[Case]:
     [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in all_cases() if c not in QUICK)],
     ids=str,
 )
-def test_killed_under_the_release_before(
-    case: Case,
-    tmp_path: Path,
-    tree: Path,
-    services: Services,
-    fresh_name: Callable[[], str],
-    log_of: Callable[[LogKind], str],
-) -> None:
-    log = log_of(case.log)
-    run(case, tmp_path, tree, all_sinks(tmp_path, services, fresh_name), log)
+def test_killed_under_the_release_before(case: Case, survives: Survives) -> None:
+    survives(case, all_sinks)
 
 
 @pytest.mark.slow
@@ -274,17 +292,9 @@ def test_killed_under_the_release_before(
     ],
     ids=str,
 )
-def test_upserts(
-    case: Case,
-    tmp_path: Path,
-    tree: Path,
-    services: Services,
-    fresh_name: Callable[[], str],
-    log_of: Callable[[LogKind], str],
-) -> None:
+def test_upserts(case: Case, survives: Survives) -> None:
     """In Postgres by a key, in both ways of loading."""
-    log = log_of(case.log)
-    run(case, tmp_path, tree, upserts(tmp_path, services, fresh_name), log)
+    survives(case, upserts)
 
 
 @pytest.mark.slow
@@ -297,17 +307,9 @@ def test_upserts(
     ],
     ids=str,
 )
-def test_small_batches(
-    case: Case,
-    tmp_path: Path,
-    tree: Path,
-    services: Services,
-    fresh_name: Callable[[], str],
-    log_of: Callable[[LogKind], str],
-) -> None:
+def test_small_batches(case: Case, survives: Survives) -> None:
     """The old driver itself wrote the batch in doubt; such branches have attempt numbers apart."""
-    log = log_of(case.log)
-    run(case, tmp_path, tree, all_sinks(tmp_path, services, fresh_name), log)
+    survives(case, all_sinks)
 
 
 @pytest.mark.slow
@@ -320,14 +322,6 @@ def test_small_batches(
     ],
     ids=str,
 )
-def test_one_transaction_for_rows_and_log(
-    case: Case,
-    tmp_path: Path,
-    tree: Path,
-    services: Services,
-    fresh_name: Callable[[], str],
-    log_of: Callable[[LogKind], str],
-) -> None:
+def test_one_transaction_for_rows_and_log(case: Case, survives: Survives) -> None:
     """One Postgres sink whose database holds the log too."""
-    sinks = [release_before.staged(services.postgres, fresh_name())]
-    run(case, tmp_path, tree, sinks, log_of(case.log))
+    survives(case, one_postgres)

@@ -27,6 +27,7 @@ from integration_tests.postgres.world import (
     prepare,
     stage,
     task,
+    vote_behind,
 )
 from sparkonce.errors import PrepareRejectedError
 
@@ -92,14 +93,8 @@ def test_key_is_taken_while_the_batch_merges(world: World, write: str) -> None:
     delete = {"delete": "gone"} if write == "merge" else {}
     rows = rows if delete else rows.drop_columns(["gone"])
     sink = world.ready(rows.schema, key=["id"], write=write, **delete)
-    staged = stage(sink, rows)
-    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
-        rival.execute(f"INSERT INTO {world.schema}.orders VALUES (2, 'rival')".encode())
-        voting = pool.submit(sink.vote, merge_of(), [staged])
-        eventually(lambda: world.waiting() > 0, "the merge waits for key 2")
-        rival.commit()
-        (merged,) = voting.result(DEADLINE_S)
-    sink.commit(merged)
+    change = f"INSERT INTO {world.schema}.orders VALUES (2, 'rival')"
+    sink.commit(vote_behind(world, change, sink, rows))
     second = (2, "rival" if write == "ignore" else "new")
     last = [] if write == "merge" else [(3, "new")]
     assert world.rows() == [(1, "new"), second, *last]
@@ -150,14 +145,8 @@ def test_row_that_another_session_is_at(world: World, does: str, last: list[obje
     filled(world, [1, 2])
     rows = states([1, 2, 3])
     sink = world.ready(rows.schema, key=["id"])
-    staged = stage(sink, rows)
-    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
-        rival.execute(does.format(orders=f"{world.schema}.orders").encode())
-        voting = pool.submit(sink.vote, merge_of(), [staged])
-        eventually(lambda: world.waiting() > 0, "the merge waits for the other session")
-        rival.commit()
-        (merged,) = voting.result(DEADLINE_S)
-    sink.commit(merged)
+    change = does.format(orders=f"{world.schema}.orders")
+    sink.commit(vote_behind(world, change, sink, rows))
     assert world.rows() == [(1, "new"), (2, "new"), (3, "new"), *last]
 
 

@@ -22,17 +22,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from integration_tests.postgres.world import (
-    DEADLINE_S,
     OWNER,
     World,
     commit_until_known,
     deliver,
-    eventually,
     lose,
     merge_of,
     prepare,
     stage,
     task,
+    vote_behind,
 )
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
@@ -359,14 +358,8 @@ def test_server_is_killed_before_the_commit_of_each_mode(world: World, mode: str
 def test_other_writer_takes_a_key_before_the_vote_ends(world: World, mode: str) -> None:
     """The merge waits for it, and then finds its row."""
     sink, rows, after = mode_of_world(world, mode)
-    staged = stage(sink, rows)
-    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
-        rival.execute(f"INSERT INTO {world.schema}.orders VALUES (3, 'rival', 'r')".encode())
-        voting = pool.submit(sink.vote, merge_of(), [staged])
-        eventually(lambda: world.waiting() > 0, "the merge waits for key 3")
-        rival.commit()
-        (merged,) = voting.result(DEADLINE_S)
-    sink.commit(merged)
+    change = f"INSERT INTO {world.schema}.orders VALUES (3, 'rival', 'r')"
+    sink.commit(vote_behind(world, change, sink, rows))
     last = (3, "rival" if mode == "ignore" else "c", "r")
     assert world.rows() == [*after[:-1], last]
 
@@ -422,14 +415,8 @@ def test_payload_without_a_shape_is_merged_again(world: World) -> None:
 def test_other_writer_updates_a_row_that_is_deleted(world: World) -> None:
     """Whatever it made of the row, the row of that key goes."""
     sink, rows, after = mode_of_world(world, "merge")
-    staged = stage(sink, rows)
-    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
-        rival.execute(f"UPDATE {world.schema}.orders SET note = 'r' WHERE id = 2".encode())
-        voting = pool.submit(sink.vote, merge_of(), [staged])
-        eventually(lambda: world.waiting() > 0, "the merge waits for row 2")
-        rival.commit()
-        (merged,) = voting.result(DEADLINE_S)
-    sink.commit(merged)
+    change = f"UPDATE {world.schema}.orders SET note = 'r' WHERE id = 2"
+    sink.commit(vote_behind(world, change, sink, rows))
     assert world.rows() == after
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,18 @@ def prepare(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> Commit
 
 def deliver(sink: PostgresSink, rows: pa.Table = ROWS, batch: int = 0) -> None:
     sink.commit(prepare(sink, rows, batch))
+
+
+def vote_behind(world: World, change: str, sink: PostgresSink, rows: pa.Table) -> Committable:
+    """A vote that waits for another session's `change`, and ends once that is committed."""
+    staged = stage(sink, rows)
+    with psycopg.connect(world.dsn) as rival, ThreadPoolExecutor(1) as pool:
+        rival.execute(change.encode())
+        voting = pool.submit(sink.vote, merge_of(), [staged])
+        eventually(lambda: world.waiting() > 0, "the merge waits for the other session")
+        rival.commit()
+        (merged,) = voting.result(DEADLINE_S)
+    return merged
 
 
 def lose(world: World, sink: PostgresSink) -> None:

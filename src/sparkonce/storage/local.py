@@ -93,7 +93,7 @@ class LocalFolder:
         if not self._try(lambda: self._link(path, text)):
             return False
         try:
-            _sync_folder(path.parent)
+            fsync_folder(path.parent)
         except OSError as error:
             raise DecisionUnknownError(
                 f"{path} may not be on the disk ({error}); read the log again"
@@ -187,10 +187,11 @@ def _make_folders(folder: Path) -> None:
     if not folder.is_dir():
         _make_folders(folder.parent)
         folder.mkdir(exist_ok=True)
-        _sync_folder(folder.parent)
+        fsync_folder(folder.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
+    """Make new names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
