@@ -33,7 +33,7 @@ from sparkonce.spark_hooks import run
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunId, RunningQuery
-from sparkonce.spark_hooks.shaping import with_hashes
+from sparkonce.spark_hooks.shaping import Shapes
 from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.record import State
 
@@ -290,8 +290,8 @@ def test_variable_does_not_stand_in_for_an_alias(job: Job) -> None:
     job.spark.sql("DECLARE OR REPLACE VARIABLE next = 70L")
     try:
         with pytest.raises(ConfigurationError, match="^other: select= .*transform="):
-            with_hashes(df, sinks)
-        rows, _ = with_hashes(df, [sinks[0], sinks[2]])
+            Shapes().with_hashes(df, sinks)
+        rows, _ = Shapes().with_hashes(df, [sinks[0], sinks[2]])
         assert {row.lane1.n for row in rows.collect()} == {70}
     finally:
         job.spark.sql("DROP TEMPORARY VARIABLE next")

@@ -29,7 +29,7 @@ from sparkonce.spark_hooks.partition_writer import (
     PartitionSummary,
     PartitionWriter,
 )
-from sparkonce.spark_hooks.shaping import with_hashes
+from sparkonce.spark_hooks.shaping import Shapes
 from sparkonce.txn_log.record import Fingerprint, Incarnation
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def summaries(df: DataFrame, *selects: Sequence[str] | None) -> list[PartitionSu
         ShowingSink(name=f"sink{number}", select=select)
         for number, select in enumerate(selects or [None])
     ]
-    rows, lanes = with_hashes(df, sinks)
+    rows, lanes = Shapes().with_hashes(df, sinks)
     writer = PartitionWriter(sinks, INCARNATION, 7, lanes)
     texts = rows.mapInArrow(writer, SUMMARY_SCHEMA).toArrow().column(0).to_pylist()
     return [PartitionSummary.decode(text) for text in texts]
@@ -349,7 +349,7 @@ class ShapesType(UserDefinedType):
         return obj.shapes
 
 
-class Shapes:
+class Triangles:
     __UDT__ = ShapesType()
 
     def __init__(self, shapes: Any) -> None:
@@ -364,7 +364,7 @@ def test_values_of_a_type_of_the_users(spark: SparkSession) -> None:
         *([[(1, "1", second.replace(microsecond=n))]] for n in range(2)),
     ]
     schema = StructType().add("shapes", ShapesType())
-    rows = [(None if value is None else Shapes(value),) for value in values]
+    rows = [(None if value is None else Triangles(value),) for value in values]
     df = spark.createDataFrame(rows, schema, verifySchema=False)  # it knows no times inside
     assert len({row[0] for row in df.selectExpr(row_hash(schema)).collect()}) == len(values)
     inside = df.selectExpr("array(shapes) AS a", "struct(shapes) AS s", "map(1, shapes) AS m")

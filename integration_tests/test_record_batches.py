@@ -14,7 +14,7 @@ from pyspark.sql.functions import udf, udtf
 from integration_tests.test_exactly_once import Job, ids
 from integration_tests.test_fingerprint import INCARNATION
 from integration_tests.test_small_batches import Capturing, NoQuery
-from sparkonce.spark_hooks.batch import SparkBatch
+from sparkonce.spark_hooks.batch import Learned, SparkBatch
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
@@ -69,7 +69,7 @@ def largest(df: DataFrame, known: RecordBatches) -> int:
     """The largest record batch that a sink gets, in bytes."""
     query = plain_query(df.sparkSession)
     small = SmallBatches(0)
-    batch = SparkBatch(df, 7, [Measuring()], query, small=small, record_batches=known)
+    batch = SparkBatch(df, 7, [Measuring()], query, Learned(small, known))
     (share,) = batch.write(INCARNATION).values()
     (committable,) = share.committables
     return max(map(int, cast("list[str]", committable.payload["rows"])))

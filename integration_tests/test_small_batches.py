@@ -24,9 +24,8 @@ from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks import shaping
-from sparkonce.spark_hooks.batch import SparkBatch
+from sparkonce.spark_hooks.batch import Learned, SparkBatch
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
-from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.small_batches import SmallBatches
 from sparkonce.txn_log.record import Fingerprint, Part, Share, State
@@ -319,8 +318,7 @@ def captured(df: DataFrame, *, on_driver: bool) -> tuple[Any, Fingerprint]:
     for _ in range(3 * on_driver):
         small.note([])
     query = cast("RunningQuery", NoQuery())
-    known = RecordBatches()
-    rows = SparkBatch(df, 7, [Capturing()], query, small=small, record_batches=known)
+    rows = SparkBatch(df, 7, [Capturing()], query, Learned(small))
     (share,) = rows.write(INCARNATION).values()
     (committable,), (part,) = share.committables, share.parts
     assert committable.payload["on driver"] == str(on_driver)

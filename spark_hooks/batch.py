@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel, cloudpickle
@@ -35,7 +36,7 @@ from sparkonce.spark_hooks.partition_writer import (
 )
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
-from sparkonce.spark_hooks.shaping import arrow_schema, shaped, with_hashes
+from sparkonce.spark_hooks.shaping import Shapes, arrow_schema, shaped
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
 from sparkonce.steps import step
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
@@ -58,6 +59,15 @@ SHUFFLE_CHECKS: Final = (
 """With both, Spark mixes no two computations of a shuffle: on since 4.2, off in 4.1, new there."""
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What a run learns from its batches for the next ones."""
+
+    small: SmallBatches
+    record_batches: RecordBatches = field(default_factory=RecordBatches)
+    shapes: Shapes = field(default_factory=Shapes)
+
+
 class SparkBatch:
     """A micro-batch as the protocol sees it; see `sparkonce.protocol.pipeline.Batch`."""
 
@@ -67,9 +77,7 @@ class SparkBatch:
         batch_id: int,
         sinks: Sequence[AnySink],
         query: RunningQuery,
-        *,
-        small: SmallBatches,
-        record_batches: RecordBatches,
+        learned: Learned,
     ) -> None:
         self.batch_id = batch_id
         offsets = query.offsets(batch_id)
@@ -82,8 +90,9 @@ class SparkBatch:
         self._df = df
         self._sinks = sinks
         self._query = query
-        self._small = small
-        self._record_batches = record_batches
+        self._small = learned.small
+        self._record_batches = learned.record_batches
+        self._shapes = learned.shapes
 
     def validate(self) -> None:
         """Let every sink check its settings, its server and its schema, before any data moves."""
@@ -92,7 +101,7 @@ class SparkBatch:
             transform = together[0].transform
             df = self._df if transform is None else transform(self._df)
             schemas |= {sink.name: arrow_schema(shaped(df, sink)) for sink in together}
-            with_hashes(df, together)  # what cannot be analysed, Spark says here
+            self._shapes.with_hashes(df, together)  # what cannot be analysed, Spark says here
 
         def check(sink: AnySink, schema: pa.Schema) -> None:
             try:
@@ -147,7 +156,7 @@ class SparkBatch:
 
     def _contents(self, sinks: Sequence[AnySink]) -> dict[str, Fingerprint]:
         """Read all rows, and sum the hashes of what each sink would get."""
-        rows, lanes = with_hashes(self._df, sinks)
+        rows, lanes = self._shapes.with_hashes(self._df, sinks)
         hashes = [rows.columns[-1]] if lanes is None else rows.columns[len(set(lanes)) :]
         # As decimals, which do not overflow; the tasks' sums are taken modulo 2^64.
         sums = [f"sum(CAST({quoted(name)} AS DECIMAL(38, 0)))" for name in hashes]
@@ -190,7 +199,7 @@ class SparkBatch:
         """
         most = self._small.most_rows
         # Behind `select=`, which may make many rows into few: those are counted that are written.
-        rows, lanes = with_hashes(df, sinks)
+        rows, lanes = self._shapes.with_hashes(df, sinks)
         rows = rows.where(f"{_ROW_NUMBER} <= {most}")
 
         def collected() -> Iterator[pa.RecordBatch]:
@@ -229,7 +238,7 @@ class SparkBatch:
         incarnation: Incarnation,
         rewrite: Rewrite | None,
     ) -> Sequence[PartitionSummary]:
-        df, lanes = with_hashes(df, sinks)
+        df, lanes = self._shapes.with_hashes(df, sinks)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
         # Behind `transform` and `select`, which may make by chance what the rows are dealt out by.
         with _snapshot(df) if self._may_mix(sinks[0]) else nullcontext(df) as made:

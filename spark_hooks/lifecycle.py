@@ -10,13 +10,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
+from sparkonce.once import once
 from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 
 if TYPE_CHECKING:
@@ -42,23 +43,17 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         self._session = session
         self._actions: list[weakref.WeakMethod[Callable[[RunningQuery], bool]]] = []
 
-    @classmethod
-    def add(cls, action: Callable[[RunningQuery], bool]) -> Self | None:
+    @staticmethod
+    def add(action: Callable[[RunningQuery], bool]) -> StartListener | None:
         """Listen to the session of this process; None when there is no classic one yet."""
         session = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
         if session is None or not hasattr(session, "_jsparkSession"):
             return None
-        with _adding:
-            _added[:] = [listener for listener in _added if listener.is_heard]
-            listener = next((each for each in _added if each._is_of(session)), None)  # noqa: SLF001
-            if listener is None:
-                listener = cls(session)
-                session.streams.addListener(listener)
-                _added.append(listener)
-            listener._actions.append(weakref.WeakMethod(action, listener._actions.remove))
+        listener = once(_Listeners).of(session)
+        listener._actions.append(weakref.WeakMethod(action, listener._actions.remove))  # noqa: SLF001
         return listener
 
-    def _is_of(self, session: SparkSession) -> bool:
+    def is_of(self, session: SparkSession) -> bool:
         return bool(self._session._jsparkSession.streams() == session._jsparkSession.streams())  # noqa: SLF001
 
     @property
@@ -93,8 +88,23 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         pass
 
 
-_added: list[StartListener] = []
-_adding = threading.Lock()
+class _Listeners:
+    """The listeners of this process, for the sessions that still run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._added: list[StartListener] = []
+
+    def of(self, session: SparkSession) -> StartListener:
+        with self._lock:
+            self._added = [listener for listener in self._added if listener.is_heard]
+            for listener in self._added:
+                if listener.is_of(session):
+                    return listener
+            listener = StartListener(session)
+            session.streams.addListener(listener)
+            self._added.append(listener)
+            return listener
 
 
 def _call_first(actions: Sequence[Callable[[RunningQuery], bool]], query: RunningQuery) -> None:

@@ -32,6 +32,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from sparkonce import __version__
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import ATTEMPT_BOUND, BranchId, Committable
+from sparkonce.once import once
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import plain
 from sparkonce.sinks.base import AnySink
@@ -171,7 +172,7 @@ class PartitionWriter:
         attempt = context.taskAttemptId() % ATTEMPT_BOUND
         summary = self.write(batches, context.partitionId(), attempt)
         yield pa.RecordBatch.from_pydict({"summary": [summary.encode()]})
-        _spare_the_collector()
+        once(_spare_the_collector)
 
     def write(
         self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int
@@ -274,17 +275,11 @@ def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterato
         yield batch
 
 
-_spared = False
-
-
 def _spare_the_collector() -> None:
     """Keep what this worker has loaded out of later garbage collections.
 
     PySpark collects after every task, and the modules of Spark, Arrow and the sinks' clients take
     it longer to walk than a small task to run, at the very time at which the driver commits.
     """
-    global _spared  # noqa: PLW0603 - a fact of the process
-    if not _spared:
-        _spared = True
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()

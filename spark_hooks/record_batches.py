@@ -9,7 +9,6 @@ it is lifted while ours are made; then Spark does not measure.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -30,9 +29,6 @@ _UNLIMITED: Final = 2**31 - 1
 
 _MARGIN: Final = 8
 """How many times wider than ever before the rows may become and still stay under the limit."""
-
-_setting = threading.Lock()
-"""Held while the limit is read and set: another query may have the same session."""
 
 
 class RecordBatches:
@@ -57,10 +53,10 @@ class RecordBatches:
         """
         conf: Any = df.sparkSession.conf
         state: Any = df.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001
-        with _setting:
-            lifts = self._is_far_below_limit(state) and _is_without_python(df, query)
-            before = conf.get(_LIMIT) if lifts and state.contains(_LIMIT) else None
-            lifts = lifts and self._lift(conf)
+        # Spark clones the session for each query, so no other query sees the limit.
+        lifts = self._is_far_below_limit(state) and _is_without_python(df, query)
+        before = conf.get(_LIMIT) if lifts and state.contains(_LIMIT) else None
+        lifts = lifts and self._lift(conf)
         try:
             yield
         finally:

@@ -38,9 +38,8 @@ from sparkonce.errors import (
 )
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import Pipeline
-from sparkonce.spark_hooks.batch import SparkBatch
+from sparkonce.spark_hooks.batch import Learned, SparkBatch
 from sparkonce.spark_hooks.entering import CheckpointEntrance
-from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.sink_use import User, check_are_free, free, take
@@ -94,8 +93,7 @@ class Run:
         self._seen_run: str | None = None
         self._delivered = -1
         self._is_validated = False
-        self._small = SmallBatches(settings.driver_rows)
-        self._record_batches = RecordBatches()
+        self._learned = Learned(SmallBatches(settings.driver_rows, settings.small_batches_first))
 
     @property
     def has_driver(self) -> bool:
@@ -114,14 +112,7 @@ class Run:
         self._check_first_call(batch_id)
         if self.failure is not None:
             raise self.failure
-        batch = SparkBatch(
-            batch_df,
-            batch_id,
-            self._settings.sinks,
-            self.query,
-            small=self._small,
-            record_batches=self._record_batches,
-        )
+        batch = SparkBatch(batch_df, batch_id, self._settings.sinks, self.query, self._learned)
         try:
             if self._driver is None:
                 # What is decided must not wait for a sink that cannot be written to now.

@@ -11,6 +11,7 @@ from sparkonce.model import is_label
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Patience, Pipeline, by_name
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.spark_hooks.small_batches import IN_A_ROW
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog
 
 
@@ -32,6 +33,8 @@ class Settings:
     commit_timeout_s: float
     retain: int
     driver_rows: int
+    small_batches_first: int = IN_A_ROW
+    """After how many small batches in a row the driver writes the next one; tests change it."""
 
     def __post_init__(self) -> None:
         if not is_label(self.name):

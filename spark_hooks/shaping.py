@@ -34,66 +34,72 @@ _KEEP_ROWS: Final = {"Project", "Window"}
 """Nodes of Spark's plan that make one row of each."""
 
 
-_misnamed: dict[tuple[str, ...], dict[str, StructType]] = {}
-"""By the schemas of a batch and its lanes, and the lanes: few, and Spark's analysis takes long."""
-
-
 _MOST_REMEMBERED: Final = 64
 
 
-def with_hashes(df: DataFrame, sinks: Sequence[AnySink]) -> tuple[DataFrame, list[int] | None]:
-    """The rows with their hashes, and in which lane each sink's are, as `PartitionWriter` wants.
+class Shapes:
+    """The shapes of one query's batches; what Spark's analysis of them found is remembered."""
 
-    A column of structs per distinct shape; the columns themselves where all sinks share one and
-    Spark finds columns of such names again.
-    """
-    distinct = {(sink.select, sink.columns): sink for sink in sinks}
-    if len(distinct) == 1:
-        rows = shaped(df, sinks[0])
-        if is_plain(schema := rows.schema):
-            name = free_name(schema.names)
-            if any(isinstance(field.dataType, StructType) for field in schema):
-                # `a.b` may be the column b of an alias of the user's, and no field of a.
-                rows = rows.toDF(*schema.names)
-            return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
-    rows = _in_lanes(df, list(distinct.values()))
-    if any(sink.columns for sink in distinct.values()):
-        # In a step of its own: what `select` makes by chance, such as uuid(), is made once.
-        lanes = zip(arrow_schema(rows), distinct.values(), strict=True)
-        rows = rows.selectExpr(*(_lane(field, sink) for field, sink in lanes))
-    hashes = (
-        f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
-        for n, lane in enumerate(rows.schema)
-    )
-    shapes = list(distinct)
-    return rows.selectExpr("*", *hashes), [shapes.index((s.select, s.columns)) for s in sinks]
+    def __init__(self) -> None:
+        self._misnamed: dict[tuple[str, ...], dict[str, StructType]] = {}
+        """By the schemas of a batch and its lanes, and the lanes."""
 
+    def with_hashes(
+        self, df: DataFrame, sinks: Sequence[AnySink]
+    ) -> tuple[DataFrame, list[int] | None]:
+        """The rows with their hashes, and each sink's lane, as `PartitionWriter` wants them.
 
-def _in_lanes(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
-    """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives them.
+        A column of structs per distinct shape; the columns themselves where all sinks share one and
+        Spark finds columns of such names again.
+        """
+        distinct = {(sink.select, sink.columns): sink for sink in sinks}
+        if len(distinct) == 1:
+            rows = shaped(df, sinks[0])
+            if is_plain(schema := rows.schema):
+                name = free_name(schema.names)
+                if any(isinstance(field.dataType, StructType) for field in schema):
+                    # `a.b` may be the column b of an alias of the user's, and no field of a.
+                    rows = rows.toDF(*schema.names)
+                return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
+        rows = self._in_lanes(df, list(distinct.values()))
+        if any(sink.columns for sink in distinct.values()):
+            # In a step of its own: what `select` makes by chance, such as uuid(), is made once.
+            lanes = zip(arrow_schema(rows), distinct.values(), strict=True)
+            rows = rows.selectExpr(*(_lane(field, sink) for field, sink in lanes))
+        hashes = (
+            f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
+            for n, lane in enumerate(rows.schema)
+        )
+        shapes = list(distinct)
+        return rows.selectExpr("*", *hashes), [shapes.index((s.select, s.columns)) for s in sinks]
 
-    Raises:
-        ConfigurationError: Spark takes the expressions in a `selectExpr` of their own only.
-    """
-    lanes = [_struct(sink.select, f"lane{n}") for n, sink in enumerate(sinks)]
-    try:
-        rows = df.selectExpr(*lanes)
-    except AnalysisException as error:
-        faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
-        raise _not_in_one_pass(faulty or sinks, f"Spark says: {error}") from error
-    # The types are those of the session: its zone, its functions. `schema` would read the JSON.
-    asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *lanes)  # noqa: SLF001
-    misnamed = _misnamed.get(asked)
-    if misnamed is None:
-        alone = [df if s.select is None else df.selectExpr(*s.select) for s in sinks]
-        _check_means_the_same(df, rows, sinks, alone)
-        if len(_misnamed) >= _MOST_REMEMBERED:
-            _misnamed.clear()
-        misnamed = _misnamed[asked] = dict(_find_misnamed(rows, alone))
-    if not misnamed:
-        return rows
-    names = [f"lane{n}" for n in range(len(sinks))]
-    return rows.select(*(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names))
+    def _in_lanes(self, df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
+        """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives.
+
+        Raises:
+            ConfigurationError: Spark takes the expressions in a `selectExpr` of their own only.
+        """
+        lanes = [_struct(sink.select, f"lane{n}") for n, sink in enumerate(sinks)]
+        try:
+            rows = df.selectExpr(*lanes)
+        except AnalysisException as error:
+            faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
+            raise _not_in_one_pass(faulty or sinks, f"Spark says: {error}") from error
+        # `schema` would read the JSON.
+        asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *lanes)  # noqa: SLF001
+        misnamed = self._misnamed.get(asked)
+        if misnamed is None:
+            alone = [df if s.select is None else df.selectExpr(*s.select) for s in sinks]
+            _check_means_the_same(df, rows, sinks, alone)
+            if len(self._misnamed) >= _MOST_REMEMBERED:
+                self._misnamed.clear()
+            misnamed = self._misnamed[asked] = dict(_find_misnamed(rows, alone))
+        if not misnamed:
+            return rows
+        names = [f"lane{n}" for n in range(len(sinks))]
+        return rows.select(
+            *(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names)
+        )
 
 
 def _check_means_the_same(

@@ -21,7 +21,7 @@ DEFAULT_ROWS: Final = 1_000
 """The most rows of a batch that the driver writes."""
 
 _MOST_BYTES: Final = 8 * 2**20
-_IN_A_ROW: Final = 3
+IN_A_ROW: Final = 3
 _MOST_IN_A_ROW: Final = 96
 
 
@@ -33,16 +33,17 @@ class SmallBatches:
     """Tells from the batches before whether the next one will be small.
 
     Args:
-        most_rows: of a small batch; 0 where the driver is to write none.
+        most_rows: of a small batch; 0 if the driver writes none.
+        wanted: after how many small batches in a row the driver writes the next one.
 
     Attributes:
         most_rows: as given.
     """
 
-    def __init__(self, most_rows: int) -> None:
+    def __init__(self, most_rows: int, wanted: int = IN_A_ROW) -> None:
         self.most_rows = most_rows
         self._in_a_row = 0
-        self._wanted = _IN_A_ROW
+        self._wanted = wanted
 
     @property
     def is_next(self) -> bool:

@@ -12,12 +12,13 @@ How lines are counted:
 Shared state is what changes after the import and is the same object for everybody in the process:
 
 * a name of a module or a class that holds an empty container, a container that the module
-  changes, a lock, a queue, a pool, a counter, a weak container, a context variable, or an instance
-  of a class of ours that is not frozen;
-* a name that a function rebinds with `global`;
+  changes, a lock, a queue, a pool, a counter, a weak container, or an instance of a class of ours
+  that is not frozen;
+* a name that a function rebinds with `global`, or that another module assigns (`module.name = …`);
 * the result of a function without arguments under `functools.cache`.
 
-A table that is filled where it is defined, and that the module never changes, is a constant.
+A table that is filled where it is defined, and that the module never changes, is a constant. A
+context variable is not shared: each thread has its own value.
 """
 
 from __future__ import annotations
@@ -44,42 +45,15 @@ LONGER: Mapping[str, str] = {
 ``"txn_log/sqlite.py::SqliteLog.put": "one statement of SQL"``. The first line of such a function
 says the same."""
 
-_POOL = "connections are shared by the sinks of a process"
-_TESTS = "the processes, ports and caches of the test servers"
 SHARED: Mapping[str, str] = {
-    "sinks/kafka/connecting/quiet.py::_no_credentials": "a logging filter of the client library",
-    "sinks/kafka/writing/c_api.py::rd": "the C library, loaded once",
-    "sinks/postgres/server/connections.py::_pools": _POOL,
-    "sinks/postgres/server/connections.py::_pools_lock": _POOL,
-    "sinks/s3/connecting/client.py::_clients": _POOL,
-    "sinks/s3/connecting/client.py::_lock": _POOL,
-    "sinks/s3/connecting/client.py::_sessions": _POOL,
-    "spark_hooks/lifecycle.py::_added": "one listener for each Spark session",
-    "spark_hooks/lifecycle.py::_adding": "one listener for each Spark session",
-    "spark_hooks/partition_writer.py::_spared": "a fact of the worker's garbage collector",
-    "spark_hooks/record_batches.py::_setting": "Spark's configuration is the session's",
-    "spark_hooks/shaping.py::_misnamed": "Spark's analysis takes long, and gives the same again",
-    "src/sparkonce/steps.py::_hooks": "whoever listens to the steps of the process",
-    "src/sparkonce/storage/hadoop.py::_own_gateway": "one JVM for each process",
-    "src/sparkonce/watching.py::watch": "one thread looks after all steps of the process",
-    "txn_log/forks.py::_forking": "logs are closed in a forked child",
-    "txn_log/forks.py::_held": "logs are closed in a forked child",
-    "txn_log/forks.py::_logs": "logs are closed in a forked child",
-    "txn_log/opening.py::_may_create": "a command that only looks creates no log",
-    "src/sparkonce/testing/plugin.py::_left_out": _TESTS,
-    "src/sparkonce/testing/quick_spark.py::jvm_options": _TESTS,
-    "src/sparkonce/testing/services/cache.py::_spinner": _TESTS,
-    "src/sparkonce/testing/services/containers.py::engine_answers": _TESTS,
-    "src/sparkonce/testing/services/process.py::_given_ports": _TESTS,
-    "src/sparkonce/testing/services/process.py::_guards": _TESTS,
-    "src/sparkonce/testing/services/process.py::_ports": _TESTS,
-    "src/sparkonce/testing/services/process.py::_ports_lock": _TESTS,
+    "src/sparkonce/once.py::_slots": "what a process has once: pools, clients, listeners, a JVM",
+    "src/sparkonce/steps.py::_hooks": "the observers of the process's steps",
+    "src/sparkonce/failpoints.py::handler": "the fail points of the process, for tests",
 }
-"""Shared state that has to be, each with the reason, as ``"src/sparkonce/steps.py::listeners"``."""
+"""Shared state that has to be, each with the reason. What a process needs once goes to `once`."""
 
 MOST_LONGER = 10
-MOST_SHARED = 27
-"""The aim is 3: pools, clients and listeners want one holder for each process."""
+MOST_SHARED = 3
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "sparkonce"
@@ -88,7 +62,7 @@ STATEFUL = """
     list dict set bytearray defaultdict OrderedDict Counter deque ChainMap count cycle local
     WeakSet WeakKeyDictionary WeakValueDictionary Lock RLock Condition Event Semaphore
     BoundedSemaphore Barrier Queue LifoQueue PriorityQueue SimpleQueue ThreadPoolExecutor
-    ProcessPoolExecutor Thread ContextVar SystemRandom Random
+    ProcessPoolExecutor Thread Random
 """
 CHANGES = """
     append extend insert remove pop popitem clear update setdefault add discard appendleft popleft
@@ -178,12 +152,25 @@ def lines_of(node: AnyFunction | ast.ClassDef) -> int:
 # -- shared state ----------------------------------------------------------------------------------
 
 
-def shared_state(module: Module, ours: frozenset[str]) -> list[Offender]:
-    """What the module shares; `ours` are the project's classes whose instances can change."""
-    found: dict[str, Offender] = {}
-    for offender in _shared(module, ours):
-        found.setdefault(offender.place, offender)
-    return list(found.values())
+def shared_state(found: list[Module]) -> list[Offender]:
+    """What the modules share."""
+    ours = changing_classes(found)
+    state: dict[str, Offender] = {}
+    for offender in (*(o for m in found for o in _shared(m, ours)), *_assigned_elsewhere(found)):
+        state.setdefault(offender.place, offender)
+    return list(state.values())
+
+
+def _assigned_elsewhere(found: list[Module]) -> Iterator[Offender]:
+    """Names of a module that another module assigns, as in `failpoints.handler = …`."""
+    places = {Path(module.place).stem: module.place for module in found}
+    for module in found:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                place = places.get(last_name(node.value)) if is_name(node.value) else None
+                if place is not None and imports(module.tree, Path(place).stem):
+                    what = f"assigned in {module.place}, line {node.lineno}"
+                    yield Offender(f"{place}::{node.attr}", "state", what)
 
 
 def _shared(module: Module, ours: frozenset[str]) -> Iterator[Offender]:
@@ -285,6 +272,20 @@ def takes_nothing(node: AnyFunction) -> bool:
     return not (a.posonlyargs or a.args or a.kwonlyargs or a.vararg or a.kwarg)
 
 
+def is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name)
+
+
+def imports(tree: ast.Module, name: str) -> bool:
+    """Whether the module imports a module under this name."""
+    return any(
+        (alias.asname or alias.name) == name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    )
+
+
 def is_cache(decorator: ast.expr) -> bool:
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return last_name(called) in {"cache", "lru_cache"}
@@ -313,18 +314,15 @@ def test_nothing_is_too_long(kind: str) -> None:
 
 
 def test_no_state_is_shared() -> None:
-    found = modules()
-    ours = changing_classes(found)
-    state = [o for module in found for o in shared_state(module, ours)]
+    state = shared_state(modules())
     left = [offender for offender in state if offender.place not in SHARED]
     assert not left, told(left, "Give it to an object that its users hold; or add it to SHARED.")
 
 
 def test_exceptions_are_few_and_still_needed() -> None:
     found = modules()
-    ours = changing_classes(found)
     long = {offender.place for module in found for offender in too_long(module)}
-    state = {offender.place for module in found for offender in shared_state(module, ours)}
+    state = {offender.place for offender in shared_state(found)}
     assert LONGER.keys() <= long, f"no longer too long: {sorted(LONGER.keys() - long)}"
     assert SHARED.keys() <= state, f"no longer shared: {sorted(SHARED.keys() - state)}"
     assert len(LONGER) <= MOST_LONGER
@@ -339,6 +337,9 @@ def test_every_room_is_looked_at() -> None:
 
 
 # -- the check itself ------------------------------------------------------------------------------
+
+
+OURS = Module("ours.py", "class Ours: ...\n@dataclass(frozen=True)\nclass Frozen: ...")
 
 
 def body(lines: int) -> str:
@@ -380,7 +381,6 @@ def test_sizes(text: str, expected: list[tuple[str, int]]) -> None:
         "x = threading.Lock()",
         "x: weakref.WeakSet[int] = weakref.WeakSet()",
         "x = weakref.WeakValueDictionary[int, str]()",
-        "x = ContextVar('x')",
         "x = Ours()",
         "x = 0\ndef f():\n    global x\n    x = 1",
         "x = Lock()\ndef f():\n    global x\n    x = Lock()",
@@ -390,7 +390,7 @@ def test_sizes(text: str, expected: list[tuple[str, int]]) -> None:
     ],
 )
 def test_shared_state_is_found(text: str) -> None:
-    (found,) = shared_state(Module("a.py", text), frozenset({"Ours"}))
+    (found,) = shared_state([Module("a.py", text), OURS])
     assert (found.place, found.kind) == ("a.py::x", "state")
 
 
@@ -398,8 +398,16 @@ def test_shared_state_is_found(text: str) -> None:
     "text", ["class A:\n    x = {}", "class A:\n    x = {1: 2}\n    def f(self): self.x[3] = 4"]
 )
 def test_shared_state_of_a_class_is_found(text: str) -> None:
-    (found,) = shared_state(Module("a.py", text), frozenset())
+    (found,) = shared_state([Module("a.py", text)])
     assert found.place == "a.py::A.x"
+
+
+def test_name_that_another_module_assigns_is_found() -> None:
+    setting = Module("room/setting.py", "x = None")
+    other = Module("b.py", "from room import setting\ndef f(): setting.x = 1")
+    unrelated = Module("c.py", "def f(setting): setting.x = 1")
+    assert [o.place for o in shared_state([setting, other])] == ["room/setting.py::x"]
+    assert shared_state([setting, unrelated]) == []
 
 
 @pytest.mark.parametrize(
@@ -411,13 +419,14 @@ def test_shared_state_of_a_class_is_found(text: str) -> None:
         "x = re.compile('a')",
         "def f():\n    x = {}\n    x[1] = 2",
         "x = {1: 2}\ndef f(y): y.x[3] = 4",
+        "x = ContextVar('x')",
         "@functools.cache\ndef f(x): return x",
         "x = Frozen()",
         "class A:\n    def __init__(self): self.x = {}",
     ],
 )
 def test_what_is_no_shared_state(text: str) -> None:
-    assert shared_state(Module("a.py", text), frozenset({"Ours"})) == []
+    assert shared_state([Module("a.py", text), OURS]) == []
 
 
 def test_frozen_classes_are_no_state() -> None:

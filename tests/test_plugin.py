@@ -17,8 +17,8 @@ import pytest
 from sparkonce.testing import plugin
 
 @pytest.mark.parametrize("number", range(4))
-def test_it(number):
-    plugin._left_out[:] = ["no network"]  # as the fixture spark does
+def test_it(number, pytestconfig):
+    plugin._left_out(pytestconfig)[:] = ["no network"]  # as the fixture spark does
 """,
 }
 

@@ -21,6 +21,7 @@ import pyspark
 import pytest
 import yaml
 
+from sparkonce.once import forget
 from sparkonce.testing import quick_spark
 from sparkonce.testing.services import (
     KINDS,
@@ -36,7 +37,7 @@ from sparkonce.testing.services import (
     start_services,
     unavailable,
 )
-from sparkonce.testing.services.process import Command, Guard, free_port
+from sparkonce.testing.services.process import Command, Guard, _Ports, free_port
 from sparkonce.testing.services.server import LocalPlan, LocalRuntime
 
 ROOT = Path(__file__).parent.parent
@@ -96,7 +97,7 @@ def test_backend_that_cannot_be_had(
 def test_no_engine_at_the_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A dead address is no engine, and the question leaves no open socket behind."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert containers.engine_answers.__wrapped__() is False
+    assert containers.engine_answers() is False
 
 
 # Containers
@@ -395,11 +396,11 @@ def test_port_on_which_another_server_answers(guard: Guard, tmp_path: Path) -> N
         LocalRuntime(plan, guard).start()
 
 
-def test_free_ports_differ_where_runs_have_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_differ_where_runs_have_one_seed() -> None:
     """Plugins seed `random` before each test, in each of the runs side by side."""
     found = set()
     for _ in range(10):
-        monkeypatch.setattr("sparkonce.testing.services.process._given_ports", set())
+        forget(_Ports)
         random.seed(0)
         found.add(free_port())
     assert len(found) > 1
@@ -697,5 +698,5 @@ def test_archive_of_sparks_classes_is_made_anew_for_new_jars(
     monkeypatch.setattr(quick_spark, "cached", cached)
     for time_s in (1, 1, 2):
         os.utime(jars, (time_s, time_s))
-        quick_spark.jvm_options.__wrapped__()
+        quick_spark.jvm_options()
     assert asked[0] == asked[1] != asked[2]

@@ -15,6 +15,7 @@ import pytest
 
 from sparkonce import ExactlyOnce
 from sparkonce.errors import PrepareRejectedError
+from sparkonce.once import once
 from sparkonce.protocol.operating import look_for_orphans
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
@@ -23,14 +24,16 @@ from sparkonce.testing.log_cases import claim
 from sparkonce.testing.sink_world import OWNER, branch
 from sparkonce.txn_log.record import Incarnation
 from sparkonce.txn_log.sqlite import SqliteLog
-from sparkonce.watching import EVERY_S, watch
+from sparkonce.watching import EVERY_S, Watch
 from tests.world import MemorySink, Process, Store, World, hashed
 
 CHILD_OF_A_PROCESS_THAT_WAITS = """
 import os, signal, threading, time
 from sparkonce.steps import step
-from sparkonce.watching import EVERY_S, watch
+from sparkonce.once import once
+from sparkonce.watching import EVERY_S, Watch
 
+watch = once(Watch)
 begun = threading.Event()
 
 def wait():
@@ -52,7 +55,7 @@ with step("commit", batch=7):
 
 def said(caplog: pytest.LogCaptureFixture, *, after_s: float) -> list[str]:
     caplog.clear()
-    watch.log_slow(time.monotonic() + after_s)
+    once(Watch).log_slow(time.monotonic() + after_s)
     return [record.getMessage() for record in caplog.records]
 
 

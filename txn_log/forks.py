@@ -16,6 +16,8 @@ import threading
 from typing import Protocol
 from weakref import WeakSet
 
+from sparkonce.once import once
+
 
 class Closable(Protocol):
     """A log that opens again by itself what was closed; its lock guards what it has open."""
@@ -25,36 +27,41 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_logs: WeakSet[Closable] = WeakSet()
-_forking = threading.Lock()  # guards `_logs` too
-_held: list[Closable] = []
-
-
 def closed_at_forks(log: Closable) -> None:
     """Close the log before every fork of this process, from now on, as long as it is in use."""
-    with _forking:
-        _logs.add(log)
+    once(_Forks).add(log)
 
 
-def _close_all() -> None:
-    _forking.acquire()
-    for log in list(_logs):
-        log._lock.acquire()  # noqa: SLF001 - as agreed above
-        _held.append(log)
-        log.close()
+class _Forks:
+    """The logs of a process, at its forks and at those of its children."""
 
+    def __init__(self) -> None:
+        self._logs: WeakSet[Closable] = WeakSet()
+        self._lock = threading.Lock()  # guards `_logs`; held during a fork
+        self._held: list[Closable] = []
+        os.register_at_fork(
+            before=self._close_all,
+            after_in_parent=self._release_all,
+            after_in_child=self._renew_all,
+        )
 
-def _release_all() -> None:
-    while _held:
-        _held.pop()._lock.release()  # noqa: SLF001
-    _forking.release()
+    def add(self, log: Closable) -> None:
+        with self._lock:
+            self._logs.add(log)
 
+    def _close_all(self) -> None:
+        self._lock.acquire()
+        for log in list(self._logs):
+            log._lock.acquire()  # noqa: SLF001 - as agreed above
+            self._held.append(log)
+            log.close()
 
-def _renew_all() -> None:
-    global _forking  # noqa: PLW0603  # threads of the parent may have waited for the old one
-    while _held:
-        _held.pop()._lock = threading.RLock()  # noqa: SLF001
-    _forking = threading.Lock()
+    def _release_all(self) -> None:
+        while self._held:
+            self._held.pop()._lock.release()  # noqa: SLF001
+        self._lock.release()
 
-
-os.register_at_fork(before=_close_all, after_in_parent=_release_all, after_in_child=_renew_all)
+    def _renew_all(self) -> None:
+        while self._held:
+            self._held.pop()._lock = threading.RLock()  # noqa: SLF001
+        self._lock = threading.Lock()  # threads of the parent may have waited for the old one

@@ -43,7 +43,7 @@ from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks import PostgresSink, verbs
 from sparkonce.sinks.postgres.merging import preparing
 from sparkonce.sinks.postgres.server.outcome import leave_prepared
-from sparkonce.spark_hooks.shaping import with_hashes
+from sparkonce.spark_hooks.shaping import Shapes
 from sparkonce.testing.services import start_services
 
 if TYPE_CHECKING:
@@ -544,7 +544,7 @@ def test_rows_of_one_key_reach_one_task_whatever_spark_adapts(spark: SparkSessio
 
     def dealt(partitions: int) -> dict[int, set[str]]:
         df = spark.range(1000).selectExpr("id % 100 AS k", "string(id % 7) AS `a.b`", "id")
-        rows, lanes = with_hashes(df.repartition(partitions), [sink])
+        rows, lanes = Shapes().with_hashes(df.repartition(partitions), [sink])
         assert lanes == [0]  # the dot makes it a struct
         from pyspark.sql.functions import spark_partition_id
 

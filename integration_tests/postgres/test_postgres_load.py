@@ -31,9 +31,10 @@ from integration_tests.postgres.world import (
 )
 from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PrepareRejectedError
+from sparkonce.once import once
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres.loading.staging import StagingWriter
-from sparkonce.sinks.postgres.server.connections import Address, Pool, pool_of
+from sparkonce.sinks.postgres.server.connections import Address, Pool
 from sparkonce.sinks.postgres.server.sql import staging_name
 from sparkonce.sinks.verbs import abort_each
 
@@ -72,7 +73,7 @@ def write_all(sink: PostgresSink, handle: StagingWriter, rows: pa.Table) -> None
 @pytest.fixture
 def worker(world: World) -> Pool:
     """The pool of this process as a Python worker, without what other tests left in it."""
-    pool = pool_of(Address.read(world.dsn))
+    pool = once(Pool, Address.read(world.dsn))
     pool.close()
     return pool
 
@@ -145,7 +146,7 @@ def test_forked_process_makes_a_connection_of_its_own(world: World, worker: Pool
     if child == 0:
         code = 1
         try:
-            connection, is_new = pool_of(Address.read(world.dsn)).take()
+            connection, is_new = once(Pool, Address.read(world.dsn)).take()
             os.write(write, f"{is_new} {connection.info.backend_pid}".encode())
             code = 0
         finally:
@@ -187,7 +188,7 @@ def test_worker_that_is_killed_leaves_no_session(world: World) -> None:
 
 def statements(world: World, sink: PostgresSink, action: Callable[[], object]) -> list[str]:
     """What the sink's one connection sends meanwhile, round trip by round trip."""
-    connection, _ = pool_of(Address.read(world.dsn)).take()
+    connection, _ = once(Pool, Address.read(world.dsn)).take()
     with tempfile.NamedTemporaryFile() as file:
         connection.pgconn.trace(file.fileno())
         connection.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)

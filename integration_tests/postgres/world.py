@@ -21,8 +21,9 @@ from psycopg import sql
 import sparkonce
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.once import once
 from sparkonce.sinks import PostgresSink
-from sparkonce.sinks.postgres.server import connections
+from sparkonce.sinks.postgres.server.connections import Address, Pool
 from sparkonce.testing.services import PostgresServer
 
 DEADLINE_S = 60.0
@@ -188,8 +189,7 @@ class World:
 
     def end_sessions(self) -> None:
         """What tests before have left open to the server, here or in Spark's Python workers."""
-        for pool in connections._pools.values():
-            pool.close()
+        once(Pool, Address.read(self.dsn)).close()
         query = (
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
             "WHERE starts_with(application_name, 'sparkonce')"

@@ -30,6 +30,7 @@ from sparkonce.errors import (
 )
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.once import once
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
@@ -48,7 +49,7 @@ from sparkonce.sinks.postgres.merging.merge import Merge
 from sparkonce.sinks.postgres.merging.preparing import prepare
 from sparkonce.sinks.postgres.merging.work import MergeWork
 from sparkonce.sinks.postgres.server.advice import is_transient, next_step
-from sparkonce.sinks.postgres.server.connections import Address, Pool, pool_of
+from sparkonce.sinks.postgres.server.connections import Address, Pool
 from sparkonce.sinks.postgres.server.identity import Server, warn_of_publications
 from sparkonce.sinks.postgres.server.sql import Timeouts
 from sparkonce.sinks.postgres.settings import Load, check_settings, promise
@@ -289,7 +290,7 @@ class PostgresSink(
 
     @property
     def _pool(self) -> Pool:
-        return pool_of(self._address)
+        return once(Pool, self._address)
 
     @property
     def _sweeper(self) -> Sweeper:

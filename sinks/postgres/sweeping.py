@@ -21,6 +21,7 @@ from sparkonce.errors import (
     settle_command,
 )
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from sparkonce.once import once
 from sparkonce.sinks.postgres.loading.direct import PREPARED_VERSION
 from sparkonce.sinks.postgres.loading.finishing import Finisher
 from sparkonce.sinks.postgres.merging.held import HeldMerges
@@ -30,7 +31,6 @@ from sparkonce.sinks.postgres.server.connections import (
     PgConnection,
     Pool,
     ask_as_login,
-    pool_of,
     roll_back,
 )
 from sparkonce.sinks.postgres.server.outcome import rolling_back
@@ -84,7 +84,7 @@ class Sweeper:
 
     @property
     def pool(self) -> Pool:
-        return pool_of(self.address)
+        return once(Pool, self.address)
 
     def find(self, owner: Owner) -> list[Committable]:
         rows = self.pool.run(lambda c: ask_as_login(c, find_standing(owner)))

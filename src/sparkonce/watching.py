@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from sparkonce import steps
+from sparkonce.once import once
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -57,10 +58,7 @@ class Watch:
         self._thread = None
 
 
-watch: Final = Watch()
-"""Of this process."""
-
-steps.add_hook(watch)
+steps.add_hook(once(Watch))
 
 
 def still_trying(what: object) -> Callable[[RetryCallState], None]:

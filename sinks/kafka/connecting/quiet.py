@@ -10,9 +10,16 @@ Only records of our own clients are dropped: they come from an I/O thread that b
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from kafka.protocol.sasl import SaslAuthenticateRequest
+
+_SENDING: Final = ("kafka.net.connection", "kafka.protocol.parser")
+"""The loggers that show requests and their frames."""
+
+_SENDS_CREDENTIALS: Final = SaslAuthenticateRequest.API_KEY.to_bytes(2, "big")
+"""The key of the request that holds a password or a token."""
 
 _REPEATED: Final = (
     "kafka.cluster",
@@ -29,22 +36,18 @@ _KEPT: Final = "throttled by broker"
 
 def quieten(client_id: str) -> None:
     """Install the filters for the client with this id; a second call changes nothing."""
-    for name in _NoCredentials.NAMES:
-        logging.getLogger(name).addFilter(_no_credentials)  # once: it is always the same object
+    # A logger adds a filter only if it has no equal one.
+    for name in _SENDING:
+        logging.getLogger(name).addFilter(_NoCredentials())
     for name in _REPEATED:
-        logger = logging.getLogger(name)
-        if not any(
-            isinstance(f, _NoConnectionErrors) and f.client_id == client_id for f in logger.filters
-        ):
-            logger.addFilter(_NoConnectionErrors(client_id))
+        logging.getLogger(name).addFilter(_NoConnectionErrors(client_id))
 
 
-class _NoConnectionErrors(logging.Filter):
+@dataclass(frozen=True)
+class _NoConnectionErrors:
     """Drops warnings and errors of one client's connections."""
 
-    def __init__(self, client_id: str) -> None:
-        super().__init__()
-        self.client_id = client_id
+    client_id: str
 
     def filter(self, record: logging.LogRecord) -> bool:
         return (
@@ -55,11 +58,9 @@ class _NoConnectionErrors(logging.Filter):
         )
 
 
-class _NoCredentials(logging.Filter):
+@dataclass(frozen=True)
+class _NoCredentials:
     """Drops the debug records that show passwords and tokens: requests and their frames."""
-
-    NAMES = ("kafka.net.connection", "kafka.protocol.parser")
-    KEY = SaslAuthenticateRequest.API_KEY.to_bytes(2, "big")
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args if isinstance(record.args, tuple) else ()
@@ -68,8 +69,5 @@ class _NoCredentials(logging.Filter):
     def _holds_credentials(self, arg: object) -> bool:
         # A frame is its length in four bytes, then the key of its request.
         return isinstance(arg, SaslAuthenticateRequest) or (
-            isinstance(arg, (bytes, bytearray)) and arg[4:6] == self.KEY
+            isinstance(arg, (bytes, bytearray)) and arg[4:6] == _SENDS_CREDENTIALS
         )
-
-
-_no_credentials = _NoCredentials()

@@ -7,8 +7,9 @@ library.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from types import SimpleNamespace
 from typing import Any, Final
 
 from confluent_kafka import cimpl
@@ -118,20 +119,14 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 """The result and the argument types of each function, by its name without `rd_kafka_`."""
 
 
-class Library:
-    """The librdkafka that confluent-kafka was built with; each function is an attribute."""
-
-    def __init__(self) -> None:
-        # The loader looks a symbol up in a library and in the libraries that it was linked with.
-
-        library = ctypes.CDLL(cimpl.__file__)
-        for name, (result, *arguments) in _FUNCTIONS.items():
-            function = getattr(library, f"rd_kafka_{name}")
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise AttributeError(name)
+def _declared() -> Any:
+    # The loader looks a symbol up in a library and in the libraries that it was linked with.
+    library = ctypes.CDLL(cimpl.__file__)
+    functions = {name: getattr(library, f"rd_kafka_{name}") for name in _FUNCTIONS}
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        functions[name].restype, functions[name].argtypes = result, arguments
+    return SimpleNamespace(**functions)
 
 
-rd: Final = Library()
+rd: Final = _declared()
+"""The librdkafka that confluent-kafka was built with; each function is an attribute."""

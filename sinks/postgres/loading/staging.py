@@ -20,6 +20,7 @@ from psycopg import sql
 
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId, Committable
+from sparkonce.once import once
 from sparkonce.sinks.postgres.loading.values import (
     ValueDoesNotFitError,
     binary_encoder,
@@ -29,7 +30,7 @@ from sparkonce.sinks.postgres.loading.values import (
 from sparkonce.sinks.postgres.merging.merge import PAYLOAD_VERSION
 from sparkonce.sinks.postgres.server.advice import next_step
 from sparkonce.sinks.postgres.server.blockers import blocked_by, prepared_holders
-from sparkonce.sinks.postgres.server.connections import Address, pool_of
+from sparkonce.sinks.postgres.server.connections import Address, Pool
 from sparkonce.sinks.postgres.server.sql import (
     COMMIT,
     TO_WRITE,
@@ -66,7 +67,7 @@ class StagingWriter:
         self._target = target
         self._timeouts = Timeouts(timeouts.lock, 0)
         self._copying = contextlib.ExitStack()
-        self._pool = pool_of(address)
+        self._pool = once(Pool, address)
         # PREPARE TRANSACTION of the merge flushes everything that was written before it, including
         # staging; a crash of the server before that aborts the batch. A merge that is held open
         # does not flush it.

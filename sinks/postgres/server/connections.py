@@ -1,14 +1,13 @@
 """Connections to the server: how they are opened and kept, and what is shown of their errors.
 
-A process has one pool for each address. All its sinks share the pool; in a Python worker, which
-runs one task after another, the tasks share it too.
+A process has one pool for each address: ``once(Pool, address)``. All its sinks share the pool; in a
+Python worker, which runs one task after another, the tasks share it too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -261,24 +260,3 @@ class Pool:
             self._kept = [(c, since) for c, since in self._kept if since > then]
         for connection in unused:
             connection.close()
-
-
-_pools: dict[tuple[int, Address], Pool] = {}
-_pools_lock = threading.Lock()
-
-
-def pool_of(address: Address) -> Pool:
-    """This process' pool for the address.
-
-    A forked process gets its own pool: only the process that opened a connection may use it.
-    """
-    with _pools_lock:
-        return _pools.setdefault((os.getpid(), address), Pool(address))
-
-
-def _renew_lock() -> None:
-    global _pools_lock  # noqa: PLW0603  # a fork may copy the lock while another thread holds it
-    _pools_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

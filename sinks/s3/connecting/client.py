@@ -13,6 +13,7 @@ import threading
 import uuid
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from botocore.exceptions import BotoCoreError
 
 from sparkonce.clients.s3 import when_not_valid
 from sparkonce.errors import ConfigurationError
+from sparkonce.once import forget, once
 from sparkonce.sinks.s3.connecting.settings import ClientFactory, S3Connection
 
 if TYPE_CHECKING:
@@ -67,14 +69,7 @@ class Clients:
 
     def client(self, purpose: Purpose) -> S3Client:
         """The client of this process; making the first one takes about 0.1 s."""
-        key = (os.getpid(), self, purpose)
-        client = _clients.get(key)
-        if client is None:
-            with _lock:
-                client = _clients.get(key)
-                if client is None:
-                    client = _clients[key] = self._make(purpose)
-        return client
+        return once(_Made, self).client(purpose)
 
     @property
     def other_server(self) -> str | None:
@@ -111,16 +106,46 @@ class Clients:
 
     def close(self) -> None:
         """Close idle connections. Sinks with the same settings connect again when they need to."""
-        _sessions.pop((os.getpid(), self), None)
-        for purpose in Purpose:
-            client = _clients.pop((os.getpid(), self, purpose), None)
-            if client is not None:
+        made = forget(_Made, self)
+        if made is not None:
+            made.close()
+
+
+class _Made:
+    """The session of one process, and its clients.
+
+    The clients share one session, which reads boto3's description of S3 only once; that takes most
+    of the time. A session serves one thread at a time, so clients are made under a lock.
+    """
+
+    def __init__(self, recipe: Clients) -> None:
+        self._recipe = recipe
+        self._settings = recipe.settings
+        self._lock = threading.Lock()
+        self._clients: dict[Purpose, S3Client] = {}
+
+    @cached_property
+    def _session(self) -> boto3.session.Session:
+        return boto3.session.Session(profile_name=self._settings.profile_name)
+
+    def client(self, purpose: Purpose) -> S3Client:
+        client = self._clients.get(purpose)
+        if client is None:
+            with self._lock:
+                client = self._clients.get(purpose)
+                if client is None:
+                    client = self._clients[purpose] = self._make(purpose)
+        return client
+
+    def close(self) -> None:
+        with self._lock:
+            for client in self._clients.values():
                 client.close()
 
     def _make(self, purpose: Purpose) -> S3Client:
         style: dict[str, Any] = {}
-        if self.settings.addressing_style is not None:
-            style = {"addressing_style": self.settings.addressing_style}
+        if self._settings.addressing_style is not None:
+            style = {"addressing_style": self._settings.addressing_style}
         config = _config(purpose, style)
         client = self._built(config)
         _check_config(client, config)
@@ -132,14 +157,14 @@ class Clients:
             style["payload_signing_enabled"] = False
             client.close()
             client = self._built(_config(purpose, style))
-        if self.settings.aws_access_key_id is None:  # keys in the settings would be refused again
-            when_not_valid(client, self.close)
+        if self._settings.aws_access_key_id is None:  # keys in the settings would be refused again
+            when_not_valid(client, self._recipe.close)
         return client
 
     def _built(self, config: Config) -> S3Client:
-        if self.factory is not None:
-            return self.factory(config)
-        client = self._of_session(config, self.settings.endpoint_url)
+        if self._recipe.factory is not None:
+            return self._recipe.factory(config)
+        client = self._of_session(config, self._settings.endpoint_url)
         url = client.meta.endpoint_url
         if "@" in urlsplit(url).netloc:  # S3 ignores a password there, and boto3's errors show it
             client.close()
@@ -147,14 +172,8 @@ class Clients:
         return client
 
     def _of_session(self, config: Config, endpoint_url: str | None) -> S3Client:
-        # The clients share one session, which reads boto3's description of S3 only once; that
-        # takes most of the time. A session serves one thread at a time: the caller has the lock.
-        settings = self.settings
-        session = _sessions.get((os.getpid(), self))
-        if session is None:
-            session = boto3.session.Session(profile_name=settings.profile_name)
-            _sessions[os.getpid(), self] = session
-        return session.client(
+        settings = self._settings
+        return self._session.client(
             "s3",
             endpoint_url=endpoint_url,
             region_name=settings.region_name,
@@ -164,19 +183,6 @@ class Clients:
             verify=settings.verify,
             config=config,
         )
-
-
-_clients: dict[tuple[int, Clients, Purpose], S3Client] = {}
-_sessions: dict[tuple[int, Clients], boto3.session.Session] = {}
-_lock = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603  # a fork may copy it while another thread holds it
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _config(purpose: Purpose, style: dict[str, Any]) -> Config:

@@ -17,7 +17,6 @@ import contextlib
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -27,6 +26,7 @@ from pyspark.java_gateway import launch_gateway
 
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.failpoints import reach
+from sparkonce.once import once
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -63,17 +63,12 @@ def hadoop_folder(
         conf: gives Hadoop's configuration; default: Spark's, with what spark-defaults.conf sets
             for Hadoop.
     """
-    gateway = SparkContext._gateway or _own_gateway()  # noqa: SLF001 - py4j is the only way
+    # Without Spark, one JVM serves all folders of the process, and ends with it.
+    gateway = SparkContext._gateway or once(launch_gateway)  # noqa: SLF001 - py4j is the only way
     hadoop = (
         gateway.jvm.org.apache.spark.deploy.SparkHadoopUtil.get().conf if conf is None else conf
     )
     return HadoopFolder(root, gateway, hadoop(), address)
-
-
-@cache
-def _own_gateway() -> Any:
-    """One JVM for all folders of a process that has no Spark; it ends with the process."""
-    return launch_gateway()
 
 
 class HadoopFolder:

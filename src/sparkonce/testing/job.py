@@ -11,15 +11,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-
-from sparkonce.spark_hooks import small_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,10 +69,11 @@ def quiet_session(master: str, folder: Path) -> SparkSession:
 
 
 def main(order: Order) -> None:
-    if order.is_written_here:
-        small_batches._IN_A_ROW = 0  # type: ignore[misc]  # noqa: SLF001 - a setting for tests alone
     spark = quiet_session("local[2]", order.checkpoint.parent)
     pipeline = order.pipeline(order.log)
+    if order.is_written_here:
+        settings = pipeline._settings  # noqa: SLF001 - what follows is for tests only
+        pipeline._settings = replace(settings, small_batches_first=0)  # noqa: SLF001
     names = [sink.name for sink in pipeline.sinks]
     if not set(order.sinks) <= set(names):
         raise ValueError(f"readers= and kills= name {order.sinks}, and the sinks are {names}")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _S3_KINDS: tuple[ServiceKind, ...] = ("s3mock", "versitygw")
 _LEFT_OUT = "sparkonce_left_out"
-_left_out: list[str] = []
+_LEFT_OUT_KEY = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +93,7 @@ def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Servi
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     """The one session of the test run, with Spark's Kafka connector and S3A, if they fit it."""
     from pyspark.sql import SparkSession
 
@@ -105,7 +105,7 @@ def spark() -> Iterator[SparkSession]:
         try:
             jars += wanted()
         except ServiceError as error:  # most tests need none
-            _left_out.append(str(error))
+            _left_out(pytestconfig).append(str(error))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
@@ -125,23 +125,29 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+def _left_out(config: pytest.Config) -> list[str]:
+    """Why connectors are missing, one sentence for each."""
+    return config.stash.setdefault(_LEFT_OUT_KEY, [])
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send what a worker of pytest-xdist went without to the process that prints the summary."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output[_LEFT_OUT] = _left_out
+        output[_LEFT_OUT] = _left_out(session.config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take it there; a worker that was killed has sent nothing."""
     told: list[str] = getattr(node, "workeroutput", {}).get(_LEFT_OUT, [])
-    _left_out.extend(reason for reason in told if reason not in _left_out)
+    known = _left_out(node.config)
+    known.extend(reason for reason in told if reason not in known)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which connectors the session went without, and why."""
-    for reason in _left_out:
+    for reason in _left_out(terminalreporter.config):
         terminalreporter.write_line(f"The fixture spark goes without jars: {reason}")
 
 

@@ -8,7 +8,6 @@ JVM that maps the archive starts in about half of the time (class data sharing, 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import sys
@@ -22,7 +21,6 @@ from sparkonce.testing.services.process import Command, own_guard
 _ARCHIVE = "spark.jsa"
 
 
-@functools.cache
 def jvm_options() -> str:
     """Options for a driver's JVM; the first call on a machine takes half a minute.
 

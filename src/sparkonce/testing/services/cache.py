@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkonce.once import once
+
 if TYPE_CHECKING:
     from rich.status import Status
 
@@ -70,7 +72,7 @@ def progress(what: str, folder: Path | None = None) -> Iterator[Callable[[], Non
         return took if folder is None else f"{took}, {_size(folder)}"
 
     if sys.stderr.isatty():
-        with _spinner.shown(what) as update:
+        with once(_Spinner).shown(what) as update:
             yield _at_most_every(SPINNER_EVERY_S, lambda: update(told()))
         return
     _line(f"{what} (once) …")
@@ -113,9 +115,6 @@ class _Spinner:
             if not self._tasks:
                 self._status.stop()
                 self._status = None
-
-
-_spinner = _Spinner()
 
 
 def _at_most_every(seconds: float, act: Callable[[], None]) -> Callable[[], None]:

@@ -9,7 +9,6 @@ published on 127.0.0.1 only. testcontainers' own reaper removes the containers w
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparkonce.once import once
 from sparkonce.testing.services import kafka, postgres, s3
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.process import POLL_S
@@ -54,7 +54,7 @@ def choose_backend() -> Backend:
         return "local"
     if wish not in ("", "docker"):
         raise ServiceError(f"SPARKONCE_SERVICES must be docker or local, and it is {wish!r}.")
-    if engine_answers():
+    if once(engine_answers):
         return "docker"
     if wish == "docker":
         raise ServiceError(
@@ -64,9 +64,8 @@ def choose_backend() -> Backend:
     return "local"
 
 
-@functools.cache
 def engine_answers() -> bool:
-    """Whether a Docker engine answers a ping; asked once in a process."""
+    """Whether a Docker engine answers a ping."""
     try:
         from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
     except ImportError:

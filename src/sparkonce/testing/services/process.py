@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparkonce.once import once
 from sparkonce.testing.services.errors import ServiceError
 
 WATCHDOG = Path(__file__).with_name("watchdog.py")
@@ -62,7 +63,10 @@ class Guard:
         self._requests = 0
         self.pid: int | None = None
         """The process that was started last."""
-        _guards.add(self)
+        # A forked child (multiprocessing) would hold the pipe open after this process died. A
+        # child that is started by exec never gets it: Python's pipes are close-on-exec.
+        forget = weakref.WeakMethod(self.forget)
+        os.register_at_fork(after_in_child=lambda: _call(forget()))
 
     def start(self, command: Command) -> None:
         user, group = command.user or (None, None)
@@ -147,17 +151,9 @@ def own_guard(guard: Guard | None) -> Iterator[Guard]:
         own.close()
 
 
-_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-
-
-def _forget_guards() -> None:
-    for guard in _guards:
-        guard.forget()
-
-
-# A forked child (multiprocessing) would hold the pipe open after this process died. Children that
-# are started by exec never get it: Python's pipes are close-on-exec.
-os.register_at_fork(after_in_child=_forget_guards)
+def _call(action: Callable[[], None] | None) -> None:
+    if action is not None:
+        action()
 
 
 def log_tail(log: Path, start: int = 0) -> str:
@@ -169,10 +165,23 @@ def log_tail(log: Path, start: int = 0) -> str:
     return ""
 
 
-_ports = random.SystemRandom()
-"""Not `random` itself: test runs side by side may seed that with the same number."""
-_given_ports: set[int] = set()
-_ports_lock = threading.Lock()
+class _Ports:
+    """The ports of 127.0.0.1 that this process has given away."""
+
+    def __init__(self) -> None:
+        # Not `random` itself: parallel test runs may seed that with the same number.
+        self._random = random.SystemRandom()
+        self._lock = threading.Lock()
+        self._given: set[int] = set()
+
+    def take(self, choices: Sequence[int]) -> int:
+        with self._lock:
+            for _ in range(1000):
+                port = self._random.choice(choices)
+                if port not in self._given and not is_port_taken(port):
+                    self._given.add(port)
+                    return port
+        raise ServiceError("No free port was found on 127.0.0.1.")
 
 
 def free_port() -> int:
@@ -185,14 +194,7 @@ def free_port() -> int:
     low = 32768
     with contextlib.suppress(OSError, ValueError):
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    choices = range(15000, low) if low >= 16000 else range(15000, 65000)  # noqa: PLR2004
-    with _ports_lock:
-        for _ in range(1000):
-            port = _ports.choice(choices)
-            if port not in _given_ports and not is_port_taken(port):
-                _given_ports.add(port)
-                return port
-    raise ServiceError("No free port was found on 127.0.0.1.")
+    return once(_Ports).take(range(15000, low if low >= 16000 else 65000))  # noqa: PLR2004
 
 
 def is_port_taken(port: int) -> bool:
