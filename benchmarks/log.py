@@ -36,8 +36,8 @@ from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services import ServiceKind, Services, start_services, unavailable
 from sparkonce.txn_log import TransactionLog, open_log
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.document import DocumentLog
-from sparkonce.txn_log.identity import Claim
 from sparkonce.txn_log.object_store import ObjectPlace
 from sparkonce.txn_log.postgres import PostgresLog
 from sparkonce.txn_log.record import (

@@ -34,7 +34,7 @@ from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunId, RunningQuery
 from sparkonce.spark_hooks.shaping import Shapes
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:

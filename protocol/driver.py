@@ -12,7 +12,7 @@ from sparkonce.protocol.deciders import choose
 from sparkonce.protocol.lease import Entrance, Lease
 from sparkonce.protocol.pipeline import Batch, Pipeline
 from sparkonce.protocol.sweeping import sweep
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Incarnation, TransactionRecord
 
 

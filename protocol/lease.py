@@ -24,7 +24,7 @@ from sparkonce.model import Owner, TransactionId
 from sparkonce.protocol.decisions import is_checkpointed
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.steps import step
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Incarnation
 
 

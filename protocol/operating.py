@@ -22,7 +22,8 @@ from sparkonce.protocol.sweeping import find_orphans, named_by
 from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.base import TransactionLog
-from sparkonce.txn_log.identity import Claim, next_batch
+from sparkonce.txn_log.claim import Claim
+from sparkonce.txn_log.identity import next_batch
 from sparkonce.txn_log.places import place_of_log
 from sparkonce.txn_log.record import Head, TransactionRecord
 

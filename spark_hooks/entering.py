@@ -20,7 +20,8 @@ from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.processes import this_driver
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
-from sparkonce.txn_log.identity import Claim, check_is_no_copy
+from sparkonce.txn_log.claim import Claim
+from sparkonce.txn_log.identity import check_is_no_copy
 from sparkonce.txn_log.record import Head, Incarnation
 
 logger = logging.getLogger("sparkonce")

@@ -32,7 +32,7 @@ from sparkonce.testing.log_cases import OTHER_QUERY, deliver, part
 from sparkonce.testing.log_cases import claim as log_claim
 from sparkonce.testing.log_cases import record as log_record
 from sparkonce.txn_log import TransactionLog, checkpoint_log
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 

@@ -10,7 +10,8 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.model import Owner
-from sparkonce.txn_log.identity import Claim, Known, admit, adopted
+from sparkonce.txn_log.claim import Claim, Known
+from sparkonce.txn_log.identity import admit, adopted
 from sparkonce.txn_log.record import Head, Incarnation, Share, State, TransactionRecord
 from tests.test_log import QUERY, claim, record
 

@@ -29,7 +29,7 @@ from sparkonce.sinks.capabilities import FindsBranches, Publishes, Votes
 from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter, shares_of
 from sparkonce.txn_log.base import TransactionLog
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
 from sparkonce.txn_log.sqlite import SqliteLog
 

@@ -25,7 +25,7 @@ from sparkonce.errors import (
 from sparkonce.finding import Finding, Level
 from sparkonce.model import Owner, TransactionId
 from sparkonce.txn_log import rules
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Head, Incarnation, State, TransactionRecord
 from sparkonce.txn_log.rules import Store
 from sparkonce.txn_log.settlement import Settlement

@@ -11,86 +11,17 @@ log calls it inside the conditional write that takes the token. `refusals` words
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from sparkonce.txn_log import refusals
+from sparkonce.txn_log.claim import Claim, Known
 from sparkonce.txn_log.places import is_same_place, place_of_log
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.refusals import MOVED_FROM
 
 _WORD: Final = re.compile(rf"batch [0-9]+|[0-9a-f]{{16}}|{MOVED_FROM}\S.*", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a starting driver knows about itself and about Spark's checkpoint.
-
-    Attributes:
-        pipeline: the pipeline's name.
-        query_id: of the checkpoint.
-        run_id: of this run of the query.
-        driver: host and process, for messages.
-        sinks: targets by sink name, including sinks that get no more rows.
-        batch_id: the batch that Spark is about to run.
-        offsets: what the checkpoint shows for `batch_id` and, if Spark still has it, for the
-            batch before.
-        checkpoint: the checkpoint's location; empty where it is not known.
-        checkpoint_log_id: the log id found in the checkpoint, if any.
-        checkpoint_pipeline: the pipeline name found in the checkpoint, if any.
-        replaces: the query id that this one takes over from.
-        adopt: what the user has said with adopt=; see `adopted`. A form admits only the start that
-            it describes, so it may stay in the settings.
-        goes_on: whether this run has had a token before. It gets no other one once another run has
-            taken a token.
-        has_begun: whether Spark has planned the batch in this checkpoint.
-        namesake: another pipeline of the log with the same query id; see
-            `TransactionLog.namesake`.
-        seen_run: the run that held the pipeline when this run first looked at the log, before it
-            read the checkpoint; empty if there was none; None if it did not look.
-        has_batch: whether Spark has called with a batch. A start that only recovers gets no token
-            once another object has one in the same run: it would abandon that one's batch.
-    """
-
-    pipeline: str
-    query_id: str
-    run_id: str
-    driver: str
-    sinks: Mapping[str, str]
-    batch_id: int
-    offsets: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    checkpoint: str = ""
-    checkpoint_log_id: str | None = None
-    checkpoint_pipeline: str | None = None
-    replaces: str | None = None
-    adopt: tuple[str, ...] = ()
-    goes_on: bool = False
-    has_begun: bool = True
-    namesake: str | None = None
-    seen_run: str | None = None
-    has_batch: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What the log knows when a driver claims the pipeline.
-
-    Attributes:
-        log_id: the log's random id, or that of the log in which the pipeline began.
-        log: the log's resolved address.
-        head: of the pipeline; None when the name is new.
-        newest: the record of the claimed query's highest batch, in any state.
-        records: those of the claimed batch and of the batch before, by batch id, where known.
-        unfinished: prepared and decided transactions of the pipeline that are not complete.
-    """
-
-    log_id: str
-    log: str
-    head: Head | None
-    newest: TransactionRecord | None
-    records: Mapping[int, TransactionRecord]
-    unfinished: Sequence[TransactionRecord]
 
 
 def adopted(given: object) -> tuple[str, ...]:

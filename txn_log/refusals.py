@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sparkonce.errors import ConfigurationError, FencedError
+from sparkonce.txn_log.claim import Claim, Known
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
-
-if TYPE_CHECKING:
-    from sparkonce.txn_log.identity import Claim, Known
 
 _IF_LOST: Final = (
     "If that checkpoint is lost, a new one must begin right after the last delivered batch: run "

@@ -26,7 +26,8 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import TransactionId
-from sparkonce.txn_log.identity import Claim, Known, admit, next_batch
+from sparkonce.txn_log.claim import Claim, Known
+from sparkonce.txn_log.identity import admit, next_batch
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Settlement
 

@@ -23,7 +23,7 @@ from sparkonce.failpoints import InjectedError
 from sparkonce.protocol.driver import Driver as ProtocolDriver
 from sparkonce.protocol.lease import NoEntrance
 from sparkonce.protocol.pipeline import CommitPolicy, Patience, Pipeline, ResultT, by_name
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from tests.simulation.log import Disk, SimLog
 from tests.simulation.spark import SimBatch, Spark, SparkError
 from tests.simulation.systems import SINK_OF, Postgres, SimSink

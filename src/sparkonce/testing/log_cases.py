@@ -12,7 +12,7 @@ from sparkonce import failpoints
 from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
 from sparkonce.model import BranchId, Committable, TransactionId
 from sparkonce.txn_log import TransactionLog
-from sparkonce.txn_log.identity import Claim
+from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import (
     Fingerprint,
     Incarnation,
