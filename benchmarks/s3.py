@@ -35,7 +35,7 @@ from harness import (
 from sparkonce import ExactlyOnce
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.parallel import MAX_THREADS
-from sparkonce.sinks import S3Connection, S3Sink
+from sparkonce.sinks import S3Connection, S3Sink, verbs
 from sparkonce.sinks.s3.writing.staged import StagedFile
 from sparkonce.testing.checks import s3_client
 from sparkonce.testing.services import (
@@ -138,7 +138,7 @@ def commit_of_many_objects(s3: S3Server) -> list[float]:
             bare.head_object(Bucket=BUCKET, Key=file.key)
 
     def commit(committables: list[Committable]) -> None:
-        assert not any(target.commit_many(committables))
+        assert not any(verbs.commit_many(target, committables))
 
     with ThreadPoolExecutor(MAX_THREADS) as pool:
 

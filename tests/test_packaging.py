@@ -5,6 +5,7 @@ And that what is not installed, the benchmarks, finds what it needs there.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -78,9 +79,22 @@ def test_importing_a_sink_imports_neither_spark_nor_another_sinks_client() -> No
 
 
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+MEASURING = [path for path in BENCHMARKS if path.stem not in {"harness", "log"}]
 
 
 @pytest.mark.parametrize("program", BENCHMARKS, ids=lambda path: path.stem)
 def test_benchmark_begins(program: Path) -> None:
-    """Nothing else runs them: a name that is gone would be noticed by the next measurement only."""
+    """Every name that it imports is there."""
     subprocess.run([sys.executable, program, "--help"], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", MEASURING, ids=lambda path: path.stem)
+def test_benchmark_runs(program: Path) -> None:
+    """To its last line, over a few rows: a measurement is rare, and should not find it broken."""
+    few = ["--rows", "2000", "--rounds", "1", "--small-batches", "4"]
+    done = subprocess.run(
+        [sys.executable, program, *few], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["rows_per_s"] > 0
