@@ -292,7 +292,7 @@ def test_variable_does_not_stand_in_for_an_alias(job: Job) -> None:
         with pytest.raises(ConfigurationError, match="^other: select= .*transform="):
             with_hashes(df, sinks)
         rows, _ = with_hashes(df, [sinks[0], sinks[2]])
-        assert {row.lane1.n for row in rows.collect()} == {70}
+        assert {row.shape1.n for row in rows.collect()} == {70}
     finally:
         job.spark.sql("DROP TEMPORARY VARIABLE next")
 
