@@ -1,6 +1,6 @@
 """One driver of a pipeline: its lease, its decider, and the page that it goes by.
 
-Driver.start(pipeline, claim, entrance) ─► recover ─► deliver, deliver, … ─► settle ─► release
+Driver.start(pipeline, claim, entrance) ─► recover ─► deliver, deliver, … ─► commit_pending ─► release
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Driver:
         """See `transaction.deliver`."""
         transaction.deliver(batch, self.lease, self._decider)
 
-    def settle(self) -> bool:
-        """See `transaction.settle`."""
-        return transaction.settle(self.lease, self._decider)
+    def commit_pending(self) -> bool:
+        """See `transaction.commit_pending`."""
+        return transaction.commit_pending(self.lease, self._decider)
 
     def sweep(self) -> None:
         """Abort every orphan of the pipeline; see `sparkonce.protocol.sweeping`."""
