@@ -38,7 +38,7 @@ class Watch:
 
     def ended(self, entered: steps.step, error: BaseException | None) -> None:
         del error
-        self._running.pop(id(entered), None)  # a child that was forked meanwhile has forgotten it
+        self._running.pop(id(entered), None)  # absent in a child that was forked meanwhile
 
     def log_slow(self, now: float) -> None:
         """Log each step that has taken long; `now` is of time.monotonic, in seconds."""
@@ -58,13 +58,13 @@ class Watch:
 
 
 watch: Final = Watch()
-"""Of this process."""
+"""The watch of this process."""
 
 steps.add_hook(watch)
 
 
 def still_trying(what: object) -> Callable[[RetryCallState], None]:
-    """What tenacity calls before it sleeps: it logs the last error.
+    """A function for tenacity to call before it sleeps; it logs the last error.
 
     Args:
         what: a step, or an infinitive such as "commit batch 7".
