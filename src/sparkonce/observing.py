@@ -122,10 +122,10 @@ def observe(observer: Observer, *, timeout_s: float = 5.0) -> Callable[[], None]
     Args:
         observer: called in a thread of its own.
         timeout_s: how long the returned function waits for what the observer has not yet seen, in
-            seconds.
+            seconds; up to twice as long if the queue is full.
 
     Returns:
-        A function that ends it.
+        A function that stops showing steps.
     """
     courier = _Courier(observer)
     steps.add_hook(courier)

@@ -35,7 +35,7 @@ class Declared:
         before: the state that a process killed before the step leaves; empty where that is the
             state after the step before.
         after: the state that a process killed after the step leaves; empty as above.
-        is_long: whether it may take long in health: it has other steps in it, or waits for tasks.
+        is_long: whether it may take long without a fault: it holds other steps, or waits for tasks.
     """
 
     process: str

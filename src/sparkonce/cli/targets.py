@@ -56,7 +56,7 @@ checkpoint_option = click.option(
 
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which log: that of the JOB, or one in the place of a JOB."""
+    """Options that name the log: that of the JOB, or one in place of a JOB."""
     for option in (
         click.option("--checkpoint", metavar="LOCATION", help="Of the query, if it has the log."),
         click.option("--pipeline", metavar="NAME", help="Which pipeline of the log."),
@@ -78,16 +78,16 @@ def open_job(
         create: whether the job's log may be made when it is not there, as by its first start.
 
     Raises:
-        ConfigurationError: its log is in a checkpoint of which nobody knows where it is, or that
-            has none.
+        ConfigurationError: its log is in a checkpoint whose location is not given, or which does
+            not exist.
     """
     job = load_job(text, create=create)
     try:
         if job.is_log_in_checkpoint:
             if checkpoint is None:
                 raise ConfigurationError(
-                    f"the transaction log of {job.name!r} is in its query's checkpoint: say where "
-                    "that is, with --checkpoint"
+                    f"the transaction log of {job.name!r} is in its query's checkpoint: give its "
+                    "location with --checkpoint"
                 )
             _check_there(checkpoint)
             job.open_log_in(checkpoint)
