@@ -119,7 +119,7 @@ def replay_difference(record: TransactionRecord, sink: str, content: Fingerprint
     """How a replay of a finished batch differs from what the sink got.
 
     Returns:
-        None when it holds the same rows, or where that cannot be told: the sink was added since,
+        None when it holds the same rows, or where that cannot be known: the sink was added since,
         or an older version has summed the content differently.
     """
     share = record.shares.get(sink)

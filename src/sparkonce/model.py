@@ -62,7 +62,7 @@ class Owner:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that stand for the owner where names must be short (S3, Postgres)."""
+        """Twelve hex digits that identify the owner where names must be short (S3, Postgres)."""
         return hashlib.sha256(self.prefix.encode()).hexdigest()[:12]
 
 

@@ -1,7 +1,7 @@
 """`recover` and `orphans --abort`: they take a fencing token, so they ask first.
 
 look ─► nothing to do: end, nobody is fenced
-└► show who holds the token and whether it runs ─► ask ─► take a token ─► act ─► look again
+└► show which driver holds the token and whether it runs ─► ask ─► take a token ─► act ─► look again
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
         prepared = _prepared(pipeline)
         if abandon is not None:
             place = _lost_checkpoint(prepared, place, abandon)
-        before = _standing(pipeline)
+        before = _look(pipeline)
         if not (before["unfinished"] or before["orphans"] or before["not_listed"]):
             return _report(screen, pipeline, before, before, None)
         may_fence(pipeline.log, pipeline.name, yes=yes, always=abandon is not None)
@@ -69,7 +69,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
             driver.recover()
         except SinkError as found:  # shown below, with what is left
             error = found
-        left = _standing(pipeline)
+        left = _look(pipeline)
         if _prepared(pipeline) and error is None:
             why = "cannot be read from here" if place.committed() is None else "has not begun it"
             click.echo(
@@ -96,11 +96,11 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint) as pipeline:
         head = head_of(pipeline.log, pipeline.name)
-        found = _standing(pipeline)
+        found = _look(pipeline)
         if abort and (found["orphans"] or found["not_listed"]):
             may_fence(pipeline.log, pipeline.name, yes=yes)
             take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
-            left = _standing(pipeline)
+            left = _look(pipeline)
             found = left | {"aborted": _gone(found, left)}
         if as_json:
             screen.json({key: found[key] for key in found if key != "unfinished"})
@@ -112,7 +112,7 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
             text = "no orphans left" if "aborted" in found else "no orphans"
             unasked = found["not_asked"] or found["cannot_list"]
             screen.say(f"{text} in the sinks that were asked" if unasked else text)
-    _tell_not_listed(found)
+    _report_not_listed(found)
     return FOUND if found["orphans"] or found["not_listed"] or found["not_asked"] else 0
 
 
@@ -146,7 +146,7 @@ def _lost_checkpoint(
     return LostCheckpoint(place.location, abandoned=batch_id)
 
 
-def _standing(pipeline: ExactlyOnce) -> Facts:
+def _look(pipeline: ExactlyOnce) -> Facts:
     """What is unfinished in the log, and what is left over in the targets."""
     failures: dict[str, Exception] = {}
     orphans_found = look_for_orphans(pipeline, failures)
@@ -164,7 +164,7 @@ def _standing(pipeline: ExactlyOnce) -> Facts:
     }
 
 
-def _tell_not_listed(found: Facts) -> None:
+def _report_not_listed(found: Facts) -> None:
     for name, error in found["not_listed"].items():
         click.echo(f"{name}: its branches cannot be listed: {error}", err=True)
     for name, target in found["not_asked"].items():
@@ -212,9 +212,9 @@ def _report(
     gone = _gone(before, left, abandoned)
     said = _in_words(finished, replayed, gone)
     if screen.as_json:
-        told = None if error is None else {"type": type(error).__name__, "message": str(error)}
+        failure = None if error is None else {"type": type(error).__name__, "message": str(error)}
         ended = {"finished": finished, "abandoned": replayed, "aborted": gone}
-        screen.json({**left, **ended, "error": told})
+        screen.json({**left, **ended, "error": failure})
     elif not any((said, left["unfinished"], left["orphans"], left["not_listed"])):
         screen.say("nothing to recover")
     else:
@@ -226,7 +226,7 @@ def _report(
             )
         if left["orphans"]:
             show_orphans(screen, left["orphans"])
-    _tell_not_listed(left)
+    _report_not_listed(left)
     if error is not None:
         click.echo(f"sparkonce: {type(error).__name__}: {error}", err=True)
     elif any(record["state"] == State.DECIDED.value for record in left["unfinished"]):

@@ -34,7 +34,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 def status(
     *, job: str | None, url: str | None, pipeline: str | None, checkpoint: str | None, as_json: bool
 ) -> int:
-    """Who holds each pipeline, what is complete, what is not.
+    """Which driver holds each pipeline, what is complete, what is not.
 
     Exits with 3 when something is in doubt (PREPARED) or unfinished (DECIDED), or when the newest
     batch is abandoned and in no sink yet.

@@ -145,7 +145,7 @@ def _finished_line(last: Facts) -> str:
 
 def holder_line(holder: Facts) -> str:
     runs = {True: "is running", False: "is not running", None: "may be running elsewhere"}
-    name = holder["driver"].partition("@")[0]  # what follows tells programs apart, not people
+    name = holder["driver"].partition("@")[0]  # what follows is for programs, not people
     by = f"{name}, which {runs[holder['is_running']]}"
     if holder["by"] == "operator":
         by = (
