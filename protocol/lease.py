@@ -2,7 +2,7 @@
 
     acquire ─► the log gives a fencing token ─► the driver enters Spark's checkpoint
     check   ─► the log: does a newer driver hold the pipeline?
-    check_is_next ─► the checkpoint: has another driver entered it, or has Spark gone on?
+    check_is_next ─► the checkpoint: has another driver entered it, or has Spark moved on?
     release ─► the driver is done; a check fails from then on, whatever the log says
 
 Two things are asked, because a token orders only the drivers that use one log. If two drivers use
@@ -130,7 +130,7 @@ class Lease:
         if self._is_released:
             raise FencedError(
                 f"token {self.token} of pipeline {self.pipeline.name!r} was released: the next "
-                "start of the query goes on"
+                "start of the query continues"
             )
         self.pipeline.log.check_token(self.incarnation)
 

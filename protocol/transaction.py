@@ -57,7 +57,7 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
     When it returns, the batch is complete, or, with commit="after_checkpoint", `decider.pending`.
 
     Raises:
-        SinkError: see `sparkonce.errors`; Spark's replay of the batch goes on from there.
+        SinkError: see `sparkonce.errors`; Spark's replay of the batch continues from there.
         FencedError: a newer driver holds the pipeline.
     """
     delivering = step("deliver", batch=batch.batch_id, pipeline=lease.name)
@@ -120,7 +120,7 @@ def commit_pending(lease: Lease, decider: Decider) -> bool:
         if record.state is State.DECIDED:
             record = commit(record, None, lease)
             clean_up(complete(record, lease), lease)
-        decider.pending = None  # not before: after an interrupt (Ctrl-C) the next call goes on
+        decider.pending = None  # not before: after an interrupt (Ctrl-C) the next call continues
     return decider.pending is None
 
 
@@ -267,7 +267,7 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
         lease: of this driver.
 
     Returns:
-        Why it is not complete; None when it is, or when Spark's replay goes on with it.
+        Why it is not complete; None when it is, or when Spark's replay continues with it.
     """
     replay = None if committed is None else lease.transaction_id(committed + 1)
     try:
@@ -281,7 +281,7 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
                 complete(record, lease)
     except SparkOnceError as error:
         return error
-    # Spark's replay of the batch, if it will ever come, goes on with what is lost.
+    # Spark's replay of the batch, if one comes, rewrites what is lost.
     if lost and record.id != replay and (replay is not None or State.PREPARED in record.times):
         return cannot_redo(record, lost, _NO_REPLAY)
     return None

@@ -197,7 +197,7 @@ def _events(record: TransactionRecord) -> Iterator[dict[str, Any]]:
 def find_record(target: Target, head: Head, batch: int) -> TransactionRecord:
     """The batch's record, of any query that had the pipeline's name: an unfinished one first.
 
-    Of finished ones, that of the present query comes first, then those of earlier ones.
+    Among finished records, the present query comes before earlier ones.
 
     Raises:
         ConfigurationError: the log has none.
