@@ -22,11 +22,8 @@ class Driver:
     Not safe for several threads: its caller holds a lock around each call. Making one fences
     nobody; `start` does.
 
-    Args:
-        lease: the right to act.
-
     Attributes:
-        lease: as given.
+        lease: the right to act.
         two_phases: why a batch takes two phases; None where one transaction holds it all.
     """
 

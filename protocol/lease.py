@@ -63,13 +63,8 @@ class NoEntrance:
 class Lease:
     """A fencing token and an entry in the checkpoint; made by `acquire`.
 
-    Args:
-        pipeline: whose it is.
-        incarnation: the token.
-        entrance: of the checkpoint.
-
     Attributes:
-        pipeline: as given.
+        pipeline: whose it is.
         incarnation: the token that this driver holds, and whose names its branches carry.
     """
 

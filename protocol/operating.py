@@ -122,9 +122,7 @@ def take_over(job: Job, checkpoint: Checkpoint) -> Driver:
 def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
     """Branches in the pipeline's name that no record needs; changes nothing and fences nobody.
 
-    Args:
-        job: the pipeline.
-        failures: gets, by sink name, why a sink could not be asked.
+    `failures` gets, by sink name, why a sink could not be asked.
     """
     head = head_of(job.log, job.name)
     log_id = job.log.id_of(job.name)

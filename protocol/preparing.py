@@ -124,13 +124,7 @@ def check_safe(
     now: float,
     write_began: float,
 ) -> None:
-    """Refuse branches that their servers may have dropped already.
-
-    Args:
-        transaction_id: the batch.
-        committables: its branches.
-        now: Unix time in seconds.
-        write_began: Unix time in seconds at which the batch's write began.
+    """Refuse branches that their servers may have dropped already; times are Unix time in seconds.
 
     Raises:
         PrepareRejectedError: a branch's `safe_until` has passed.

@@ -261,11 +261,6 @@ def drain(record: TransactionRecord, batch: Batch) -> None:
 def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> SparkOnceError | None:
     """Decide or abandon what an earlier driver prepared, and commit what is decided.
 
-    Args:
-        record: an unfinished one.
-        committed: the highest batch of Spark's commit log; None where it cannot be read.
-        lease: of this driver.
-
     Returns:
         Why it is not complete; None when it is, or when Spark's replay continues with it.
     """

@@ -31,13 +31,7 @@ _MOST_TRIES: Final = 4
 
 
 class Binding(NamedTuple):
-    """What a checkpoint belongs to.
-
-    Attributes:
-        log_id: id of the transaction log.
-        pipeline: name of the pipeline.
-        number: how often another log has taken the checkpoint over.
-    """
+    """What a checkpoint belongs to; `number` counts how often another log has taken it over."""
 
     log_id: str
     pipeline: str

@@ -75,12 +75,7 @@ def open_checkpoint(
 
 
 def checkpoint_folder(location: str, conf: Callable[[], Any] | None = None) -> FileSystemFolder:
-    """The folder of a checkpoint; the files in it are as readable as Spark's own.
-
-    Args:
-        location: a path, or a URL, as Spark shows it.
-        conf: see `sparkonce.storage.open_folder`.
-    """
+    """The folder of a checkpoint. Files that are created in it are as readable as Spark's own."""
     return open_folder(location, conf, scheme="checkpoint:")
 
 
@@ -101,10 +96,6 @@ class CheckpointFiles:
     """What Spark and our drivers have written for one query.
 
     All methods may raise `LogUnavailableError`: the checkpoint cannot be reached now.
-
-    Args:
-        folder: the checkpoint.
-        location: where it is, as the user or Spark names it.
     """
 
     def __init__(self, folder: FileSystemFolder, location: str) -> None:

@@ -41,8 +41,8 @@ class CheckpointEntrance:
         self.seen = seen
         self._pipeline = pipeline
         self._query = query
-        self._bound = query.binding()
-        self._last_entry = query.last_entry()
+        self._bound = query.files.binding()
+        self._last_entry = query.files.last_entry()
         self._had_ended = query.is_stopping
 
     @classmethod
@@ -71,7 +71,7 @@ class CheckpointEntrance:
             has_batch: whether Spark has called with a batch.
         """
         log, run = pipeline.log, query.run
-        bound = query.binding()
+        bound = query.files.binding()
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         seen = log.head(pipeline.name)
         is_known = seen is not None and seen.query_id == run.query_id
@@ -111,7 +111,7 @@ class CheckpointEntrance:
         name, log, query_id = self._pipeline.name, self._pipeline.log, self.claim.query_id
         if log.newest(name, query_id) is None:  # another pipeline of the name may be new
             check_is_no_copy(replace(self.claim, namesake=log.namesake(name, query_id)))
-        self._query.bind(self._bound, incarnation.owner.log_id, name)
+        self._query.files.bind(self._bound, incarnation.owner.log_id, name)
         if self._query.committed() >= self.claim.batch_id:
             return False  # a late driver would fence its successor before noticing that it is late
         return self._query.enter(self._last_entry, self.claim.driver, incarnation.fenced_run)

@@ -52,10 +52,6 @@ class RecordBatches:
 
         Not where `df` or the query's own plan runs Python: the limit also applies to the rows that
         this Python gets, and those may be wider.
-
-        Args:
-            df: the rows that are sent to the workers.
-            query: the query that made the batch.
         """
         conf: Any = df.sparkSession.conf
         state: Any = df.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001

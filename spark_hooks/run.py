@@ -71,13 +71,7 @@ _PERMANENT: Final = (
 class Run:
     """One run of one query of a pipeline.
 
-    The caller of every method but `commit_soon` holds the lock of the object that owns the run.
-
-    Args:
-        settings: of the pipeline.
-        query: the running query.
-        pipeline: the settings, with this query's checkpoint and log.
-        lock: of the owner.
+    The caller of every method but `commit_soon` holds `lock`, the owner's.
     """
 
     def __init__(

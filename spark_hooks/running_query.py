@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.spark_hooks.binding import Binding, Entry
+from sparkonce.spark_hooks.binding import Entry
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, checkpoint_folder
 from sparkonce.txn_log import TransactionLog, checkpoint_log
 
@@ -39,28 +39,19 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class RunId(NamedTuple):
-    """One run of one query.
-
-    Attributes:
-        query_id: durable id of the checkpoint.
-        run_id: of this run of the query.
-    """
+    """One run of one query: the permanent id of its checkpoint, and the id of the run."""
 
     query_id: str
     run_id: str
 
 
 class RunningQuery:
-    """A query while it runs, and its checkpoint. The checkpoint can be read after it has ended.
-
-    Args:
-        query: Spark's StreamExecution.
-        run: which query.
+    """A query while it runs, a StreamExecution in the JVM, and its checkpoint.
 
     Attributes:
-        run: which query.
+        run: which run of which query.
         checkpoint: location of the checkpoint.
-        files: the checkpoint.
+        files: the checkpoint, which can be read after the query has ended.
     """
 
     def __init__(self, query: Any, run: RunId) -> None:
@@ -246,20 +237,8 @@ class RunningQuery:
         """The source offsets of a batch; see `sparkonce.spark_hooks.source_offsets`."""
         return self.files.offsets(batch_id, self._source_of)
 
-    def binding(self) -> Binding | None:
-        """What the checkpoint belongs to; None while it belongs to nobody."""
-        return self.files.binding()
-
-    def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
-        """Write what the checkpoint belongs to, unless that has changed since it was `seen`."""
-        self.files.bind(seen, log_id, pipeline)
-
-    def last_entry(self) -> Entry | None:
-        """The driver that has begun last on the checkpoint."""
-        return self.files.last_entry()
-
     def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
-        """Enter the checkpoint, unless another driver has since `last_entry` was `seen`.
+        """Enter the checkpoint, unless another driver has since the last entry was `seen`.
 
         A run that has entered once does not enter after another run.
         """

@@ -24,7 +24,7 @@ class Starts:
     """Hears of a pipeline's starts, and recovers them.
 
     Args:
-        settings: of the pipeline.
+        settings: the pipeline's settings.
         log: the pipeline's log; None where it is in the checkpoint.
         may_serve: whether the pipeline serves no other query.
         recover: recovers a start, unless it is recovered already.
@@ -116,7 +116,7 @@ class Starts:
 
 def is_bound(query: RunningQuery, settings: Settings, log: TransactionLog | None) -> bool:
     """Whether the query's checkpoint says that it belongs to the pipeline with this log."""
-    bound = query.binding()
+    bound = query.files.binding()
     if bound is None or bound.pipeline != settings.name:
         return False
     if settings.is_log_in_checkpoint:

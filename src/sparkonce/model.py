@@ -188,8 +188,9 @@ class CommittedBatch:
         owner: log and query.
         batch_id: the micro-batch.
         revision: how often the decision was amended; the highest one holds.
-        offsets: source offsets of the batch, as Spark's checkpoint shows them, one per source.
-        committables: the branches of this sink; none when the batch had no rows for it.
+        offsets: source offsets of the batch, as Spark's checkpoint shows them, one per use of a
+            source.
+        committables: the committed branches of this sink; none when the batch had no rows for it.
     """
 
     pipeline: str

@@ -18,11 +18,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 def may_fence(log: TransactionLog, pipeline: str, *, yes: bool, always: bool = False) -> None:
     """Return if the operator agrees, or if the process that holds the token is known to be gone.
 
-    Args:
-        log: the transaction log.
-        pipeline: name of the pipeline.
-        yes: the operator agreed on the command line.
-        always: ask even if that process is gone.
+    With `always` it asks even then.
 
     Raises:
         click.ClickException: there is nobody to ask.

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a command looks at.
-
-    Attributes:
-        log: the transaction log.
-        names: of the pipelines.
-        job: where one was given.
-    """
+    """The log that a command looks at, the names of its pipelines, and the JOB if one was given."""
 
     log: TransactionLog
     names: Sequence[str]
