@@ -64,7 +64,7 @@ class ExactlyOnce:
             continue under the name, once.
         adopt: lets one start pass the identity guard; a string, or several. "batch 12": the
             checkpoint is at batch 12, and ran without this log until now. The id of a transaction
-            log: the checkpoint's log with that id is lost. Both assert that every batch before the
+            log: the checkpoint's log with that id is lost. Either asserts that every batch before the
             next one is complete in every sink, and that nothing of the next one is in any. "moved
             from /old/checkpoint": the checkpoint was moved with the log inside it, and the old
             location is never run again.
@@ -117,10 +117,11 @@ class ExactlyOnce:
             call_at_exit(self._commit_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Deliver one micro-batch. A function of your own must call it once for every batch.
+        """Deliver one micro-batch.
 
-        Call it for empty batches too. When it returns, the batch is committed in every sink; with
-        commit="after_checkpoint" it is prepared in every sink.
+        A function of your own must call it once for every batch, empty ones too. When it returns,
+        the batch is committed in every sink; with commit="after_checkpoint" it is prepared in every
+        sink.
 
         Raises:
             SparkOnceError: see `sparkonce.errors` for what to do next. The query fails with it,

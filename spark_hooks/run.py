@@ -322,7 +322,7 @@ def _called_twice(settings: Settings, batch_id: int) -> ProtocolError:
         "complete, and no replay brings the rows of this call, which are in no sink: enter "
         "them manually"
         if settings.commit == "immediate"
-        else "prepared, and replayed at the next start"
+        else "prepared; the next start replays the batch"
     )
     return ProtocolError(
         f"pipeline {settings.name!r} was called a second time for batch {batch_id} in one "

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 _ORDER = (
-    "Stop the driver and resolve that reason, then run `sparkonce recover JOB`. Only after that "
-    "enter rows manually, if they are still missing: not where the branch is reported as committed."
+    "Stop the driver, then run `sparkonce recover JOB`. Only after that enter rows manually, if "
+    "they are still missing: not where the branch is reported as committed."
 )
 _HAS_ENDED = {
     Ruling.COMMITTED: "If its rows must still be entered manually, enter them now.",
@@ -168,8 +168,8 @@ def _end(
             "can commit it now. " + _HAS_ENDED[ruling],
             End.VISIBLE: f"{name} IS COMMITTED: its own rows are visible, and nothing takes them "
             "back. " + _IS_COMMITTED[ruling],
-            End.UNKNOWN: f"It is not proven that {name} has ended: {ended.why}. A driver that runs "
-            f"may still commit it. {_ORDER}",
+            End.UNKNOWN: f"It is not proven that {name} has ended: {ended.why}. Resolve that first. "
+            f"A driver that runs may still commit it. {_ORDER}",
         }[ended.how]
         click.echo(text, err=True)
         reported.append({"branch": name, "how": ended.how.value, "why": ended.why})
