@@ -64,10 +64,10 @@ class ExactlyOnce:
             continue under the name, once.
         adopt: lets one start pass the identity guard; a string, or several. "batch 12": the
             checkpoint is at batch 12, and ran without this log until now. The id of a transaction
-            log: the checkpoint's log with that id is lost. Either asserts that every batch before the
-            next one is complete in every sink, and that nothing of the next one is in any. "moved
-            from /old/checkpoint": the checkpoint was moved with the log inside it, and the old
-            location is never run again.
+            log: the checkpoint's log with that id is lost. Either asserts that every batch before
+            the next one is complete in every sink, and that nothing of the next one is in any.
+            "moved from /old/checkpoint": the checkpoint was moved with the log inside it, and the
+            old location is never run again.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start continues, so nothing is lost.
         retain: how many batches of history the log keeps.
