@@ -59,7 +59,7 @@ def slow_pipeline(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) ->
 
     def slow(query: RunningQuery) -> Run:
         run = make_run(query)
-        monkeypatch.setattr(run, "settle_soon", lambda *_: None)
+        monkeypatch.setattr(run, "commit_soon", lambda *_: None)
         return run
 
     monkeypatch.setattr(pipeline, "_run_of", slow)
@@ -251,7 +251,7 @@ def test_pipeline_of_another_session_than_its_query(
     with checkpoint_pipeline(job) as pipeline:
         job.run(pipeline)
     (told,) = [r.getMessage() for r in caplog.records if "hears of a start" in r.getMessage()]
-    assert "was made in another SparkSession than its query" in told
+    assert "was created in another SparkSession than its query" in told
     caplog.clear()
     (tmp_path / "own").mkdir()
     job = Job(spark, tmp_path / "own")
@@ -724,7 +724,7 @@ def test_exit_waits_for_no_batch_that_runs(
     monkeypatch.setattr(lifecycle, "_EXIT_WAIT_S", 0.01)
     pipeline = checkpoint_pipeline(job)
     with ThreadPoolExecutor(1) as pool, pipeline._lock:
-        pool.submit(pipeline._settle_at_exit).result()
+        pool.submit(pipeline._commit_at_exit).result()
     assert "still being delivered" in caplog.text
 
 

@@ -273,7 +273,7 @@ def test_word_ends_what_stands_and_tells_what_is_visible(
         assert scenario.leaks()
         said = settle(0, "committed")
         assert (said.code, {end["how"] for end in said.value["ended"]}) == (FINE, {"ended"})
-        assert "put them in now" in said.err
+        assert "enter them now" in said.err
         assert scenario.leaks() == []
         scenario.driver.let_go(arm)
         status, log = scenario.driver.ends()

@@ -292,7 +292,7 @@ def test_variable_does_not_stand_in_for_an_alias(job: Job) -> None:
         with pytest.raises(ConfigurationError, match="^other: select= .*transform="):
             Shapes().with_hashes(df, sinks)
         rows, _ = Shapes().with_hashes(df, [sinks[0], sinks[2]])
-        assert {row.lane1.n for row in rows.collect()} == {70}
+        assert {row.shape1.n for row in rows.collect()} == {70}
     finally:
         job.spark.sql("DROP TEMPORARY VARIABLE next")
 
@@ -655,7 +655,9 @@ def test_driver_behind_one_with_a_copy_of_the_log(
     monkeypatch.setattr(failpoints, "handler", go_on_elsewhere)
     job.add(*ids(2))
     query = job.start(pipeline)
-    with pytest.raises((FencedError, StreamingQueryException), match="another driver has gone on"):
+    with pytest.raises(
+        (FencedError, StreamingQueryException), match="another driver has continued"
+    ):
         pipeline.awaitTermination(query)
     assert reached
     assert job.visible() == Counter([1])

@@ -66,8 +66,8 @@ def summaries(df: DataFrame, *selects: Sequence[str] | None) -> list[PartitionSu
         ShowingSink(name=f"sink{number}", select=select)
         for number, select in enumerate(selects or [None])
     ]
-    rows, lanes = Shapes().with_hashes(df, sinks)
-    writer = PartitionWriter(sinks, INCARNATION, 7, lanes)
+    rows, shapes = Shapes().with_hashes(df, sinks)
+    writer = PartitionWriter(sinks, INCARNATION, 7, shapes)
     texts = rows.mapInArrow(writer, SUMMARY_SCHEMA).toArrow().column(0).to_pylist()
     return [PartitionSummary.decode(text) for text in texts]
 
@@ -399,7 +399,7 @@ ALIKE = [["A", "a"], ["\u00b5", "\u03bc"], ["s", "\u017f"], ["i", "\u0130"]]
         *ALIKE,
         ["ß", "ss", "\u0130"],
         ["sparkonce_hash", "SPARKONCE_HASH_"],
-        ["lane0", "hash0"],
+        ["shape0", "hash0"],
     ],
 )
 def test_any_name_of_a_column_works_and_sinks_do_not_see_the_hash(

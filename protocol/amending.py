@@ -37,7 +37,7 @@ def rewrite_lost(
             step("rewrite", batch=batch.batch_id, pipeline=lease.name),
         ):
             amended = _rewritten(rewrite, record, lost, batch, lease)
-    except PrepareRejectedError:  # of which the runbook says: everything is aborted
+    except PrepareRejectedError:  # elsewhere it means that the whole batch is aborted
         logger.error(  # noqa: TRY400 - raised
             "%s stays decided: its lost branches could not be rewritten now. The next start tries "
             "again; or %s",

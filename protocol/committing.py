@@ -55,7 +55,7 @@ class _Commit:
         patience = self.lease.pipeline.patience
         return patience.attempts(what, CommitUnresolvedError, deadline=self.deadline)
 
-    def is_to_be_rewritten(self, committable: Committable) -> bool:
+    def must_be_rewritten(self, committable: Committable) -> bool:
         """Whether an operator has ruled so, and Spark replays the batch."""
         return self.is_replayed and self.record.ruling(committable) is Ruling.REDO
 
@@ -92,17 +92,17 @@ def commit_branches(record: TransactionRecord, lease: Lease, *, is_replayed: boo
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
     lease.pipeline.patience.together(partial(_commit_sink, running), by_sink.values())
     if not running.lost:
-        _end_ruled(running, unsure)  # its server may be reachable now: readers are told once
+        _end_ruled(running, unsure)  # its server may be reachable now; `publish` is called once
         _publish(running)
     return running.lost
 
 
 def _commit_sink(running: _Commit, branches: Sequence[Committable]) -> None:
-    """Commit one sink's branches; those whose outcome is unknown again and again.
+    """Commit one sink's branches; repeat those whose outcome is unknown.
 
     Raises:
         SinkError: an outcome stayed unknown until the deadline, or the target refuses a branch.
-        FencedError: there is a younger token; what is left is its owner's.
+        FencedError: a newer driver holds the pipeline, and commits what is left.
     """
     sink = running.lease.pipeline.all_sinks[branches[0].branch_id.sink]
     left, refused = list(branches), list[SparkOnceError]()
@@ -110,7 +110,7 @@ def _commit_sink(running: _Commit, branches: Sequence[Committable]) -> None:
     with running.step("commit", sink) as committing:
         for attempt in running.attempts(committing):
             with attempt, while_owner:
-                redo = [c for c in left if running.is_to_be_rewritten(c)]
+                redo = [c for c in left if running.must_be_rewritten(c)]
                 usual = [c for c in left if c not in redo]
                 with _unresolved(sink, "commit_many", left[0].branch_id):
                     outcomes = [(c, ask_again_by_ruling(sink, c)) for c in redo]
@@ -142,13 +142,13 @@ def _note(
 
 
 class _WhileOwner:
-    """Around each try: a repeat is made only while nobody has taken over.
+    """Wraps each try: it is repeated only while nobody has taken over.
 
-    An outage is when an operator may rule on what is repeated here, and that takes a token. So the
-    log is asked before each repeat; the first try goes by what the log has just said. While the log
-    is unreachable the repeat is put off until the deadline. Waiting may lose a branch, but that
-    loss is proven and reported; showing rows that somebody entered manually meanwhile would double
-    them in silence.
+    During an outage an operator may rule on what is repeated here, and a ruling takes a token. So
+    the log is asked before each repeat; the first try relies on the log's latest answer. While the
+    log is unreachable, the repeat is put off until the deadline. Waiting may lose a branch, but
+    that loss is proven and reported. To show rows that somebody has entered manually since would
+    double them in silence.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -233,7 +233,7 @@ def _publish(running: _Commit) -> None:
                 with attempt, while_owner, _unresolved(sink, "publish"):
                     verbs.publish(sink, batch)
 
-    # A sink that is gone from the pipeline has no branches left in it: the start refuses that.
+    # The start refuses a pipeline that lacks a sink with unfinished branches.
     there = [(n, s) for n, s in record.shares.items() if n in pipeline.all_sinks]
     pipeline.patience.together(publish, there)
 

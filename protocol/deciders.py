@@ -155,13 +155,13 @@ class WithTheLog(Decider):
         committable: Committable,
         lease: Lease,
     ) -> None:
-        """Return if the log shows that the one transaction was committed, though nobody said so."""
+        """Return if the log shows that the one transaction was committed, though no answer came."""
         pipeline = lease.pipeline
         with _step("look", done) as looking:
             try:  # completed, not only found: what is seen may not have reached the log's standbys
                 pipeline.ask_log(lambda: pipeline.log.complete(done, lease.token), looking)
             except (ProtocolError, FencedError):
-                # If it commits after all, then before the next start gets its token: that sees it.
+                # It can only commit before the next start gets its token, so that start sees it.
                 raise PrepareRejectedError(
                     f"{done.id}: its one transaction is not committed as far as the log shows; "
                     f"start the query again, which goes by the log: {error}",
@@ -220,7 +220,7 @@ def _record_first(
     """Write the first record of a batch; returns the one that the log holds.
 
     Once it may have been written nothing is aborted, whatever is raised. Writing it is idempotent,
-    so an unknown outcome is settled by writing again.
+    so an unknown outcome is resolved by writing again.
     """
     unknown = False
 

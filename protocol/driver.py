@@ -1,6 +1,6 @@
 """One driver of a pipeline: its lease, its decider, and the page that it goes by.
 
-Driver.start(pipeline, claim, entrance) ─► recover ─► deliver, deliver, … ─► settle ─► release
+Driver.start(pipeline, claim, entrance) ─► recover ─► deliver, deliver, … ─► commit_pending ─► release
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ class Driver:
     Not safe for several threads: its caller holds a lock around each call. Making one fences
     nobody; `start` does.
 
-    Args:
-        lease: the right to act.
-
     Attributes:
-        lease: as given.
+        lease: the right to act.
         two_phases: why a batch takes two phases; None where one transaction holds it all.
     """
 
@@ -57,9 +54,9 @@ class Driver:
         """See `transaction.deliver`."""
         transaction.deliver(batch, self.lease, self._decider)
 
-    def settle(self) -> bool:
-        """See `transaction.settle`."""
-        return transaction.settle(self.lease, self._decider)
+    def commit_pending(self) -> bool:
+        """See `transaction.commit_pending`."""
+        return transaction.commit_pending(self.lease, self._decider)
 
     def sweep(self) -> None:
         """Abort every orphan of the pipeline; see `sparkonce.protocol.sweeping`."""

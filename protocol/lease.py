@@ -2,15 +2,15 @@
 
     acquire ─► the log gives a fencing token ─► the driver enters Spark's checkpoint
     check   ─► the log: does a newer driver hold the pipeline?
-    check_is_next ─► the checkpoint: has another driver entered it, or has Spark gone on?
+    check_is_next ─► the checkpoint: has another driver entered it, or has Spark moved on?
     release ─► the driver is done; a check fails from then on, whatever the log says
 
-Two things are asked, because a token orders only the drivers that use one log. Where two drivers go
-by copies of a log (a backup that was restored while one was paused), each has tokens of its own;
-the checkpoint is what they share, and each enters it after the last entry that it has seen.
+Two things are asked, because a token orders only the drivers that use one log. If two drivers use
+copies of a log (a backup was restored while one was paused), each copy has its own tokens. The
+drivers share the checkpoint, and each enters it after the last entry that it has seen.
 
-Each write of the log checks the token itself, in the same step. The checks here say who is in the
-way, and keep a driver from acting outside the log.
+Each write of the log checks the token itself, in the same step. The checks here name the driver
+that is in the way, and keep a driver from acting outside the log.
 """
 
 from __future__ import annotations
@@ -63,13 +63,8 @@ class NoEntrance:
 class Lease:
     """A fencing token and an entry in the checkpoint; made by `acquire`.
 
-    Args:
-        pipeline: whose it is.
-        incarnation: the token.
-        entrance: of the checkpoint.
-
     Attributes:
-        pipeline: as given.
+        pipeline: whose it is.
         incarnation: the token that this driver holds, and whose names its branches carry.
     """
 
@@ -85,7 +80,7 @@ class Lease:
 
         Raises:
             ConfigurationError: the identity guard refuses the start; nobody is fenced.
-            FencedError: another driver has gone on from the checkpoint.
+            FencedError: another driver has continued from the checkpoint.
             ProtocolError: the run has ended meanwhile.
             LogError: the log stayed unreachable; no token, or one that nobody uses.
         """
@@ -104,7 +99,7 @@ class Lease:
 
     @property
     def name(self) -> str:
-        """Of the pipeline."""
+        """The pipeline's name."""
         return self.pipeline.name
 
     @property
@@ -130,15 +125,15 @@ class Lease:
         if self._is_released:
             raise FencedError(
                 f"token {self.token} of pipeline {self.pipeline.name!r} was released: the next "
-                "start of the query goes on"
+                "start of the query continues"
             )
         self.pipeline.log.check_token(self.incarnation)
 
     def check_is_next(self, transaction_id: TransactionId) -> None:
-        """See that no other driver goes on with the query, while all can still be aborted.
+        """Check that no other driver continues the query, while all can still be aborted.
 
         Raises:
-            FencedError: one does.
+            FencedError: another driver does.
             PrepareRejectedError: the checkpoint cannot be read.
         """
         batch_id, checkpoint = transaction_id.batch_id, self.pipeline.checkpoint
@@ -161,13 +156,8 @@ class Lease:
         return self._entrance.is_last()
 
     def release(self) -> None:
-        """Act no more in this pipeline; whatever comes next takes a token of its own."""
+        """Act no more for this pipeline; the next driver takes a token of its own."""
         self._is_released = True
-
-    @property
-    def is_released(self) -> bool:
-        """Whether `release` was called."""
-        return self._is_released
 
     def is_fenced(self) -> bool:
         """Whether this log says that a newer driver holds the pipeline."""
@@ -192,22 +182,22 @@ class Lease:
                     raise fenced from error
 
     def overtaken(self, batch_id: int) -> FencedError:
-        """The error where another driver has gone on from the checkpoint.
+        """The error where another driver has continued from the checkpoint.
 
         Raises:
-            FencedError: this log knows that driver, and says who it is.
+            FencedError: this log knows that driver, and names it.
         """
         with contextlib.suppress(LogUnavailableError):
             self.pipeline.log.check_token(self.incarnation)
-        return gone_on_from_checkpoint(self.pipeline, batch_id)
+        return overtaken_in_checkpoint(self.pipeline, batch_id)
 
 
-def gone_on_from_checkpoint(pipeline: Pipeline, batch_id: int) -> FencedError:
-    """Another driver has gone on from the checkpoint, by a log that this driver does not see."""
+def overtaken_in_checkpoint(pipeline: Pipeline, batch_id: int) -> FencedError:
+    """The error where another driver has continued from the checkpoint, with another log."""
     return FencedError(
         f"batch {batch_id} of pipeline {pipeline.name!r} was about to be delivered, and another "
-        f"driver has gone on from {pipeline.checkpoint.location} meanwhile (the newest file of its "
-        "sparkonce-drivers/ names it). "
+        f"driver has continued from {pipeline.checkpoint.location} meanwhile (the newest file of "
+        "its sparkonce-drivers/ names it). "
         f"Unless this log ({pipeline.log.address}) stops that driver, the driver uses a copy of "
         "it, or another log: let one of the two run, and keep its log"
     )

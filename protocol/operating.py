@@ -35,10 +35,10 @@ class Orphan(NamedTuple):
     """A branch that no unfinished record names.
 
     Attributes:
-        sink: where it stands.
+        sink: the sink that holds it.
         branch: what `abort` needs.
-        may_be_written: whether the driver that holds the token made it and is not known to be
-            gone: it may be writing it right now.
+        may_be_written: whether it may still be being written: the driver that holds the token
+            made it, and is not known to be gone.
     """
 
     sink: AnySink
@@ -64,7 +64,7 @@ def head_of(log: TransactionLog, pipeline: str) -> Head:
 def claim_again(
     log: TransactionLog, head: Head, sinks: Mapping[str, str], adopt: tuple[str, ...] = ()
 ) -> Claim:
-    """The claim of an operator, who goes on where the log stands and has seen no batch.
+    """The claim of an operator, who continues from what the log holds and has seen no batch.
 
     Args:
         log: the transaction log.
@@ -121,11 +121,9 @@ def take_over(job: Job, checkpoint: Checkpoint) -> Driver:
 
 
 def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
-    """What stands in the pipeline's name; nothing is changed and nobody is fenced.
+    """Branches in the pipeline's name that no record needs; changes nothing and fences nobody.
 
-    Args:
-        job: the pipeline.
-        failures: gets, by sink name, why a sink could not be asked.
+    `failures` gets, by sink name, why a sink could not be asked.
     """
     head = head_of(job.log, job.name)
     log_id = job.log.id_of(job.name)
@@ -154,9 +152,10 @@ def look_for_orphans(job: Job, failures: dict[str, Exception]) -> list[Orphan]:
 def end_branches(
     job: Job, record: TransactionRecord, branches: Sequence[Committable]
 ) -> list[Ended]:
-    """What has become of branches that are settled as committed or aborted, in their order.
+    """End branches that are settled as committed or aborted; returns what each has come to.
 
-    Called behind the word: a driver that still runs must not show beside what is put in by hand.
+    Called after the ruling is recorded. A driver that still runs must not show them in addition to
+    rows that are entered manually.
     """
     sinks = {sink.name: sink for sink in job.all_sinks}
 

@@ -73,7 +73,7 @@ class Checkpoint(Protocol):
     def has_offsets(self, batch_id: int) -> bool:
         """Whether Spark has begun the batch here: it plans its offsets first.
 
-        A copy that was made before has none, and says nothing about what became of the batch.
+        An older copy of the checkpoint has none, and cannot show what became of the batch.
         """
 
 

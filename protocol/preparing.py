@@ -51,8 +51,8 @@ def aborting_on_failure(lease: Lease) -> Iterator[None]:
     try:
         yield
     except FencedError:
-        # Where this log says so, `sweeping_when_fenced` sweeps. Beside a copy of the log another
-        # driver may have branches with our token.
+        # If this log says so, `sweeping_when_fenced` sweeps. Where drivers use copies of a log,
+        # another driver may have branches with our token.
         raise
     except BaseException as error:
         sweep(lease)
@@ -68,7 +68,7 @@ def vote(
     *,
     write_pass: int = 0,
 ) -> dict[str, Share]:
-    """Let each sink vote over its share of the batch; returns what a decision shall name."""
+    """Let each sink vote over its share of the batch; returns what a decision must name."""
     voted = {}
     for name, share in shares.items():
         sink = lease.pipeline.sinks[name]
@@ -124,13 +124,7 @@ def check_safe(
     now: float,
     write_began: float,
 ) -> None:
-    """Refuse branches that their servers may have dropped already.
-
-    Args:
-        transaction_id: the batch.
-        committables: its branches.
-        now: Unix time in seconds.
-        write_began: Unix time in seconds at which the batch's write began.
+    """Refuse branches that their servers may have dropped already; times are Unix time in seconds.
 
     Raises:
         PrepareRejectedError: a branch's `safe_until` has passed.

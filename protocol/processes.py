@@ -1,10 +1,11 @@
-"""Who a driver is, and whether it still runs, as far as that can be told from here.
+"""Which process a driver is, and whether it still runs, as far as this process can know.
 
-host:pid@1f2e3d4c.536854    8 hex digits for this boot of this machine, and for the container: in
-                            another one the same pid is another process; then the time from the
-                            boot to the process's begin, which no change of the clock moves
+host:pid@1f2e3d4c.536854    8 hex digits for this boot of this machine and for the container, since
+                            the same pid elsewhere is another process; then the time from the boot
+                            to the process's start, which no change of the clock moves
 
-"Gone" lets an operator's command fence without a question, so it is said of what is proven only.
+A driver counts as gone only where that is proven: an operator's command then fences it without
+asking.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def this_driver() -> str:
 def is_running(driver: str) -> bool | None:
     """Whether the driver runs; None: not known.
 
-    A process that is stopped runs: it may go on at any moment.
+    A stopped process counts as running: it may resume at any moment.
     """
     match = _NAME.fullmatch(driver)
     if match is None or match["space"] != _pid_space():
-        return None  # another machine or container, or one that does not say
+        return None  # another machine or container, or an unknown one
     process = _look_at(match["pid"])
     if process is None:
         return False if _is_gone(int(match["pid"])) else None
@@ -46,7 +47,7 @@ def is_running(driver: str) -> bool | None:
 
 
 def _pid_space() -> str:
-    """Eight hex digits for this boot and this set of process ids; empty where Linux is not."""
+    """Eight hex digits for this boot and this set of process ids; empty if this is not Linux."""
     try:
         if (_PROC / "self").readlink() != Path(str(os.getpid())):
             return ""  # it shows the processes of another container
@@ -58,7 +59,7 @@ def _pid_space() -> str:
 
 
 def _look_at(pid: str) -> _Process | None:
-    """The process, or only its exit code; None when there is none, or it is hidden from us."""
+    """The process, which may be a zombie; None when there is none, or it is hidden from us."""
     try:
         # The second field, the program's name, may hold anything; it ends with the last bracket.
         fields = (_PROC / pid / "stat").read_bytes().rpartition(b")")[2].split()

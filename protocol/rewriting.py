@@ -30,7 +30,7 @@ Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Which part of a decided batch is written again.
+    """Which part of a decided batch is rewritten.
 
     Attributes:
         write_pass: of the new branches; 1 for the first rewrite of the batch.
@@ -42,7 +42,7 @@ class Rewrite:
 
     @classmethod
     def of(cls, record: TransactionRecord, lost: Sequence[Committable]) -> Self | None:
-        """The rewrite that replaces `lost`; None when rows that are visible would come again."""
+        """The rewrite that replaces `lost`; None if it would repeat rows that are visible."""
         partitions: dict[str, frozenset[int] | None] = {}
         for name, share in record.shares.items():
             gone = {c.branch_id.name for c in lost if c.branch_id.sink == name}
@@ -52,13 +52,13 @@ class Rewrite:
                 partitions[name] = None
                 continue
             by_task = {part.branch: part.partition for part in share.parts}
-            if not gone <= by_task.keys():  # the driver's branch, beside others that are committed
+            if not gone <= by_task.keys():  # the driver's branch, while others are committed
                 return None
             partitions[name] = frozenset(by_task[branch] for branch in gone)
         return cls(record.revision + 1, partitions)
 
     def wants(self, sink: str, partition: int) -> bool:
-        """Whether this partition is to be written into this sink."""
+        """Whether this partition must be written into this sink."""
         wanted = self.partitions.get(sink, frozenset())
         return wanted is None or partition in wanted
 
@@ -104,11 +104,11 @@ class Rewrite:
         return record.amended(shares, lost)
 
     def __str__(self) -> str:
-        said = (
+        parts = (
             f"{name!r} {'whole' if wanted is None else f'partitions {sorted(wanted)}'}"
             for name, wanted in self.partitions.items()
         )
-        return f"pass {self.write_pass} into {', '.join(said)}"
+        return f"pass {self.write_pass} into {', '.join(parts)}"
 
 
 def _of(parts: Sequence[Part], partition: int) -> list[Part]:
@@ -119,7 +119,7 @@ def replay_difference(record: TransactionRecord, sink: str, content: Fingerprint
     """How a replay of a finished batch differs from what the sink got.
 
     Returns:
-        None when it holds the same rows, or where that cannot be told: the sink was added since,
+        None when it holds the same rows, or where that cannot be known: the sink was added since,
         or an older version has summed the content differently.
     """
     share = record.shares.get(sink)
@@ -151,7 +151,7 @@ def _sum(parts: Sequence[Part]) -> Fingerprint | None:
 
 
 def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBranchLostError:
-    """What an operator has to know of decided branches that cannot be rewritten."""
+    """The error for decided branches that cannot be rewritten, with what an operator must know."""
     committable, error = lost[0]
     rows = {
         part.branch: part.content.rows for share in record.shares.values() for part in share.parts
@@ -163,7 +163,7 @@ def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBran
     cannot = PreparedBranchLostError(
         f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
         f"be rewritten: {why}. The first one is lost because: {error}. No later batch is written "
-        "before this is settled: restore the branch; or rule that its rows are entered manually or "
+        "before this is resolved: restore the branch; or rule that its rows are entered manually or "
         f"abandoned, with {settle_command(committable.branch_id)} (docs/operations.md), and enter "
         "them after that.",
         committable.branch_id,

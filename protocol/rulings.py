@@ -1,17 +1,17 @@
 """Branches on which an operator has ruled: committed or aborted manually, or to be rewritten.
 
-What is proven, either way, stands above a ruling: the ruling is older, and says nothing of a commit
-whose answer was lost.
+A proof, either way, overrides a ruling: the ruling is older, and knows nothing of a commit whose
+answer was lost.
 
 A branch that was ruled committed or aborted must not become visible (I7):
 
     abort ─┬─► commit ─┬─ proven lost ──► ENDED
            │           ├─ returns ──────► VISIBLE: committed before, and an abort undoes no commit
            │           └─ anything else ► UNKNOWN
-           └─ fails ────────────────────► UNKNOWN; commit is not asked: it might show the branch
+           └─ fails ────────────────────► UNKNOWN; no commit, which might show the branch
 
-After an abort that has returned, a commit shows nothing (`SinkContract.test_commit_after_abort`).
-So there it only asks what holds, in the one way that every sink can answer with its proof.
+After an abort has returned, a commit shows nothing (`SinkContract.test_commit_after_abort`). It
+only asks for the outcome, in the one way that every sink answers with a proof.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sparkonce.sinks.capabilities import AbortsDecided
 
 
 class End(StrEnum):
-    """What has become of a branch that was to end."""
+    """What has become of a branch that had to end."""
 
     ENDED = "ended"
     """Nobody has committed it, and nobody can."""
@@ -45,19 +45,17 @@ class Ended(NamedTuple):
 
 
 def end_ruled(sink: AnySink | None, committable: Committable, target: str) -> Ended:
-    """End what stands of a branch, and ask for the proof.
+    """Abort a branch, and ask for the proof of its end.
 
     Args:
-        sink: of the branch's name; None where the pipeline has none.
+        sink: the branch's sink; None where the pipeline has none of that name.
         committable: of the branch.
-        target: in which the record says that it stands.
+        target: the sink's target when the branch was recorded.
     """
     if sink is None:
         name = committable.branch_id.sink
-        return Ended(
-            End.UNKNOWN, f"{name!r} is not among the pipeline's sinks; it stood in {target}"
-        )
-    moved = f"it stood in {target}, and the sink has {sink.target} now"
+        return Ended(End.UNKNOWN, f"{name!r} is not among the pipeline's sinks; it was in {target}")
+    moved = f"it was in {target}, and the sink has {sink.target} now"
     try:
         sink.abort(committable)
         if sink.target != target:
@@ -74,14 +72,13 @@ def end_ruled(sink: AnySink | None, committable: Committable, target: str) -> En
 def ask_again_by_ruling(sink: AnySink, committable: Committable) -> SparkOnceError | None:
     """The outcome of a branch that an operator has ruled to be rewritten.
 
-    It is asked to commit first only where the sink's own `abort_decided` sees what has become of
-    it.
+    Its commit is tried first only if the sink's own `abort_decided` sees what has become of it.
 
     Returns:
         None when it is committed after all; `PreparedBranchLostError` when it has ended and can be
         rewritten; any other error as its commit would give it.
     """
-    error: SparkOnceError | None = CommitUnresolvedError("it was ended before it was asked")
+    error: SparkOnceError | None = CommitUnresolvedError("it was ended before a commit was tried")
     if isinstance(sink, AbortsDecided):
         (error,) = verbs.commit_many(sink, [committable])
     return end_for_rewrite(sink, committable, error)

@@ -3,9 +3,9 @@
     the log's unfinished records ─► the names that they need
     every sink ─► its branches in our name ─► minus those names, minus younger tokens ─► abort
 
-What a driver with this very token is writing right now would be among them, so a sweep runs only
-while the driver has no batch in the making. What cannot be swept now is swept after the next batch:
-a failure here fails nothing.
+Branches that a driver with this very token is writing would be among them, so a sweep runs only
+while the driver is writing no batch. What cannot be swept now is swept after the next batch: a
+failure here fails nothing.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def sweep(lease: Lease, *, tokens: range | None = None) -> int:
 
 @contextlib.contextmanager
 def sweeping_when_fenced(lease: Lease) -> Iterator[None]:
-    """A fenced driver ends what it prepared and nobody decided, before it goes.
+    """A fenced driver aborts what it prepared and nobody decided, before it stops.
 
-    Left behind, a prepared transaction of its own would hold locks that its successor waits for,
-    until the successor's next sweep. Only where this log says that a newer token holds the
-    pipeline: beside a copy of the log another driver may have branches of the same names.
+    Otherwise a prepared transaction would hold locks that its successor waits for, until the
+    successor's next sweep. It does so only if this log says that a newer token holds the pipeline:
+    where drivers use copies of a log, another driver may have branches of the same names.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def sweeping_when_fenced(lease: Lease) -> Iterator[None]:
 
 
 def named_by(unfinished: Iterable[TransactionRecord]) -> set[str]:
-    """Names that no sweep may touch, those of a task's part among them."""
+    """Names that no sweep may touch, including those of a task's part."""
     return {name for record in unfinished for name in record.branch_names()}
 
 
@@ -87,10 +87,10 @@ def find_orphans(
     Args:
         sink: where to look.
         owners: this query, and those that had the pipeline's name before.
-        tokens: branches of other ones are left out; a younger driver's must be.
+        tokens: branches with other tokens are left out; a younger driver's must be.
         named: see `named_by`; read after the token was taken.
-        others: names of the pipeline's sinks; a branch of another one of them is left to it.
-        failures: gets what could not be listed; it keeps no other owner's branches back.
+        others: names of the pipeline's sinks; a branch of another one is left to that sink.
+        failures: gets an error for each owner whose branches could not be listed.
     """
     for owner in owners:
         for found in _found(sink, owner, failures):

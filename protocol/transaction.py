@@ -1,15 +1,15 @@
 """The protocol on one page: what happens to a batch, from its rows to their visibility.
 
-    deliver   settle ─► find ─► write ─► vote ─► DECIDE ─► commit ─► complete ─► sweep ─► drain
-                                 └── any failure: abort ──┘   └── any failure: the log alone says
-                                                                   what holds
+    deliver   previous ─► find ─► write ─► vote ─► DECIDE ─► commit ─► complete ─► sweep ─► drain
+                                   └── any failure: abort ──┘   └── any failure: only the log says
+                                                                     what holds
     recover   for each unfinished record: decide or abandon it, commit it; then sweep
-    settle    the batch that waits for Spark's checkpoint: decide, commit, complete, sweep
+    pending   the batch that waits for Spark's checkpoint: decide, commit, complete, sweep
 
 A batch moves left to right and never back. The point of no return is the write of DECIDED: before
 it is sent every failure aborts, after it nothing does. commit="immediate" sends it in
-`Decider.decide`, "after_checkpoint" in `settle` or `recover`; where rows and record share one
-transaction, its COMMIT is the decision.
+`Decider.decide`, "after_checkpoint" in `commit_pending` or `recover`. Where rows and record share
+one transaction, its COMMIT is the decision.
 
 Invariants (docs/protocol.md has all of them):
 
@@ -57,19 +57,19 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
     When it returns, the batch is complete, or, with commit="after_checkpoint", `decider.pending`.
 
     Raises:
-        SinkError: see `sparkonce.errors`; Spark's replay of the batch goes on from there.
+        SinkError: see `sparkonce.errors`; Spark's replay of the batch continues from there.
         FencedError: a newer driver holds the pipeline.
     """
     delivering = step("deliver", batch=batch.batch_id, pipeline=lease.name)
     with delivering, sweeping_when_fenced(lease):
-        settle_before(batch, lease, decider)  # I5: the batch before is decided first
+        commit_previous(batch, lease, decider)  # I5: the batch before is decided first
         record = find(batch, lease)
         is_replay = record is not None
         if record is None:
             write_began = lease.pipeline.clock()
             with aborting_on_failure(lease):  # presumed abort: nothing is written
                 prepared = prepare(batch, lease, decider.vote)
-            # From here on the log alone says what holds: nothing more is aborted.
+            # From here on only the log says what holds: nothing more is aborted.
             record = decider.decide(prepared, lease, write_began=write_began)
         if record.state is State.DECIDED:
             record = commit(record, batch, lease)  # until every branch is proven committed
@@ -105,7 +105,7 @@ def recover(lease: Lease) -> None:
         raise problems[0]
 
 
-def settle(lease: Lease, decider: Decider) -> bool:
+def commit_pending(lease: Lease, decider: Decider) -> bool:
     """Decide and commit the pending batch if Spark's checkpoint has reached it.
 
     Returns:
@@ -113,23 +113,23 @@ def settle(lease: Lease, decider: Decider) -> bool:
 
     Raises:
         SinkError: see `deliver`.
-        FencedError: a newer driver settles it.
+        FencedError: a newer driver finishes it.
     """
     record = decider.decide_pending(lease)
     if record is not None:
         if record.state is State.DECIDED:
             record = commit(record, None, lease)
             clean_up(complete(record, lease), lease)
-        decider.pending = None  # not before: after an interrupt (Ctrl-C) the next call goes on
+        decider.pending = None  # not before: after an interrupt (Ctrl-C) the next call continues
     return decider.pending is None
 
 
 # -- the parts of the page, in its order ----------------------------------------------------------
 
 
-def settle_before(batch: Batch, lease: Lease, decider: Decider) -> None:
-    """Settle the batch before this one, which Spark's commit log must have by now."""
-    if not settle(lease, decider):
+def commit_previous(batch: Batch, lease: Lease, decider: Decider) -> None:
+    """Commit the batch before this one, which Spark's commit log must have by now."""
+    if not commit_pending(lease, decider):
         pending = -1 if decider.pending is None else decider.pending.id.batch_id
         raise ProtocolError(
             f"batch {batch.batch_id} begins, but the commit log of "
@@ -261,13 +261,8 @@ def drain(record: TransactionRecord, batch: Batch) -> None:
 def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> SparkOnceError | None:
     """Decide or abandon what an earlier driver prepared, and commit what is decided.
 
-    Args:
-        record: an unfinished one.
-        committed: the highest batch of Spark's commit log; None where it cannot be read.
-        lease: of this driver.
-
     Returns:
-        Why it is not complete; None when it is, or when Spark's replay goes on with it.
+        Why it is not complete; None when it is, or when Spark's replay continues with it.
     """
     replay = None if committed is None else lease.transaction_id(committed + 1)
     try:
@@ -281,7 +276,7 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
                 complete(record, lease)
     except SparkOnceError as error:
         return error
-    # Spark's replay of the batch, if it will ever come, goes on with what is lost.
+    # Spark's replay of the batch, if one comes, rewrites what is lost.
     if lost and record.id != replay and (replay is not None or State.PREPARED in record.times):
         return cannot_redo(record, lost, _NO_REPLAY)
     return None

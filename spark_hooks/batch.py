@@ -3,11 +3,11 @@
     DataFrame ─► each sink's columns, and a hash of each row ─► mapInArrow(PartitionWriter)
               ◄─ one summary per partition: committables, rows, fingerprints
 
-Sinks that take the batch's own rows share one pass, or two where some of them want one writer. One
-with a `transform`, or with rows dealt out by their columns, gets a pass of its own.
+Sinks with the same `writers` share a pass. A sink with a `transform`, or with rows that are dealt
+out by their columns, gets a pass of its own.
 
-A batch that is expected to be small comes to the driver, which runs the same `PartitionWriter` over
-it (`sparkonce.spark_hooks.small_batches`).
+If the batch is expected to be small, the driver collects its rows and runs the same
+`PartitionWriter` over them (`sparkonce.spark_hooks.small_batches`).
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkonce")
 
-
 _ROW_NUMBER: Final = f"monotonically_increasing_id() & {(1 << 33) - 1}"
 """SQL: the number of a row in its partition, from 0."""
-
 
 SHUFFLE_CHECKS: Final = (
     "spark.sql.shuffle.orderIndependentChecksum.enabled",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch",
 )
-"""With both, Spark mixes no two computations of a shuffle: on since 4.2, off in 4.1, new there."""
+"""With both, Spark never mixes two computations of one shuffle. Spark 4.2 and later enable both by
+default; 4.1 has them, disabled; 4.0 does not have them."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class SparkBatch:
             transform = together[0].transform
             df = self._df if transform is None else transform(self._df)
             schemas |= {sink.name: arrow_schema(shaped(df, sink)) for sink in together}
-            self._shapes.with_hashes(df, together)  # what cannot be analysed, Spark says here
+            self._shapes.with_hashes(df, together)  # raises what Spark cannot analyse
 
         def check(sink: AnySink, schema: pa.Schema) -> None:
             try:
@@ -115,7 +114,7 @@ class SparkBatch:
                 ) from error
 
         at_once(lambda sink: check(sink, schemas[sink.name]), self._sinks)
-        for sink in self._sinks:  # what `validate` found out travels with it
+        for sink in self._sinks:  # only now: it carries what `validate` found
             check_pickles(sink)
 
     def write(
@@ -125,9 +124,9 @@ class SparkBatch:
         passes = _passes(sinks)
         # Several passes must see the same rows, and a transform that Spark can prune must not
         # starve a stateful query.
-        must_last = len(passes) > 1 or any(s.transform for s in sinks)
+        needs_snapshot = len(passes) > 1 or any(s.transform for s in sinks)
         shares: dict[str, Share] = {}
-        with _snapshot(self._df) if must_last else nullcontext(self._df) as rows:
+        with _snapshot(self._df) if needs_snapshot else nullcontext(self._df) as rows:
             for together in passes:
                 transform = together[0].transform
                 df = rows if transform is None else transform(rows)
@@ -137,14 +136,15 @@ class SparkBatch:
         return shares
 
     def _may_mix(self, sink: AnySink) -> bool:
-        """Whether rows that are dealt out by chance could go to two tasks, or to none.
+        """Whether a row may reach two tasks, or none, where a random value decides its task.
 
-        A lost executor's part of the shuffle is computed again while others have read the first.
+        Spark recomputes the part of the shuffle that a lost executor held, after other tasks have
+        read their share of the first computation.
         """
         if not sink.dealt_by:
             return False
         conf = self._df.sparkSession.conf
-        # Spark 4.0 does not know them. (A default here would hide Spark's own.)
+        # Spark 4.0 does not have them. `get` with a default would hide Spark's own.
         return not all(conf.isModifiable(s) and conf.get(s) == "true" for s in SHUFFLE_CHECKS)
 
     def drain(self) -> Mapping[str, Fingerprint]:
@@ -156,22 +156,22 @@ class SparkBatch:
 
     def _contents(self, sinks: Sequence[AnySink]) -> dict[str, Fingerprint]:
         """Read all rows, and sum the hashes of what each sink would get."""
-        rows, lanes = self._shapes.with_hashes(self._df, sinks)
-        hashes = [rows.columns[-1]] if lanes is None else rows.columns[len(set(lanes)) :]
+        rows, shapes = self._shapes.with_hashes(self._df, sinks)
+        hashes = [rows.columns[-1]] if shapes is None else rows.columns[len(set(shapes)) :]
         # As decimals, which do not overflow; the tasks' sums are taken modulo 2^64.
         sums = [f"sum(CAST({quoted(name)} AS DECIMAL(38, 0)))" for name in hashes]
         (row,) = rows.selectExpr("count(1)", *sums).collect()
         number, *totals = (int(value or 0) for value in row)
         found = [Fingerprint(ALGORITHM, number, total % 2**64) for total in totals]
-        which = [0] * len(sinks) if lanes is None else lanes
-        return {sink.name: found[lane] for sink, lane in zip(sinks, which, strict=True)}
+        which = [0] * len(sinks) if shapes is None else shapes
+        return {sink.name: found[shape] for sink, shape in zip(sinks, which, strict=True)}
 
     def _consume(self) -> None:
         execution: Any = self._df._jdf.queryExecution()  # noqa: SLF001
         patterns: Any = self._df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
         if execution.analyzed().containsPattern(patterns.COLLECT_METRICS()):
-            self._df.count()  # an `Observation` of the user's waits for a query, for ever
-        else:  # not the format "noop", which takes no column of the type INTERVAL
+            self._df.count()  # else a user's `Observation` waits for a query for ever
+        else:  # not the format "noop", which accepts no INTERVAL column
             execution.toRdd().count()
 
     def _write_pass(
@@ -182,7 +182,7 @@ class SparkBatch:
         rewrite: Rewrite | None,
     ) -> dict[str, Share]:
         summaries: Sequence[PartitionSummary] | None = None
-        # To compute a batch twice, as one that turns out large is, would write its state twice.
+        # A batch that turns out large is computed twice, which would write its state twice.
         if rewrite is None and self._small.is_next and not self._query.is_stateful:
             summaries = self._write_here(df, sinks, incarnation)
         if summaries is None:
@@ -193,13 +193,13 @@ class SparkBatch:
     def _write_here(
         self, df: DataFrame, sinks: Sequence[AnySink], incarnation: Incarnation
     ) -> Sequence[PartitionSummary] | None:
-        """Let the driver write the rows as one partition; None if that is for the executors.
+        """Let the driver write the rows as one partition; None where it could not.
 
-        Every partition gives at most one row too many; spark.driver.maxResultSize bounds them all.
+        Each partition returns at most one row too many; spark.driver.maxResultSize bounds the sum.
         """
         most = self._small.most_rows
-        # Behind `select=`, which may make many rows into few: those are counted that are written.
-        rows, lanes = self._shapes.with_hashes(df, sinks)
+        # Counted after `select=`, which may make few rows of many: what is written counts.
+        rows, shapes = self._shapes.with_hashes(df, sinks)
         rows = rows.where(f"{_ROW_NUMBER} <= {most}")
 
         def collected() -> Iterator[pa.RecordBatch]:
@@ -208,23 +208,23 @@ class SparkBatch:
                 raise NotSmallError(f"it has more than {most} rows")
             yield from table.cast(arrow_schema(rows)).to_batches()
 
-        # As an executor gets them.
+        # Pickled copies, as an executor gets them.
         copies = cloudpickle.loads(cloudpickle.dumps([as_sent(sink) for sink in sinks]))
         try:
             # The branches are begun while Spark computes the rows.
-            writer = PartitionWriter(copies, incarnation, self.batch_id, lanes, is_eager=True)
+            writer = PartitionWriter(copies, incarnation, self.batch_id, shapes, is_eager=True)
             return [writer.write(collected(), 0, attempt_of_small_batch(self.batch_id))]
         except Exception as error:
             for copy in copies:
-                copy.close()  # what it has opened to abort
+                copy.close()  # it may have opened a connection to abort
             if self._query.is_stopping:
                 raise
-            # A task that fails is run again, too.
+            # Not raised: Spark runs a task that fails again, too.
             level = logging.INFO if isinstance(error, NotSmallError) else logging.WARNING
             logger.log(
                 level,
-                "batch %d: the driver could not write it as a small one: %s. The executors do so "
-                "now; driver_rows=0 leaves all batches to them",
+                "batch %d: the driver could not write it as a small batch: %s. The executors write "
+                "it now; driver_rows=0 leaves all batches to them",
                 self.batch_id,
                 error,
             )
@@ -238,17 +238,17 @@ class SparkBatch:
         incarnation: Incarnation,
         rewrite: Rewrite | None,
     ) -> Sequence[PartitionSummary]:
-        df, lanes = self._shapes.with_hashes(df, sinks)
-        writer = PartitionWriter(sinks, incarnation, self.batch_id, lanes, rewrite)
-        # Behind `transform` and `select`, which may make by chance what the rows are dealt out by.
+        df, shapes = self._shapes.with_hashes(df, sinks)
+        writer = PartitionWriter(sinks, incarnation, self.batch_id, shapes, rewrite)
+        # After `transform` and `select`, which may fill the columns of `dealt_by` at random.
         with _snapshot(df) if self._may_mix(sinks[0]) else nullcontext(df) as made:
             rows = made
             if sinks[0].writers is not None:
-                prefix = "" if lanes is None else "lane0."
+                prefix = "" if shapes is None else "shape0."
                 keys = (f"{prefix}{quoted(name)}" for name in sinks[0].dealt_by or ())
-                # With a number, so that adaptive execution leaves the partitions as they are.
+                # A fixed number keeps adaptive execution from changing the partitions.
                 rows = made.repartition(sinks[0].writers, *keys)
-            # As Arrow: `collect` takes longer to bring a few rows back than the tasks to write.
+            # As Arrow: `collect` takes longer to return a few rows than the tasks take to write.
             with self._record_batches.unmeasured(rows, self._query):
                 returned = rows.mapInArrow(writer, SUMMARY_SCHEMA).toArrow()
         summaries = [PartitionSummary.decode(text) for text in returned.column(0).to_pylist()]
@@ -259,24 +259,24 @@ class SparkBatch:
 
 
 def _passes(sinks: Sequence[AnySink]) -> list[list[AnySink]]:
-    """The sinks that share a pass each."""
+    """The sinks, grouped by the pass that they share."""
     passes: dict[object, list[AnySink]] = {}
     for sink in sinks:
-        alone = sink.transform or sink.dealt_by
-        passes.setdefault(sink.name if alone else sink.writers, []).append(sink)
+        has_own_pass = sink.transform or sink.dealt_by
+        passes.setdefault(sink.name if has_own_pass else sink.writers, []).append(sink)
     return list(passes.values())
 
 
 @contextmanager
 def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
-    """The rows as they are now, on the executors until the block ends.
+    """The rows as they are now, kept on the executors until the block ends.
 
-    Not `persist`, which a lost executor recomputes. Left to Spark, they would stay for up to half
-    an hour more.
+    Not with `persist`: Spark recomputes what a lost executor held. Spark's own clean-up would keep
+    the rows for up to half an hour longer.
     """
     context = df.sparkSession.sparkContext
-    # Serialized, so that Spark (since 4.3) can sum what it keeps: where two attempts at a partition
-    # have made other rows, all passes read those of one.
+    # Serialized, so that Spark 4.3 and later can checksum what it keeps: where two attempts at a
+    # partition made different rows, all passes read those of one attempt.
     rows = df.localCheckpoint(eager=True, storageLevel=StorageLevel.MEMORY_AND_DISK)
     try:
         yield rows
@@ -288,7 +288,7 @@ def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
 
 
 def check_pickles(sink: AnySink) -> None:
-    """Let a sink be pickled as Spark will.
+    """Check that a sink pickles, as Spark will pickle it.
 
     Raises:
         ConfigurationError: it cannot; naming the attribute.

@@ -2,14 +2,14 @@
 
     CHECKPOINT/sparkonce.json         {"log_id": …, "pipeline": …}, from the first start on
               /sparkonce.1.json       the same, of the log that took the checkpoint over; and so on
-              /sparkonce-drivers/…    a file for each driver that has begun; the last ones
+              /sparkonce-drivers/…    a file for each driver that has begun; only the last are kept
 
 The highest number counts. Each file is created atomically, and no file that counts is replaced. Two
-drivers may be admitted by logs of their own, each unaware of the other; then only one of them can
-bind what both have seen, whether that is nothing or a log that is lost.
+drivers may be admitted by different logs, each unaware of the other. Only one of them can then
+create the next number after what both have seen, whether that is nothing or a lost log.
 
-A fencing token orders the drivers that ask one log. Two drivers may use copies of a log, each with
-tokens of its own; then the checkpoint is what they share. Each driver enters it after the last
+A fencing token orders the drivers that use one log. If two drivers use copies of a log, each copy
+has its own tokens, and the drivers share only the checkpoint. Each driver enters it after the last
 entry that it has seen there, so a driver that was paused meanwhile cannot enter.
 """
 
@@ -31,13 +31,7 @@ _MOST_TRIES: Final = 4
 
 
 class Binding(NamedTuple):
-    """What a checkpoint belongs to.
-
-    Attributes:
-        log_id: of the transaction log.
-        pipeline: its name.
-        number: how often another log has taken the checkpoint over.
-    """
+    """What a checkpoint belongs to; `number` counts how often another log has taken it over."""
 
     log_id: str
     pipeline: str
@@ -68,16 +62,10 @@ def read_binding(checkpoint: Folder) -> Binding | None:
 
 
 def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -> None:
-    """Write what the checkpoint belongs to from now on, in place of what was seen there.
-
-    Args:
-        checkpoint: its folder.
-        seen: what the identity guard was shown.
-        log_id: of the log in which the pipeline began.
-        pipeline: its name.
+    """Write what the checkpoint belongs to, in place of `seen`, which the identity guard was shown.
 
     Raises:
-        ConfigurationError: another driver has bound it since it was seen.
+        ConfigurationError: another driver has bound it since then.
         LogUnavailableError: it cannot be written now.
         DecisionUnknownError: it may have been written.
     """
@@ -101,12 +89,12 @@ def bind(checkpoint: Folder, seen: Binding | None, log_id: str, pipeline: str) -
 
 
 class Entry(NamedTuple):
-    """Which driver has begun on a checkpoint.
+    """A driver that has begun on a checkpoint.
 
     Attributes:
-        version: of the file; the highest one is the last.
+        version: of its file; the highest one is the last.
         run_id: of the driver's run of the query.
-        text: all that it has written.
+        text: the whole file.
     """
 
     version: Version
@@ -142,19 +130,19 @@ def is_last_entry(checkpoint: Folder, entry: Entry) -> bool:
 def enter(
     checkpoint: Folder, seen: Entry | None, driver: str, run_id: str, fenced_run: str | None = None
 ) -> Entry | None:
-    """Write that this driver goes on from the checkpoint, if none has begun since it looked.
+    """Write that this driver has begun on the checkpoint, unless another has since it looked.
 
-    A run that has entered already does not enter after another run, which has gone on since.
+    A run that has entered once does not enter after another run.
 
     Args:
         checkpoint: its folder.
-        seen: the `last_entry` from before it took its token.
+        seen: the `last_entry` from before the driver took its token.
         driver: where it runs, for people who look into the file.
         run_id: of its run of the query.
-        fenced_run: the run whose token its own has replaced: that one may have entered meanwhile.
+        fenced_run: the run that held the token before. It may have entered since.
 
     Returns:
-        The driver's entry; None where another one has entered.
+        The driver's entry; None where another driver has entered.
 
     Raises:
         LogUnavailableError: it cannot be written now.
@@ -169,7 +157,7 @@ def enter(
             version = place.swap(_DRIVERS, None if seen is None else seen.version, text)
             if version is not None:
                 return Entry(version, run_id, text)
-        # Others were faster, or the answer was lost: the newest file tells which.
+        # Others were faster, or the answer was lost: the newest file shows which.
         found = last_entry(checkpoint)
         if found is not None and found.text == text:
             return found
@@ -177,11 +165,7 @@ def enter(
             if found is None or found.run_id not in {run_id, fenced_run}:
                 return None
             seen = found
-    raise _unknown(checkpoint)
-
-
-def _unknown(checkpoint: Folder) -> DecisionUnknownError:
-    return DecisionUnknownError(
+    raise DecisionUnknownError(
         f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; start "
         "the query again"
     )
@@ -190,7 +174,9 @@ def _unknown(checkpoint: Folder) -> DecisionUnknownError:
 def _has_entered(checkpoint: Folder, run_id: str) -> bool:
     """Whether an entry of the run is among those that are kept."""
     for name in FolderPlace(checkpoint).names(_DRIVERS):
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged, and not the last
+        with contextlib.suppress(
+            ValueError, KeyError, TypeError
+        ):  # a damaged file, but not the last
             if _run_of(checkpoint.read(name) or "") == run_id:
                 return True
     return False

@@ -75,36 +75,27 @@ def open_checkpoint(
 
 
 def checkpoint_folder(location: str, conf: Callable[[], Any] | None = None) -> FileSystemFolder:
-    """The folder of a checkpoint; the files in it are as readable as Spark's own.
-
-    Args:
-        location: a path, or a URL, as Spark shows it.
-        conf: see `sparkonce.storage.open_folder`.
-    """
+    """The folder of a checkpoint. Files that are created in it are as readable as Spark's own."""
     return open_folder(location, conf, scheme="checkpoint:")
 
 
-def _said(
+def _step(
     ask: Callable[Concatenate[CheckpointFiles, P], ResultT],
 ) -> Callable[Concatenate[CheckpointFiles, P], ResultT]:
-    """Log it while the checkpoint's file system does not respond."""
+    """Make the call a step, so that it is logged if the file system does not respond."""
 
     @functools.wraps(ask)
-    def said(files: CheckpointFiles, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    def stepped(files: CheckpointFiles, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         with step("checkpoint", of=files.location):
             return ask(files, *args, **kwargs)
 
-    return said
+    return stepped
 
 
 class CheckpointFiles:
-    """What Spark and its drivers have written for one query.
+    """What Spark and our drivers have written for one query.
 
     All methods may raise `LogUnavailableError`: the checkpoint cannot be reached now.
-
-    Args:
-        folder: the checkpoint.
-        location: where it is, as the user or Spark names it.
     """
 
     def __init__(self, folder: FileSystemFolder, location: str) -> None:
@@ -113,7 +104,7 @@ class CheckpointFiles:
 
     # -- Spark's files -----------------------------------------------------------------------------
 
-    @_said
+    @_step
     def query_id(self) -> str | None:
         """The id of the query; None where there is no checkpoint.
 
@@ -128,12 +119,12 @@ class CheckpointFiles:
                 f"{self.location}/metadata is not what Spark writes"
             ) from error
 
-    @_said
+    @_step
     def committed(self) -> int | None:
         """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty.
 
         Spark's own `getLatestBatchId` takes the highest number too, of the files and of what the
-        process remembers. Its temporary files and checksums have names that are no number.
+        process remembers. The names of temporary files and checksums are not numbers.
 
         None where the checkpoint is gone: an unmounted folder has no files either.
         """
@@ -142,48 +133,48 @@ class CheckpointFiles:
             return None
         return max((int(name) for name in names if _BATCH.fullmatch(name)), default=-1)
 
-    @_said
+    @_step
     def has_offsets(self, batch_id: int) -> bool:
         """Whether Spark has begun the batch in this checkpoint."""
         return self._folder.exists(f"offsets/{batch_id}")
 
-    @_said
+    @_step
     def has_state(self) -> bool:
         """Whether the query has written state."""
         return self._folder.exists("state")
 
-    @_said
+    @_step
     def offsets(self, batch_id: int, source_of: SourceOf) -> tuple[str, ...] | None:
         """The source offsets of a batch; see `shown_offsets`."""
         return shown_offsets(self._folder, batch_id, source_of)
 
     # -- our files ---------------------------------------------------------------------------------
 
-    @_said
+    @_step
     def binding(self) -> Binding | None:
         """What the checkpoint belongs to; None while it belongs to nobody."""
         return read_binding(self._folder)
 
-    @_said
+    @_step
     def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
         """Write what the checkpoint belongs to; see `sparkonce.spark_hooks.binding.bind`."""
         bind(self._folder, seen, log_id, pipeline)
 
-    @_said
+    @_step
     def last_entry(self) -> Entry | None:
-        """The driver that has begun last on the checkpoint."""
+        """The driver that began last on the checkpoint."""
         return last_entry(self._folder)
 
-    @_said
+    @_step
     def is_last_entry(self, entry: Entry) -> bool:
         """Whether no driver has entered since."""
         return is_last_entry(self._folder, entry)
 
-    @_said
+    @_step
     def enter(
         self, seen: Entry | None, driver: str, run_id: str, fenced_run: str | None
     ) -> Entry | None:
-        """Go on from the checkpoint; see `sparkonce.spark_hooks.binding.enter`."""
+        """See `sparkonce.spark_hooks.binding.enter`."""
         return enter(self._folder, seen, driver, run_id, fenced_run)
 
 
@@ -202,7 +193,7 @@ class UnknownCheckpoint:
 
 
 class LostCheckpoint:
-    """A checkpoint that is lost for good, with a batch that was never committed there."""
+    """A checkpoint that is lost for good, and that never had the batch `abandoned`."""
 
     def __init__(self, location: str, *, abandoned: int) -> None:
         self.location = location
@@ -220,8 +211,8 @@ def find_checkpoint(head: Head, location: str | None = None) -> CheckpointFiles 
     """The query's checkpoint, where it can be read without Spark.
 
     Args:
-        head: says where the last run had it; it is looked for on local disks only.
-        location: where it is now; a JVM is started for a location that is on no local disk.
+        head: names its location in the last run, which is looked up on local disks only.
+        location: where it is now; a JVM is started if that is on no local disk.
 
     Raises:
         ConfigurationError: it is not at `location`.

@@ -1,10 +1,10 @@
 """How a start claims its pipeline, and how it enters Spark's checkpoint.
 
-    the checkpoint and the log are looked at ─► Claim ─► the log admits it: a token
-        ─► the checkpoint is bound to the log ─► the driver enters the checkpoint
+    look at the checkpoint and the log ─► Claim ─► the log admits it: a token
+        ─► bind the checkpoint to the log ─► enter the checkpoint
 
-The claim says what was seen before the token was taken. So a driver that was paused meanwhile finds
-out before it acts, at whichever of these steps it resumes.
+The claim holds what was seen before the token was taken. So a driver that was paused at any of
+these steps finds out before it acts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Self
 
 from sparkonce.errors import FencedError, ProtocolError
 from sparkonce.protocol.driver import Driver
-from sparkonce.protocol.lease import gone_on_from_checkpoint
+from sparkonce.protocol.lease import overtaken_in_checkpoint
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.processes import this_driver
 from sparkonce.spark_hooks.running_query import RunningQuery
@@ -42,8 +42,8 @@ class CheckpointEntrance:
         self.seen = seen
         self._pipeline = pipeline
         self._query = query
-        self._bound = query.binding()
-        self._last_entry = query.last_entry()
+        self._bound = query.files.binding()
+        self._last_entry = query.files.last_entry()
         self._had_ended = query.is_stopping
 
     @classmethod
@@ -72,7 +72,7 @@ class CheckpointEntrance:
             has_batch: whether Spark has called with a batch.
         """
         log, run = pipeline.log, query.run
-        bound = query.binding()
+        bound = query.files.binding()
         shown = {b: query.offsets(b) for b in (batch_id - 1, batch_id) if b >= 0}
         seen = log.head(pipeline.name)
         is_known = seen is not None and seen.query_id == run.query_id
@@ -105,14 +105,14 @@ class CheckpointEntrance:
                 "none: it could fence a run that has followed it. The next start recovers"
             )
         if self._query.committed() >= self.claim.batch_id:
-            self._check_log_has_not_moved_on()
-            raise gone_on_from_checkpoint(self._pipeline, self.claim.batch_id)
+            self._raise_if_taken_over()
+            raise overtaken_in_checkpoint(self._pipeline, self.claim.batch_id)
 
     def enter(self, incarnation: Incarnation) -> bool:
         name, log, query_id = self._pipeline.name, self._pipeline.log, self.claim.query_id
         if log.newest(name, query_id) is None:  # another pipeline of the name may be new
             check_is_no_copy(replace(self.claim, namesake=log.namesake(name, query_id)))
-        self._query.bind(self._bound, incarnation.owner.log_id, name)
+        self._query.files.bind(self._bound, incarnation.owner.log_id, name)
         if self._query.committed() >= self.claim.batch_id:
             return False  # a late driver would fence its successor before noticing that it is late
         return self._query.enter(self._last_entry, self.claim.driver, incarnation.fenced_run)
@@ -121,7 +121,7 @@ class CheckpointEntrance:
         return self._query.is_ours()
 
     def log_start(self, settings: Settings, driver: Driver) -> None:
-        """Log the start line, and the sinks that are no longer what they were."""
+        """Log the start line, and the sinks that were removed or have another target."""
         log = self._pipeline.log
         logger.info(
             "pipeline %r, query %s, token %d, commit=%r: %s; log %s%s; a batch and its record are "
@@ -138,22 +138,22 @@ class CheckpointEntrance:
             if driver.two_phases is None
             else f"two phases, since {driver.two_phases}",
         )
-        for gone, target in sorted({} if self.seen is None else self.seen.sinks.items()):
-            now = self.claim.sinks.get(gone)
+        for name, target in sorted({} if self.seen is None else self.seen.sinks.items()):
+            now = self.claim.sinks.get(name)
             if now == target:
                 continue
             logger.warning(
                 "the sink %r of %s %s: what a crash has left over there is not aborted unless %s",
-                gone,
+                name,
                 target,
                 "is no longer among the pipeline's sinks" if now is None else f"has {now} now",
                 "it is passed in removed=[…]"
                 if now is None
-                else "`sparkonce recover JOB` is run with a job that has it as it was",
+                else "`sparkonce recover JOB` is run with a job that has its old target",
             )
 
-    def _check_log_has_not_moved_on(self) -> None:
-        """Name the driver that has gone on, where it did so by this log."""
+    def _raise_if_taken_over(self) -> None:
+        """Name the driver that has taken over, if it did so in this log."""
         head = self._pipeline.log.head(self._pipeline.name)
         if head is not None and head != self.seen and head.run_id != self.claim.run_id:
             raise FencedError(

@@ -1,13 +1,13 @@
-"""`ExactlyOnce`: what a user hands to foreachBatch. Settings, and one run of one query.
+"""`ExactlyOnce`, which a user hands to foreachBatch: settings, and one run of one query.
 
     foreachBatch(df, N) ─► the query's Run ─► deliver N
     the query starts    ─► the query's Run ─► recover, where no batch may come
-    awaitTermination, close, the interpreter's exit ─► settle the last batch (after_checkpoint)
+    awaitTermination, close, the interpreter's exit ─► commit the last batch (after_checkpoint)
 
-One object serves one query, for its restarts too; another query is refused. A start of the query,
-a second ``start()`` and Spark's own retry after an exception are runs of their own, each with a
-fencing token. An object that is made anew under the old name, as in a notebook, fences the older
-one like any other driver.
+One object serves one query and its restarts, and refuses another query. Each start of the query is
+a run of its own with its own fencing token; so are a second ``start()`` and Spark's own retry after
+an exception. An object that is recreated under the old name, as in a notebook, fences the older one
+like any other driver.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from sparkonce.errors import (
-    ProtocolError,
-)
+from sparkonce.errors import ProtocolError
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.lifecycle import call_at_exit, settle_at_exit
+from sparkonce.spark_hooks.lifecycle import call_at_exit, commit_at_exit
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
@@ -47,39 +45,40 @@ class ExactlyOnce:
     interpreter's exit.
 
     Args:
-        name: the pipeline's permanent name: 1 to 32 of A-Z a-z 0-9 _ and -. It is bound to the
-            query's checkpoint at the first batch.
-        sinks: where the rows go; their names differ. No other query that runs has them.
+        name: the pipeline's permanent name: 1 to 32 of the characters A-Z a-z 0-9 _ and -. It is
+            bound to the query's checkpoint at the first batch.
+        sinks: where the rows go. Their names differ, and no other running query uses them.
         log: address of the transaction log (see `sparkonce.txn_log.open_log`), or an open log;
             default: "checkpoint", inside the query's own checkpoint. Such a log is deleted with
-            the checkpoint, and so cannot notice that rows are delivered again from a fresh one.
-        commit: when a batch becomes visible. "immediate": as soon as every sink has prepared it;
-            Spark can still replay it, so even a branch that a server has lost is written again.
-            "after_checkpoint": once Spark's checkpoint has it too, so that output and state agree
-            also for queries that compute other rows in a replay; a batch is visible about a
-            second after that, and a prepared batch has to outlive a driver that is down. Make the
-            pipeline after the SparkSession and in that of its query (Spark's listeners hear their
-            own session only), so that it hears of a start that finds no new data.
-        removed: sinks that the pipeline had: they get no rows any more, what is decided for them
-            is finished, and what is left over in them is aborted.
-        replaces: query id of the checkpoint that had this name before, to let a fresh checkpoint
-            go on under it, once.
+            the checkpoint, so it cannot notice that a fresh one delivers the rows again.
+        commit: when a batch becomes visible. "immediate": as soon as every sink has prepared it.
+            Spark can still replay it, so even a branch that a server has lost is rewritten.
+            "after_checkpoint": once Spark's checkpoint has it too, about a second later. Output
+            and state then agree even if a replay computes other rows, but servers must keep a
+            prepared batch while a driver is down. Create the pipeline after the SparkSession, and
+            in the session of its query: Spark reports a start, which may find no new data, to
+            listeners of that session only.
+        removed: sinks that the pipeline had before. They get no rows; what is decided for them is
+            committed, and what is left over in them is aborted.
+        replaces: query id of the checkpoint that had this name before: lets a fresh checkpoint
+            continue under the name, once.
         adopt: lets one start pass the identity guard; a string, or several. "batch 12": the
             checkpoint is at batch 12, and ran without this log until now. The id of a transaction
-            log: the checkpoint's log with that id is lost. Both say that every batch below the
-            next one is complete in every sink, and that nothing of the next one is in any. "moved
-            from /old/checkpoint": the checkpoint was moved with the log inside it, and the old
-            place is never run again.
+            log: the checkpoint's log with that id is lost. Either asserts that every batch before
+            the next one is complete in every sink, and that nothing of the next one is in any.
+            "moved from /old/checkpoint": the checkpoint was moved with the log inside it, and the
+            old location is never run again.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
-            fails, in seconds. The next start carries on, so nothing is lost.
-        retain: batches of history that the log keeps.
-        driver_rows: after three batches of at most so many rows the driver itself writes the next
-            one, as one branch per sink, which saves the pass through Python workers; one that has
-            more rows all the same goes to the executors, which write all batches of a query with
-            state. 0: the executors write every batch.
+            fails, in seconds. The next start continues, so nothing is lost.
+        retain: how many batches of history the log keeps.
+        driver_rows: after three batches of at most this many rows, the driver itself writes the
+            next one, as one branch per sink, which saves the pass through Python workers. A batch
+            that turns out larger goes to the executors; they also write every batch of a stateful
+            query. 0: the executors write every batch.
 
     Raises:
         ConfigurationError: a setting cannot work.
+        LogUnavailableError: the log's server cannot be reached now.
     """
 
     def __init__(
@@ -115,13 +114,14 @@ class ExactlyOnce:
         self._served: RunningQuery | None = None  # the query whose batches this object gets
         self._starts = Starts(self._settings, self._log, self._may_serve, self._recover_at_start)
         if commit == "after_checkpoint":
-            call_at_exit(self._settle_at_exit)
+            call_at_exit(self._commit_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Deliver one micro-batch. A function of your own calls it once for each, empty ones too.
+        """Deliver one micro-batch.
 
-        When it returns, the batch is committed in every sink; with commit="after_checkpoint" it is
-        prepared in every sink.
+        A function of your own must call it once for every batch, empty ones too. When it returns,
+        the batch is committed in every sink; with commit="after_checkpoint" it is prepared in every
+        sink.
 
         Raises:
             SparkOnceError: see `sparkonce.errors` for what to do next. The query fails with it,
@@ -162,7 +162,7 @@ class ExactlyOnce:
 
     @property
     def is_log_in_checkpoint(self) -> bool:
-        """Whether the log is opened only when it is known where the checkpoint is."""
+        """Whether the log is inside the checkpoint, and is opened once that is known."""
         return self._settings.is_log_in_checkpoint
 
     @property
@@ -200,7 +200,7 @@ class ExactlyOnce:
 
         Raises:
             StreamingQueryException: the query failed.
-            SparkOnceError: the last batch is not committed; the next start goes on with it.
+            SparkOnceError: the last batch is not committed; the next start continues with it.
         """
         running = RunningQuery.of(query)
         self._recover_at_start(running)
@@ -209,8 +209,8 @@ class ExactlyOnce:
             return True if ended is None else bool(ended)
         finally:
             if not query.isActive:
-                self._recover_at_start(running)  # again: a try of the listener may have failed
-                self._settle_last(self._settings.commit_timeout_s)
+                self._recover_at_start(running)  # again: the listener's try may have failed
+                self._commit_last(self._settings.commit_timeout_s)
 
     def close(self) -> None:
         """Commit the last batch if Spark's checkpoint has it, and free all connections.
@@ -218,10 +218,10 @@ class ExactlyOnce:
         Call it when the query has ended. The object can be used again after it.
 
         Raises:
-            SparkOnceError: the last batch is not committed; the next start goes on with it.
+            SparkOnceError: the last batch is not committed; the next start continues with it.
         """
         try:
-            self._settle_last(self._settings.commit_timeout_s)
+            self._commit_last(self._settings.commit_timeout_s)
         finally:
             with self._lock:  # a batch may be using them
                 for sink in self.all_sinks:
@@ -280,11 +280,11 @@ class ExactlyOnce:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _settle_last(self, patience_s: float) -> None:
+    def _commit_last(self, patience_s: float) -> None:
         run = self._run
         if run is not None:
-            run.settle_last(patience_s)
+            run.commit_last(patience_s)
 
-    def _settle_at_exit(self) -> None:
+    def _commit_at_exit(self) -> None:
         if self._run is None or self._run.failure is None:  # a failure was logged already
-            settle_at_exit(self.name, self._lock, self._settle_last)
+            commit_at_exit(self.name, self._lock, self._commit_last)

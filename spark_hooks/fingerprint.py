@@ -1,16 +1,16 @@
-"""A fingerprint of a sink's rows that neither their order nor their partitions change.
+"""A fingerprint of a sink's rows that depends on neither their order nor their partitions.
 
-    every row ─► xxhash64 in the JVM ─► one column beside the rows ─► summed modulo 2^64 in the task
+    every row ─► xxhash64 in the JVM ─► one more column ─► summed modulo 2^64 in the task
 
-A replay must bring back the rows that a lost branch held: the sums of both tell. Spark's function
-`xxhash64` alone would not: it passes over nulls, so that ``(null, 'a')`` equals ``('a', null)``,
-it runs the elements of neighbouring arrays together, it refuses maps and variants, and it may see
-equal strings through a collation. So nulls and sizes are hashed too, and each type in a form that
-tells its values apart. Only what SQL itself calls equal stays equal: 0.0 and -0.0, and two maps
-whose entries stand in another order.
+A replay must bring back the rows that a lost branch held: their sums must be equal. Spark's
+`xxhash64` of the columns is not enough. It skips nulls, so ``(null, 'a')`` equals ``('a', null)``;
+it runs the elements of neighbouring arrays together; it refuses maps and variants; and under a
+collation it may take different strings for equal. So nulls and sizes are hashed too, and each type
+in a form that tells its values apart. Only what SQL itself calls equal stays equal: 0.0 and -0.0,
+and two maps with their entries in another order.
 
-Neither what the schema says of nulls counts nor a setting of the session: a replay may run after
-both have changed, as with a `coalesce` more in the query, or Spark's ANSI mode.
+The hash depends on neither nullability in the schema nor a setting of the session. Both may change
+before a replay, as with a new `coalesce` in the query, or Spark's ANSI mode.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PLAIN_NAME = re.compile(r"\w+", re.ASCII)
 
 
 def fingerprint(hashes: pa.Array[pa.Int64Scalar]) -> Fingerprint:
-    """Of the rows whose hashes these are."""
+    """The fingerprint of the rows that have these hashes."""
     total = pc.sum(hashes, min_count=0).as_py()  # wraps around, as it must
     return Fingerprint(ALGORITHM, len(hashes), total % 2**64)
 
@@ -57,19 +57,19 @@ def row_hash(schema: StructType, parent: str | None = None) -> str:
 
 
 def is_plain(schema: StructType) -> bool:
-    """Whether each name finds its column in any of Spark's settings, without quotes."""
+    """Whether each unquoted name finds its column, under any of Spark's settings."""
     return has_names(schema) and all(_PLAIN_NAME.fullmatch(name) for name in schema.names)
 
 
 def has_names(schema: StructType) -> bool:
-    """Whether SQL can name each field, also where upper and lower case are one."""
+    """Whether SQL can name each field, even where it ignores case."""
     return len({_folded(name) for name in schema.names}) == len(schema.names)
 
 
 def _folded(name: str) -> str:
-    """As Java compares names without regard to case: letter by letter, in both cases."""
+    """The name as Java compares it when it ignores case: letter by letter, upper, then lower."""
     upper = (u if len(u := letter.upper()) == 1 else letter for letter in name)
-    return "".join(letter.lower()[0] for letter in upper)  # \u0130 is i, and its dot is lost
+    return "".join(letter.lower()[0] for letter in upper)  # \u0130 becomes i without its dot
 
 
 def free_name(names: Sequence[str]) -> str:
@@ -103,14 +103,14 @@ def _of_value(value: str, kind: DataType, depth: int) -> list[str]:
     item = f"sparkonce_{depth}"  # of a lambda; it hides outer names, and needs none of them
     parts = [value]
     if isinstance(kind, StructType):
-        # SQL cannot name its fields: another struct with the same values, to be called `item`.
+        # SQL cannot name its fields: cast it to a struct with numbered fields, called `item`.
         numbered = _numbered(kind)
         fields = _of_value(item, numbered, depth + 1)
         of_one = f"array(cast({value} AS {numbered.simpleString()}))"
         parts = [f"transform({of_one}, {item} -> {_hash(fields)})"]
     elif isinstance(kind, UserDefinedType):
-        # SQL reaches nothing inside of it. The text tells where its values stand, and not all of
-        # each (no microseconds); they themselves are hashed as if no array or struct held them.
+        # SQL cannot look inside it. The JSON shows how its values are nested, but not all of each
+        # (no microseconds); xxhash64 of the value itself has all of each, but ignores the nesting.
         of_one = f"named_struct('v', {value})"
         parts = [f"to_json({of_one}, map('timeZone', 'UTC', 'ignoreNullFields', 'false'))", value]
     elif isinstance(kind, StringType) and getattr(kind, "collation", _BINARY) != _BINARY:
@@ -132,7 +132,7 @@ def _of_value(value: str, kind: DataType, depth: int) -> list[str]:
 
 
 def _numbered(kind: DataType) -> DataType:
-    """The type with its fields' numbers for their names, as a cast takes them: by position."""
+    """The type with numbers as field names; a cast goes by the position."""
     if isinstance(kind, StructType):
         numbered = StructType()
         for number, field in enumerate(kind.fields):

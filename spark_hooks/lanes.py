@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 _BATCHES_WAITING = 1
-"""Record batches that a sink may have before it while it writes another one."""
-
+"""The number of record batches that may wait while the sink writes another one."""
 
 IDLE_S = 1.0
-"""How long a sink waits for rows until it is told so."""
+"""After how many seconds without rows the sink's `idle` is called, and how often from then on."""
 
 
 class Rows(NamedTuple):
-    """A record batch for one sink, and what is in it."""
+    """A record batch for one sink, and its fingerprint."""
 
     batch: pa.RecordBatch
     content: Fingerprint
@@ -58,26 +57,26 @@ class Branch:
 
     def begin(self) -> None:
         with self.step("open"):
-            self._handle = self._named(lambda: self.sink.beginTransaction(self.branch_id))
+            self._handle = self._call(lambda: self.sink.beginTransaction(self.branch_id))
             self._open = True
 
     def write(self, rows: Rows) -> None:
         with self.step("write"):
-            self._named(lambda: self.sink.write(self._handle, rows.batch))
+            self._call(lambda: self.sink.write(self._handle, rows.batch))
             self._bytes += rows.batch.nbytes
             self._contents.append(rows.content)
 
     def idle(self) -> None:
         with self.step("idle"):
-            self._named(lambda: self.sink.idle(self._handle))
+            self._call(lambda: self.sink.idle(self._handle))
 
     def end(self) -> None:
-        """Prepare what was written, or give up where no row has come."""
+        """Prepare what was written; discard the branch where no row has come."""
         if not self._contents:
-            self.give_up()
+            self.discard()
             return
         with self.step("prepare"):
-            prepared = self._named(lambda: self.sink.preCommit(self._handle))
+            prepared = self._call(lambda: self.sink.preCommit(self._handle))
             self._open = False
             self.committable = check_committable(self.sink, prepared, self.branch_id)
 
@@ -85,7 +84,8 @@ class Branch:
         content = reduce(operator.add, self._contents)
         return Part(self._partition, self.branch_id.name, self._bytes, content)
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
+        """Free the handle and abort what was prepared, if possible."""
         try:
             with self.step("discard"):
                 if self._open:
@@ -96,11 +96,10 @@ class Branch:
             logger.warning("%s is left to the driver's sweep", self.branch_id, exc_info=True)
 
     def step(self, name: str) -> step:
-        """A step of this branch."""
         batch, sink = self.branch_id.batch_id, self.sink
         return step(name, batch=batch, sink=sink, of=self.branch_id, partition=self._partition)
 
-    def _named(self, action: Callable[[], Any]) -> Any:
+    def _call(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
         except SparkOnceError:
@@ -115,10 +114,10 @@ class Lane:
     """Takes one branch through its verbs in a thread of its own.
 
     Args:
-        pool: gives the thread.
-        branch: to be begun, written and prepared.
-        failures: of all lanes of the task and of its rows; the first one is the task's. What is
-            not prepared when there is one stays so.
+        pool: runs the lane's thread.
+        branch: the branch to begin, write and prepare.
+        failures: shared by all lanes of the task and by the reader of its rows. After the first
+            failure no lane prepares any more.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Lane:
     def _run(self) -> None:
         try:
             if self._failures:
-                return  # another lane's thread has taken it: there was none for it
+                return  # no thread could be started for it: another lane's thread runs it
             self.branch.begin()
             while (rows := self._next()) is not None and not self._failures:
                 self.branch.write(rows)
@@ -155,7 +154,7 @@ class Lane:
         except BaseException as error:  # noqa: BLE001 - the task raises it
             self._failures.append(error)
         finally:
-            self._room.release()  # nobody waits for a lane that has ended
+            self._room.release()  # `put` must not wait for a lane that has ended
 
     def _next(self) -> Rows | None:
         while True:
@@ -163,5 +162,5 @@ class Lane:
                 return self._rows.get(timeout=IDLE_S)
             except Empty:
                 if self._failures:
-                    return None  # its thread's start was interrupted, so nobody ends it
+                    return None  # the start of its thread was interrupted: nobody calls `end`
                 self.branch.idle()

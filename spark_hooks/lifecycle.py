@@ -1,4 +1,4 @@
-"""When a query starts and when the interpreter ends: the two moments without a batch."""
+"""When a query starts and when the interpreter exits: the two moments without a batch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _EXIT_WAIT_S = 10.0
 
 
 class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is not followed
-    """Calls actions, bound methods, with each query that starts, in a thread of its own.
+    """Calls bound methods with each query that starts, in a thread of its own.
 
-    Objects are asked newest first, and asking stops at the first one that claims the start: a
+    The newest object's method comes first, and the first one that claims the start is the last: a
     notebook may still hold older objects of the same pipeline.
 
-    One for each session: Spark asks all of them, and waits. The methods' objects are held weakly: a
-    pipeline that nobody uses any more is not kept.
+    There is one listener for each session, since Spark calls all of them and waits. It holds the
+    methods' objects weakly, so it keeps no pipeline that is not used any more.
     """
 
     def __init__(self, session: SparkSession) -> None:
@@ -45,7 +45,7 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
 
     @staticmethod
     def add(action: Callable[[RunningQuery], bool]) -> StartListener | None:
-        """Listen to the session of this process; None when there is no classic one yet."""
+        """Listen to the session of this process; None while there is no classic one."""
         session = SparkSession.getActiveSession() or SparkSession._instantiatedSession  # noqa: SLF001
         if session is None or not hasattr(session, "_jsparkSession"):
             return None
@@ -62,12 +62,12 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
         return self._session.sparkContext._jsc is not None  # noqa: SLF001
 
     def hears(self, query: RunningQuery) -> bool:
-        """Whether it hears of the query's starts: Spark tells those of the own session only."""
+        """Whether it hears of the query's starts: Spark calls a session's own listeners only."""
         return query.is_of(self._session)
 
     @functools.cached_property
     def _jlistener(self) -> Any:
-        """What Spark calls, under the name by which PySpark asks for it."""
+        """The listener that Spark calls; PySpark asks for it by this name."""
         jvm: Any = SparkContext._jvm  # noqa: SLF001
         return jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(
             _StartsOnly(self)
@@ -76,8 +76,8 @@ class StartListener(StreamingQueryListener):  # type: ignore[misc] # PySpark is 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - PySpark's name
         actions = [action for method in list(self._actions) if (action := method()) is not None]
         if actions:
-            # `start()` waits for this call, so the query is looked up here: one that finds no new
-            # data may end right after. It is recovered in another thread, not to hold `start()` up.
+            # `start()` waits for this call. The query is looked up here, since one without new data
+            # may end right after it, and is recovered in another thread, so that `start()` returns.
             query = RunningQuery.find(self._session, RunId(str(event.id), str(event.runId)))
             threading.Thread(target=_call_first, args=(actions[::-1], query), daemon=True).start()
 
@@ -126,23 +126,17 @@ class _StartsOnly(JStreamingQueryListener):  # type: ignore[misc] # PySpark is n
         pass
 
 
-def settle_at_exit(name: str, lock: threading.RLock, settle_last: Callable[[float], None]) -> None:
-    """Settle a pipeline's last batch, unless one is being delivered just now.
-
-    Args:
-        name: of the pipeline.
-        lock: held while a batch is delivered.
-        settle_last: takes how long to wait, in seconds.
-    """
+def commit_at_exit(name: str, lock: threading.RLock, commit_last: Callable[[float], None]) -> None:
+    """Commit a pipeline's last batch, unless the lock shows that one is being delivered now."""
     if not lock.acquire(timeout=_EXIT_WAIT_S):
         logger.warning(
-            "pipeline %r: a batch is still being delivered at the interpreter's end; the next "
-            "start goes on with what is decided of it",
+            "pipeline %r: a batch is still being delivered when the interpreter exits; if it is "
+            "decided, the next start finishes it",
             name,
         )
         return
     try:
-        settle_last(_EXIT_WAIT_S)
+        commit_last(_EXIT_WAIT_S)
     except Exception:
         logger.exception("pipeline %r: the last batch is not committed", name)
     finally:
@@ -150,10 +144,10 @@ def settle_at_exit(name: str, lock: threading.RLock, settle_last: Callable[[floa
 
 
 def call_at_exit(action: Callable[[], None]) -> None:
-    """Call `action`, a bound method, when the interpreter ends, while threads can still start.
+    """Call `action`, a bound method, when the interpreter exits, while threads can still start.
 
-    The callbacks of `atexit` run too late for that: sinks commit from thread pools, and those are
-    shut down by then. A child that was forked inherits the callback, and not the threads.
+    `atexit` is too late: sinks commit from thread pools, which are shut down by then. A forked
+    child inherits the callback but not the threads, so nothing is called there.
     """
     method, process = weakref.WeakMethod(action), os.getpid()
 
@@ -163,5 +157,5 @@ def call_at_exit(action: Callable[[], None]) -> None:
             bound()
 
     register = getattr(threading, "_register_atexit", atexit.register)
-    with contextlib.suppress(RuntimeError):  # the interpreter is ending already
+    with contextlib.suppress(RuntimeError):  # the interpreter is exiting already
         register(call)

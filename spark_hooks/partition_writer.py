@@ -4,12 +4,11 @@
                          ──► sink 2: begin ─► write* ─► preCommit ─┼─► one summary row to the driver
                          ──► sink 3: begin ─► write* ─► preCommit ─┘
 
-Each sink has a thread of its own and waits for no other one; the rows wait for the slowest sink, so
-that none gets more than one batch ahead. The first error of any of them is the task's.
+Each sink has a thread of its own and does not wait for the others. The rows wait for the slowest
+sink, so none gets more than one record batch ahead. The task raises the first error of any sink.
 
-A task without rows opens no branch, or gives up what it has begun before them. A task that fails
-frees its handles and aborts what it had prepared, as well as it can: what it cannot reach is an
-orphan, and the driver sweeps those.
+A task without rows opens no branch, or discards the branch that it began early. A task that fails
+frees its handles and aborts what it prepared, if it can; the driver sweeps what remains.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -40,11 +38,8 @@ from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.lanes import Branch, Lane, Rows
 from sparkonce.txn_log.record import Incarnation, Part, Share
 
-logger = logging.getLogger("sparkonce")
-
-
 SUMMARY_SCHEMA = StructType([StructField("summary", StringType())])
-"""Of the rows that a `PartitionWriter` returns. Spark would parse a string anew for each batch."""
+"""The schema of what a `PartitionWriter` returns. Spark would parse a string for each batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,8 @@ class PartitionSummary:
         partition: Spark's partition id.
         parts: by sink name; none when the partition had no rows.
         committables: one per sink; none when the partition had no rows.
-        row_bytes: of the record batch with the widest rows, their mean in bytes of Arrow memory.
+        row_bytes: mean size of a row, in bytes of Arrow memory, in the record batch with the
+            widest rows.
     """
 
     partition: int
@@ -82,7 +78,7 @@ class PartitionSummary:
 
 
 def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -> dict[str, Share]:
-    """What each sink has in the batch, by its name."""
+    """Each sink's share of the batch, by its name."""
     committables = [c for summary in summaries for c in summary.committables]
     return {
         sink.name: Share(
@@ -97,7 +93,7 @@ def shares_of(sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary]) -
 def as_sent(sink: AnySink) -> AnySink:
     """The sink for the executors, without the `transform` that the driver has applied.
 
-    Such a function may well hold a DataFrame, which does not pickle.
+    Such a function may hold a DataFrame, which does not pickle.
     """
     if sink.transform is None:
         return sink
@@ -109,17 +105,19 @@ def as_sent(sink: AnySink) -> AnySink:
 class PartitionWriter:
     """A function for ``DataFrame.mapInArrow`` that writes a partition into all `sinks`.
 
-    The last column of the rows, or where there are lanes the last of each lane's, is the hash of
-    each row (see `sparkonce.spark_hooks.fingerprint`); sinks do not get it.
+    The last column of the rows is the hash of each row (see `sparkonce.spark_hooks.fingerprint`).
+    Sinks with different columns have a struct column for each shape, then a hash column for each
+    (see `sparkonce.spark_hooks.shaping`). Sinks do not get the hashes.
 
     Args:
         sinks: pickled to the executors.
         incarnation: whose names the branches carry.
         batch_id: the micro-batch.
-        lanes: for each sink the number of the struct column that holds its columns; as many
-            columns of hashes follow. None where the rows themselves are every sink's.
-        rewrite: which sinks and partitions to write again; default: all, for the first time.
-        is_eager: begin before the first row has come, as where rows are still being computed.
+        shapes: for each sink, the number of its struct column; None where all sinks get the same
+            columns.
+        rewrite: which sinks and partitions to rewrite; default: all are written, for the first
+            time.
+        is_eager: begin the branches before the first row, while Spark still computes it.
     """
 
     def __init__(
@@ -127,13 +125,13 @@ class PartitionWriter:
         sinks: Sequence[AnySink],
         incarnation: Incarnation,
         batch_id: int,
-        lanes: Sequence[int] | None = None,
+        shapes: Sequence[int] | None = None,
         rewrite: Rewrite | None = None,
         *,
         is_eager: bool = False,
     ) -> None:
         self._sinks = sinks
-        self._lanes = lanes
+        self._shapes = shapes
         self._incarnation = incarnation
         self._batch_id = batch_id
         self._rewrite = rewrite
@@ -144,7 +142,7 @@ class PartitionWriter:
         return __version__, cloudpickle.dumps(state)
 
     def __setstate__(self, state: tuple[str, bytes]) -> None:
-        """Look at the version first: another one may have other fields, and write otherwise.
+        """Check the version first: another one may have other fields, and write differently.
 
         Raises:
             ConfigurationError: the driver has another version than this worker, or a module that
@@ -162,7 +160,7 @@ class PartitionWriter:
             raise ConfigurationError(
                 f"a worker on {socket.gethostname()} lacks the module {error.name!r}: install "
                 "sparkonce with the extras of its sinks ([kafka], [postgres], …) in the executors' "
-                "Python too; what is a module of your own, add with --py-files"
+                "Python too; add a module of your own with --py-files"
             ) from error
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -184,7 +182,7 @@ class PartitionWriter:
         """
         sinks = [sink for sink in self._sinks if self._wants(sink, partition)]
         if not sinks:
-            for _ in batches:  # to the end: a stateful query commits its state there
+            for _ in batches:  # read to the end, where a stateful query commits its state
                 pass
             return PartitionSummary(partition, {}, ())
         failures: list[BaseException] = []
@@ -201,8 +199,8 @@ class PartitionWriter:
             wait(lane.done for lane in lanes)
             if failures:
                 for lane in lanes:
-                    with contextlib.suppress(RuntimeError):  # no thread more: one of those takes it
-                        pool.submit(lane.branch.give_up)
+                    with contextlib.suppress(RuntimeError):  # no new thread: an old one takes it
+                        pool.submit(lane.branch.discard)
         if failures:
             raise failures[0]
         prepared = [(lane.branch, c) for lane in lanes if (c := lane.branch.committable)]
@@ -220,7 +218,7 @@ class PartitionWriter:
         open_lanes: Callable[[], None],
         failures: list[BaseException],
     ) -> None:
-        """Hand every row to its `lanes`, which are opened at the first one, and end them."""
+        """Hand every row to the `lanes`, which are opened at the first one, and end them."""
         try:
             if self._is_eager:
                 open_lanes()
@@ -241,18 +239,18 @@ class PartitionWriter:
 
     def _split(self, batch: pa.RecordBatch) -> dict[str, Rows]:
         """Each sink's rows, by its name."""
-        if self._lanes is None:
+        if self._shapes is None:
             rows = batch.remove_column(batch.num_columns - 1)
             shared = Rows(rows, fingerprint(batch.column(batch.num_columns - 1)))
             return {sink.name: shared for sink in self._sinks}
         middle = batch.num_columns // 2
-        lanes = [
+        shaped = [
             Rows(
                 pa.RecordBatch.from_struct_array(cast("pa.StructArray", rows)), fingerprint(hashes)
             )
             for rows, hashes in zip(batch.columns[:middle], batch.columns[middle:], strict=True)
         ]
-        return {s.name: lanes[lane] for s, lane in zip(self._sinks, self._lanes, strict=True)}
+        return {s.name: shaped[n] for s, n in zip(self._sinks, self._shapes, strict=True)}
 
     def _wants(self, sink: AnySink, partition: int) -> bool:
         return self._rewrite is None or self._rewrite.wants(sink.name, partition)
@@ -269,7 +267,7 @@ class PartitionWriter:
 
 
 def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterator[pa.RecordBatch]:
-    """The batches, with the mean width of each one's rows, in bytes, appended to `widths`."""
+    """Yield the batches, and append the mean bytes of a row of each to `widths`."""
     for batch in batches:
         widths.append(batch.nbytes / max(batch.num_rows, 1))
         yield batch
@@ -278,8 +276,8 @@ def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterato
 def _spare_the_collector() -> None:
     """Keep what this worker has loaded out of later garbage collections.
 
-    PySpark collects after every task, and the modules of Spark, Arrow and the sinks' clients take
-    it longer to walk than a small task to run, at the very time at which the driver commits.
+    PySpark collects after every task. To walk the modules of Spark, Arrow and the sinks' clients
+    takes longer than a small task, and slows the driver down while it commits.
     """
     gc.collect()
     gc.freeze()

@@ -1,9 +1,9 @@
 """Record batches on their way to Python workers, and the limit on their size.
 
-Spark measures a record batch anew after each of its rows, for fear that it grows beyond
-``spark.sql.execution.arrow.maxBytesPerBatch``. With narrow rows that makes half of the whole way
-from the JVM to a worker. Where the record batches before tell that none will come near the limit,
-it is lifted while ours are made; then Spark does not measure.
+Spark measures a record batch again after each row, since it must not grow beyond
+``spark.sql.execution.arrow.maxBytesPerBatch``. With narrow rows, measuring takes half of the time
+from the JVM to a worker. If earlier record batches show that none will come near the limit, the
+limit is lifted while ours are made, and Spark does not measure.
 """
 
 from __future__ import annotations
@@ -28,28 +28,26 @@ _UNLIMITED: Final = 2**31 - 1
 """The one value with which Spark does not measure."""
 
 _MARGIN: Final = 8
-"""How many times wider than ever before the rows may become and still stay under the limit."""
+"""Rows may become this many times wider than any before, and still stay under the limit."""
 
 
 class RecordBatches:
-    """Tells from the record batches before how wide the rows of the next ones will be."""
+    """Predicts from earlier record batches how wide the next rows will be."""
 
     def __init__(self) -> None:
         self._row_bytes = 0.0
         self._is_refused = False
 
     def note(self, summaries: Iterable[PartitionSummary]) -> None:
-        """Take note of what the tasks of a pass got."""
+        """Note the width of the rows that the tasks of a pass read."""
         self._row_bytes = max([self._row_bytes, *(summary.row_bytes for summary in summaries)])
 
     @contextmanager
     def unmeasured(self, df: DataFrame, query: RunningQuery) -> Iterator[None]:
-        """Within it, no limit is watched where none will be met; else nothing is changed.
+        """Lift the limit inside the block, if the rows will stay far below it.
 
-        Args:
-            df: the rows on their way.
-            query: which made the batch. Where Python computes some of the rows, there or in `df`,
-                the limit is left: it also holds for what that Python gets, which may be wider.
+        Not where `df` or the query's own plan runs Python: the limit also applies to the rows that
+        this Python gets, and those may be wider.
         """
         conf: Any = df.sparkSession.conf
         state: Any = df.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001
@@ -77,7 +75,7 @@ class RecordBatches:
     def _lift(self, conf: Any) -> bool:
         try:
             conf.set(_LIMIT, str(_UNLIMITED))
-        except Exception as error:  # noqa: BLE001 - some platforms let nobody set it
+        except Exception as error:  # noqa: BLE001 - some platforms forbid setting it
             logger.info("%s cannot be set here, so Spark measures every row: %s", _LIMIT, error)
             self._is_refused = True
             return False
@@ -90,5 +88,5 @@ def _is_without_python(df: DataFrame, query: RunningQuery) -> bool:
         python = patterns.PYTHON_UDF(), patterns.EVAL_PYTHON_UDTF()
         plans = df._jdf.queryExecution().optimizedPlan(), query.plan  # noqa: SLF001
         return not any(plan.containsPattern(p) for plan in plans for p in python)
-    except (Py4JError, AttributeError, TypeError):  # a Spark that has other names for this
+    except (Py4JError, AttributeError, TypeError):  # another Spark, with other names for this
         return False

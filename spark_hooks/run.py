@@ -2,10 +2,10 @@
 
     first batch, or the query's start ─► validate ─► lease ─► recover
     each batch                        ─► deliver
-    Spark writes commits/N            ─► settle N       (commit="after_checkpoint")
+    Spark writes commits/N            ─► commit N       (commit="after_checkpoint")
     any error                         ─► the lease is released; what comes next takes another
 
-Where a decided batch is unfinished, it is recovered first and the sinks are validated after.
+If a decided batch is unfinished, recovery comes first and the sinks are validated after it.
 """
 
 from __future__ import annotations
@@ -64,19 +64,13 @@ _PERMANENT: Final = (
     PreparedBranchLostError,
     ProtocolError,
 )
-"""Errors that time does not mend."""
+"""Errors that waiting does not resolve."""
 
 
 class Run:
     """One run of one query of a pipeline.
 
-    Every method but `settle_soon` is called under the lock of the object that owns the run.
-
-    Args:
-        settings: of the pipeline.
-        query: the running query.
-        pipeline: the settings over this query's checkpoint and log.
-        lock: of the owner.
+    The caller of every method but `commit_soon` holds `lock`, the owner's.
     """
 
     def __init__(
@@ -109,13 +103,15 @@ class Run:
 
     def deliver(self, batch_df: DataFrame, batch_id: int) -> None:
         """Deliver one batch; see `sparkonce.ExactlyOnce.__call__`."""
-        self._check_first_call(batch_id)
+        # Spark replays nothing within a run. A call that failed may be made again.
+        if batch_id <= self._delivered:
+            raise _called_twice(self._settings, batch_id)
         if self.failure is not None:
             raise self.failure
         batch = SparkBatch(batch_df, batch_id, self._settings.sinks, self.query, self._learned)
         try:
             if self._driver is None:
-                # What is decided must not wait for a sink that cannot be written to now.
+                # What is decided must not wait for a sink that cannot be written now.
                 if not self.pipeline.log.unfinished(self.pipeline.name):
                     self._validate(batch)
                 self._driver = self._start(batch_id)
@@ -126,7 +122,7 @@ class Run:
             raise
         self._delivered = batch_id
         if self.pending is not None:
-            threading.Thread(target=self.settle_soon, args=(batch_id,), daemon=True).start()
+            threading.Thread(target=self.commit_soon, args=(batch_id,), daemon=True).start()
 
     def _deliver(self, driver: Driver, batch: SparkBatch) -> None:
         try:
@@ -140,15 +136,15 @@ class Run:
     def recover(self) -> None:
         """Recover without a batch: a start that finds no new data never calls foreachBatch.
 
-        Nothing is done in a run that another object serves, or that was followed by another run.
+        It does nothing if another object serves this run, or another run has followed it.
         """
         if self._driver is not None or self.query.is_followed:
             return
-        # Asked before the rest: after a run's end Spark has written its last commit.
+        # In this order: once a run has ended, Spark has written its last commit.
         is_active, committed = self.query.is_active, self.query.committed()
         if is_active:
-            # A batch that Spark is about to commit would be abandoned: another object's, or one of
-            # this run that failed to settle, which its own thread repeats.
+            # It would abandon a batch that Spark is about to commit: another object's, or one of
+            # this run whose commit failed, which its own thread repeats.
             if self._is_taken() or self.failure is not None or committed < self._delivered:
                 return
         elif not self.pipeline.log.unfinished(self.pipeline.name):
@@ -164,7 +160,7 @@ class Run:
         return self._user is None or head.token != self._user[1]
 
     def _start(self, batch_id: int, *, has_batch: bool = True) -> Driver:
-        """Take a token and recover; it fences the driver before."""
+        """Take a token, which fences the driver before, and recover."""
         entrance = CheckpointEntrance.look(
             self.pipeline,
             self.query,
@@ -192,21 +188,21 @@ class Run:
         return driver
 
     def _look_first(self) -> str:
-        """The run that held the pipeline when this one first looked; empty where none did."""
+        """The run that held the pipeline when this run first looked; empty where none did."""
         if self._seen_run is None:
             head = self.pipeline.log.head(self.pipeline.name)
             self._seen_run = "" if head is None else head.run_id
         return self._seen_run
 
     def _validate(self, batch: SparkBatch) -> None:
-        """Let the sinks check themselves; while a server is unreachable, for some time again."""
+        """Let the sinks check themselves; try again while a server is unreachable, for a time."""
         if not self._is_validated:
             check_are_free(self._settings.sinks, self.query)
             Retrying(
                 retry=retry_if_exception_type(SinkUnavailableError),
                 wait=wait_exponential(multiplier=0.5, max=_LONGEST_WAIT_S / 3),
                 stop=lambda state: (
-                    self._has_ended(state) or stop_after_delay(_VALIDATE_FOR_S)(state)
+                    not self.query.is_active or stop_after_delay(_VALIDATE_FOR_S)(state)
                 ),
                 before_sleep=still_trying(
                     f"check the sinks of pipeline {self.pipeline.name!r}, for at most "
@@ -216,46 +212,38 @@ class Run:
             )(batch.validate)
             self._is_validated = True
 
-    def _check_first_call(self, batch_id: int) -> None:
-        """Refuse a batch that this object has delivered in this run: it is no replay.
-
-        Within a run Spark replays nothing, and a call that has failed may be made again.
-        """
-        if batch_id <= self._delivered:
-            raise _called_twice(self._settings, batch_id)
-
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------
 
-    def settle_soon(self, batch_id: int) -> None:
-        """Settle the batch when Spark has committed it; runs in a thread of its own."""
+    def commit_soon(self, batch_id: int) -> None:
+        """Commit the batch when Spark has committed it; runs in a thread of its own."""
 
-        def settle() -> None:
+        def commit() -> None:
             with self._lock:
                 if self.failure is not None:
-                    self._settle_after(batch_id, self.failure)
-            self.settle_last(math.inf)
+                    self._recover_after(batch_id, self.failure)
+            self.commit_last(math.inf)
 
         name = self.pipeline.name
         try:
-            while_active(self.query, settle, f"commit batch {batch_id} of pipeline {name!r}")
+            while_active(self.query, commit, f"commit batch {batch_id} of pipeline {name!r}")
         except FencedError as error:
             logger.warning(
-                "pipeline %r: another driver settles batch %d: %s", name, batch_id, error
+                "pipeline %r: another driver finishes batch %d: %s", name, batch_id, error
             )
         except Exception:
             # Kept in self.failure: the next batch, awaitTermination or close raises it.
             logger.exception("pipeline %r: the last batch is not committed", name)
 
-    def _settle_after(self, batch_id: int, failure: Exception) -> None:
+    def _recover_after(self, batch_id: int, failure: Exception) -> None:
         """After a failure only the log shows how far the batch got: take a token, and recover."""
-        # Before Spark has the batch, a new incarnation would abandon it.
+        # Before Spark has committed the batch, a new incarnation would abandon it.
         if not self.query.is_active or (committed := self.query.committed()) < batch_id:
             raise failure
         self._driver = self._start(committed + 1)
         self.failure = None
 
-    def settle_last(self, patience_s: float) -> None:
-        """Settle the batch that is pending now, once Spark's checkpoint has it."""
+    def commit_last(self, patience_s: float) -> None:
+        """Commit the batch that is pending now, once Spark's checkpoint has it."""
         pending: TransactionRecord | None = None
         deadline, wait_s = time.monotonic() + patience_s, 0.01
         while True:
@@ -267,9 +255,9 @@ class Run:
                 pending = pending or self.pending
                 if self.pending is not pending:
                     return
-                # Asked before the commit log is read: nothing comes after an end that was seen.
+                # Asked before the commit log is read: nothing is added after the run's end.
                 is_active = self.query.is_active
-                if self._settled(self._driver):
+                if self._commit_pending(self._driver):
                     return
             if not is_active or time.monotonic() > deadline:
                 logger.warning(
@@ -282,17 +270,18 @@ class Run:
             time.sleep(wait_s)
             wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
 
-    def _settled(self, driver: Driver) -> bool:
+    def _commit_pending(self, driver: Driver) -> bool:
+        """Commit the pending batch if Spark has; returns whether nothing is pending any more."""
         pending = driver.pending
         try:
-            return driver.settle()
+            return driver.commit_pending()
         except Exception as error:
             self.failure = error
             self._let_go(error)
             if isinstance(error, FencedError) and pending is not None:
                 record = self.pipeline.log.find(pending.id)
                 if record is not None and record.state.is_finished:
-                    logger.info("%s was settled by another driver", pending.id)
+                    logger.info("%s was finished by another driver", pending.id)
                     self.failure = None
                     return True
             raise
@@ -300,19 +289,16 @@ class Run:
     # -- the end ---------------------------------------------------------------------------------
 
     def _let_go(self, error: BaseException) -> None:
-        """Whatever comes next is a new incarnation, which recovers first."""
+        """Release the lease: the next call takes a new token, and recovers first."""
         if self._driver is not None:
             self._driver.lease.release()
             self._driver = None
         if isinstance(error, FencedError) and self._user is not None:
             free(self._settings.all_sinks, self._user)
 
-    def _has_ended(self, _: object) -> bool:
-        return not self.query.is_active
-
 
 def while_active(query: RunningQuery, action: Callable[[], None], what: str) -> None:
-    """Repeat it while time may help and the query runs: its next batch may be long in coming."""
+    """Repeat an action that may succeed later, while the query runs: no batch may come for long."""
     Retrying(
         retry=retry_if_not_exception_type(_PERMANENT),
         wait=wait_exponential(max=_LONGEST_WAIT_S),
@@ -327,10 +313,10 @@ def _called_twice(settings: Settings, batch_id: int) -> ProtocolError:
         "complete, and no replay brings the rows of this call, which are in no sink: enter "
         "them manually"
         if settings.commit == "immediate"
-        else "prepared, and made again at the next start"
+        else "prepared; the next start replays the batch"
     )
     return ProtocolError(
-        f"pipeline {settings.name!r} is called a second time for batch {batch_id} in one "
+        f"pipeline {settings.name!r} was called a second time for batch {batch_id} in one "
         "run of the query. Make one object, with all sinks, and call it once for a batch: "
         "transform= gives a sink rows of its own, and select= columns; or write two "
         "queries, each with a pipeline and a checkpoint of its own. What the first call "

@@ -1,4 +1,4 @@
-"""The query that runs, through Spark's own JVM: which run it is, whether it lives, its plan.
+"""The query that runs, through Spark's own JVM: which run it is, whether it is active, its plan.
 
     foreachBatch(df, N) ─► RunningQuery.calling(df)  ─┐
     a start, heard of   ─► RunningQuery.find(…)      ─┼─► StreamExecution in the JVM
@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.spark_hooks.binding import Binding, Entry
+from sparkonce.spark_hooks.binding import Entry
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, checkpoint_folder
 from sparkonce.txn_log import TransactionLog, checkpoint_log
 
@@ -35,32 +35,23 @@ _ENDING_LOOKS = 20
 _LOCATION = "spark.sql.streaming.checkpointLocation"
 _TEMPORARY = "temporary-"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""Of the name that Spark gives a checkpoint below `_LOCATION`, to a query without a name."""
+"""The folder below `_LOCATION` that Spark makes for the checkpoint of a query without a name."""
 
 
 class RunId(NamedTuple):
-    """One run of one query.
-
-    Attributes:
-        query_id: durable id of the checkpoint.
-        run_id: of this run of the query.
-    """
+    """One run of one query: the permanent id of its checkpoint, and the id of the run."""
 
     query_id: str
     run_id: str
 
 
 class RunningQuery:
-    """A query while it runs, and its checkpoint. The checkpoint can be read after it has ended.
-
-    Args:
-        query: Spark's StreamExecution.
-        run: which query.
+    """A query while it runs, a StreamExecution in the JVM, and its checkpoint.
 
     Attributes:
-        run: which query.
+        run: which run of which query.
         checkpoint: location of the checkpoint.
-        files: the checkpoint.
+        files: the checkpoint, which can be read after the query has ended.
     """
 
     def __init__(self, query: Any, run: RunId) -> None:
@@ -94,15 +85,15 @@ class RunningQuery:
     def calling(cls, batch_df: DataFrame) -> Self:
         """The query that is calling foreachBatch in this thread.
 
-        Only Spark's list of active queries tells which run it is: its one other trace there, the
-        job group, is the user's to set.
+        Only Spark's list of active queries shows which run it is. Its one other trace in the thread
+        is the job group, which a user may set.
 
         Raises:
             ConfigurationError: the call does not come from foreachBatch, or over Spark Connect; or
                 the query has a checkpoint that its next start would not find.
         """
         found = cls._find(batch_df.sparkSession, _calling_query(batch_df))
-        found._check_is_lasting(batch_df.sparkSession)  # noqa: SLF001 - of this class
+        found._check_is_permanent(batch_df.sparkSession)  # noqa: SLF001 - of this class
         return found
 
     @classmethod
@@ -118,8 +109,8 @@ class RunningQuery:
             raise ConfigurationError(f"the query {query_id} is not active any more")
         return cls(query, RunId(query_id, str(query.runId())))
 
-    def _check_is_lasting(self, session: SparkSession) -> None:
-        """Refuse a checkpoint that Spark has invented for a query without one."""
+    def _check_is_permanent(self, session: SparkSession) -> None:
+        """Refuse a checkpoint that Spark made up for a query without one."""
         name = self.checkpoint.rstrip("/").rpartition("/")[2]
         is_temporary = name.startswith(_TEMPORARY)
         place = session.conf.get(_LOCATION, None)
@@ -166,8 +157,8 @@ class RunningQuery:
     def is_active(self) -> bool:
         """Whether Spark may still write into the checkpoint.
 
-        It may as long as the run's thread lives, a little longer than Spark reports it as active:
-        `stop` ends that first, and then waits for the batch that runs.
+        It may while the run's thread lives, a little longer than Spark reports the run as active:
+        `stop` first marks the run as inactive, then waits for its batch.
         """
         if not self.is_stopping:
             return True
@@ -180,7 +171,7 @@ class RunningQuery:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the run has ended, or is being stopped and interrupts what its batch does."""
+        """Whether the run has ended, or Spark is stopping it and interrupting its batch."""
         return not self._query.isActive()
 
     @property
@@ -195,9 +186,9 @@ class RunningQuery:
         return bool(plan.deterministic()) and not self.files.has_state()
 
     def _source_of(self, use: str) -> str | None:
-        """The source's folder: numbered by its first use, while each use has an offset.
+        """The source's folder. Spark numbers it by the source's first use; each use has an offset.
 
-        None when the query has failed before Spark had its sources.
+        None when the query failed before Spark had created its sources.
         """
         if not use.isdigit():
             return use
@@ -225,7 +216,7 @@ class RunningQuery:
         return self.files.has_state()
 
     def committed(self) -> int:
-        """The highest batch of Spark's commit log, as it is on the disk; -1 when it is empty.
+        """See `CheckpointFiles.committed`.
 
         Raises:
             LogUnavailableError: the checkpoint is not there now.
@@ -246,22 +237,10 @@ class RunningQuery:
         """The source offsets of a batch; see `sparkonce.spark_hooks.source_offsets`."""
         return self.files.offsets(batch_id, self._source_of)
 
-    def binding(self) -> Binding | None:
-        """What the checkpoint belongs to; None while it belongs to nobody."""
-        return self.files.binding()
-
-    def bind(self, seen: Binding | None, log_id: str, pipeline: str) -> None:
-        """Write what the checkpoint belongs to, if nobody has written it since it was `seen`."""
-        self.files.bind(seen, log_id, pipeline)
-
-    def last_entry(self) -> Entry | None:
-        """The driver that has begun last on the checkpoint."""
-        return self.files.last_entry()
-
     def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
-        """Go on from the checkpoint, if no other driver has begun since `last_entry` was `seen`.
+        """Enter the checkpoint, unless another driver has since the last entry was `seen`.
 
-        A run that has entered already does not enter after another run.
+        A run that has entered once does not enter after another run.
         """
         if self._entry is not None and (seen is None or seen.run_id != self.run.run_id):
             return False
@@ -297,14 +276,14 @@ def _calling_query(batch_df: DataFrame) -> str:
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise ConfigurationError(
-            "ExactlyOnce is called by a running query: pass it to "
+            "ExactlyOnce must be called by a running query: pass it to "
             "df.writeStream.foreachBatch(…) and set a checkpointLocation. A function of your own "
-            "calls it in the thread in which Spark calls that function"
+            "must call it in the thread in which Spark calls that function"
         )
     return str(query_id)
 
 
 def _active(session: SparkSession, query_id: Any) -> Any:
-    """The one StreamExecution of the query that Spark lets run, by its id in the JVM."""
+    """The query's active StreamExecution, by the query's id in the JVM; Spark allows only one."""
     jsession: Any = session._jsparkSession  # noqa: SLF001
     return jsession.sharedState().activeStreamingQueries().get(query_id)

@@ -1,4 +1,4 @@
-"""The settings of a pipeline, checked when they are given; apart from anything alive."""
+"""The settings of a pipeline, checked when they are given; no live state."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Settings:
             )
         if self.driver_rows < 0:
             raise ConfigurationError(f"driver_rows={self.driver_rows}: expected 0 or more")
-        if not self.is_log_in_checkpoint:  # before one is made there
+        if not self.is_log_in_checkpoint:  # before a log is created there
             for sink in self.sinks:
                 verbs.check_log(sink, self.log if isinstance(self.log, str) else self.log.address)
 
     @property
     def is_log_in_checkpoint(self) -> bool:
-        """Whether the log is opened only when it is known where the checkpoint is."""
+        """Whether the log is inside the checkpoint, and is opened once that is known."""
         return self.log == IN_CHECKPOINT
 
     @property
@@ -88,7 +88,7 @@ def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
         raise ConfigurationError("sinks= is empty: give at least one sink")
     for sink in (*sinks, *removed):
         if not isinstance(sink, TwoPhaseCommitSink):
-            raise ConfigurationError(f"sinks= holds {sink!r}, which is no TwoPhaseCommitSink")
+            raise ConfigurationError(f"sinks= holds {sink!r}, which is not a TwoPhaseCommitSink")
         if not hasattr(sink, "name"):
             raise ConfigurationError(
                 f"{type(sink).__name__} has no name: call super().__init__(name=name) in its "

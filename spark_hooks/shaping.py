@@ -1,10 +1,11 @@
-"""Each sink's columns, and a hash of each row, as Spark makes them.
+"""Each sink's columns, and a hash of each row, as Spark computes them.
 
     one shape     the columns themselves, and their hash
-    several       a struct for each distinct select= ("lane"), and a hash for each struct
+    several       a struct for each shape, then a hash for each struct
 
-Sinks that share a pass share one analysis of Spark's plan, so a select= must mean there what it
-means alone; where it does not, it is refused before any data moves.
+A shape is a sink's select= and the columns that the sink makes of it. Sinks that share a pass
+share one plan in Spark. A select= that means something else in that plan than in a `selectExpr` of
+its own is refused before any data moves.
 """
 
 from __future__ import annotations
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
 
 _ROW: Final = "sparkonce_row"
 
-
 _KEEP_ROWS: Final = {"Project", "Window"}
-"""Nodes of Spark's plan that make one row of each."""
-
+"""Nodes of Spark's plan that make one row of each row."""
 
 _MOST_REMEMBERED: Final = 64
 
@@ -42,15 +41,15 @@ class Shapes:
 
     def __init__(self) -> None:
         self._misnamed: dict[tuple[str, ...], dict[str, StructType]] = {}
-        """By the schemas of a batch and its lanes, and the lanes."""
+        """What `_find_misnamed` found, by the schemas and the SQL."""
 
     def with_hashes(
         self, df: DataFrame, sinks: Sequence[AnySink]
     ) -> tuple[DataFrame, list[int] | None]:
-        """The rows with their hashes, and each sink's lane, as `PartitionWriter` wants them.
+        """The rows with their hashes, and the number of each sink's shape, for `PartitionWriter`.
 
-        A column of structs per distinct shape; the columns themselves where all sinks share one and
-        Spark finds columns of such names again.
+        The numbers are None where all sinks share one shape and its columns have plain names: then the
+        rows are those columns and one hash.
         """
         distinct = {(sink.select, sink.columns): sink for sink in sinks}
         if len(distinct) == 1:
@@ -58,76 +57,76 @@ class Shapes:
             if is_plain(schema := rows.schema):
                 name = free_name(schema.names)
                 if any(isinstance(field.dataType, StructType) for field in schema):
-                    # `a.b` may be the column b of an alias of the user's, and no field of a.
+                    # Drops the user's aliases: `a.b` must be field b of column a, not b of an alias a.
                     rows = rows.toDF(*schema.names)
                 return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
-        rows = self._in_lanes(df, list(distinct.values()))
+        rows = self._in_structs(df, list(distinct.values()))
         if any(sink.columns for sink in distinct.values()):
-            # In a step of its own: what `select` makes by chance, such as uuid(), is made once.
-            lanes = zip(arrow_schema(rows), distinct.values(), strict=True)
-            rows = rows.selectExpr(*(_lane(field, sink) for field, sink in lanes))
+            # A projection of its own, so that random values in `select`, such as uuid(), are made once.
+            structs = zip(arrow_schema(rows), distinct.values(), strict=True)
+            rows = rows.selectExpr(*(_with_columns(field, sink) for field, sink in structs))
         hashes = (
-            f"{row_hash(cast('StructType', lane.dataType), lane.name)} AS hash{n}"
-            for n, lane in enumerate(rows.schema)
+            f"{row_hash(cast('StructType', field.dataType), field.name)} AS hash{n}"
+            for n, field in enumerate(rows.schema)
         )
         shapes = list(distinct)
         return rows.selectExpr("*", *hashes), [shapes.index((s.select, s.columns)) for s in sinks]
 
-    def _in_lanes(self, df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
-        """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives.
+    def _in_structs(self, df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
+        """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives them.
 
         Raises:
-            ConfigurationError: Spark takes the expressions in a `selectExpr` of their own only.
+            ConfigurationError: Spark accepts the expressions only in a `selectExpr` of their own.
         """
-        lanes = [_struct(sink.select, f"lane{n}") for n, sink in enumerate(sinks)]
+        structs = [_struct(sink.select, f"shape{n}") for n, sink in enumerate(sinks)]
         try:
-            rows = df.selectExpr(*lanes)
+            rows = df.selectExpr(*structs)
         except AnalysisException as error:
             faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
-            raise _not_in_one_pass(faulty or sinks, f"Spark says: {error}") from error
-        # `schema` would read the JSON.
-        asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *lanes)  # noqa: SLF001
+            raise _not_in_one_pass(faulty or sinks, f"Spark reports: {error}") from error
+        # The session's time zone and functions change the types. JSON, which `schema` would parse.
+        asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *structs)  # noqa: SLF001
         misnamed = self._misnamed.get(asked)
         if misnamed is None:
             alone = [df if s.select is None else df.selectExpr(*s.select) for s in sinks]
-            _check_means_the_same(df, rows, sinks, alone)
+            _check_same_meaning(df, rows, sinks, alone)
             if len(self._misnamed) >= _MOST_REMEMBERED:
                 self._misnamed.clear()
             misnamed = self._misnamed[asked] = dict(_find_misnamed(rows, alone))
         if not misnamed:
             return rows
-        names = [f"lane{n}" for n in range(len(sinks))]
+        names = [f"shape{n}" for n in range(len(sinks))]
         return rows.select(
             *(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names)
         )
 
 
-def _check_means_the_same(
+def _check_same_meaning(
     df: DataFrame, rows: DataFrame, sinks: Sequence[AnySink], alone: Sequence[DataFrame]
 ) -> None:
-    """See that each `select` makes of the batch, beside the others, what it makes of it `alone`.
+    """Check that each `select` means in the plan of all sinks what it means `alone`.
 
     Raises:
-        ConfigurationError: Spark takes an alias for what has its name elsewhere, as a variable of
-            the session; or makes other rows for all sinks, where a `select` makes one row of many
-            (an aggregate), or several or none of each (a window of time).
+        ConfigurationError: Spark takes an alias for something else of that name, such as a session
+            variable; or one `select` changes the rows of all sinks: it makes one row of many (an
+            aggregate), or several or none of each (a time window).
     """
     makes_rows = {}
     for sink, made in zip(sinks, alone, strict=True):
         steps = _steps(made, df)
         makes_rows[sink.name] = [step for step in steps if step not in _KEEP_ROWS]
-        if sink.select and _steps(df.selectExpr(_struct(sink.select, "lane")), df) != steps:
+        if sink.select and _steps(df.selectExpr(_struct(sink.select, "shape")), df) != steps:
             raise _not_in_one_pass([sink], "Spark would read an alias as something else there")
     together = [step for step in _steps(rows, df) if step not in _KEEP_ROWS]
     if any(steps != together for steps in makes_rows.values()):
         faulty = [sink for sink in sinks if makes_rows[sink.name]]
-        raise _not_in_one_pass(faulty, "Spark would make its rows for the others, too")
+        raise _not_in_one_pass(faulty, "Spark would change the other sinks' rows, too")
 
 
 def _steps(rows: DataFrame, df: DataFrame) -> list[str]:
-    """What Spark does to `df` to make `rows` of it: the names of its plan's nodes, the last first.
+    """The names of the plan's nodes that Spark adds to `df` to make `rows`, the last one first.
 
-    Of an alias that another entry uses, alone, a node is made.
+    Outside a struct, an entry that uses another entry's alias adds a node.
     """
     node, first = (frame._jdf.queryExecution().analyzed() for frame in (rows, df))  # noqa: SLF001
     steps = []
@@ -140,16 +139,16 @@ def _steps(rows: DataFrame, df: DataFrame) -> list[str]:
 def _not_in_one_pass(faulty: Sequence[AnySink], why: str) -> ConfigurationError:
     return ConfigurationError(
         f"{' and '.join(sink.name for sink in faulty)}: select= cannot be evaluated in one pass "
-        "over the batch with the columns of all sinks: let each expression stand for itself, "
-        "without the alias of another one, explode, an aggregate or a window of time, or make the "
-        f"columns in transform=, which gets a pass of its own. {why}"
+        "over the batch with the columns of all sinks: write each expression without the alias of "
+        "another one, explode, an aggregate or a time window; or make the columns in transform=, "
+        f"which gets a pass of its own. {why}"
     )
 
 
 def _find_misnamed(rows: DataFrame, alone: Sequence[DataFrame]) -> Iterator[tuple[str, StructType]]:
-    """The lanes whose names are not as meant, each with the columns that are, by position.
+    """The structs whose fields are named otherwise than `alone`, with the columns as named there.
 
-    In a struct Spark calls CAST(id AS string) col1, and not id.
+    In a struct Spark names CAST(id AS string) col1 instead of id.
     """
     for field, made in zip(rows.schema, alone, strict=True):
         if cast("StructType", field.dataType).names != made.schema.names:
@@ -163,13 +162,13 @@ def _struct(select: Sequence[str] | None, name: str) -> str:
 
 def _is_analysable(df: DataFrame, sink: AnySink) -> bool:
     try:
-        df.selectExpr(_struct(sink.select, "lane"))
+        df.selectExpr(_struct(sink.select, "shape"))
     except AnalysisException:
         return False
     return True
 
 
-def _lane(field: pa.Field[pa.StructType], sink: AnySink) -> str:
+def _with_columns(field: pa.Field[pa.StructType], sink: AnySink) -> str:
     if sink.columns is None:
         return field.name
     columns = sink.columns(pa.schema(list(field.type)), field.name)
@@ -189,18 +188,18 @@ def arrow_schema(df: DataFrame) -> pa.Schema:
     """The schema with which the rows reach a sink on the executors, before it is `loosened`.
 
     Raises:
-        ConfigurationError: Spark has a type that it gives to no Python worker.
+        ConfigurationError: a column has a type that Spark passes to no Python worker.
     """
     timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
-    # Older versions of PySpark take no zone and show UTC.
+    # Older versions of PySpark take no zone and use UTC.
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
     try:
         schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
     except (PySparkTypeError, ValueError) as error:
         field = next(field for field in df.schema if not _has_arrow_type(field))
         raise ConfigurationError(
-            f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark gives to "
-            f"no Python worker: cast it in the query or in select=, such as to string ({error})"
+            f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark passes "
+            f"to no Python worker: cast it in the query or in select=, such as to string ({error})"
         ) from error
     return in_zone(schema, timezone)
 
@@ -208,6 +207,6 @@ def arrow_schema(df: DataFrame) -> pa.Schema:
 def _has_arrow_type(field: StructField) -> bool:
     try:
         to_arrow_schema(StructType([field]))
-    except (PySparkTypeError, ValueError):  # the latter is of an `array()` without a type
+    except (PySparkTypeError, ValueError):  # ValueError: an `array()` without a type
         return False
     return True

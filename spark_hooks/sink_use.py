@@ -17,7 +17,7 @@ User: TypeAlias = tuple[str, int]
 
 
 def check_are_free(sinks: Iterable[AnySink], query: RunningQuery) -> None:
-    """Refuse a sink of another query that runs: the sink keeps what `validate` found out.
+    """Refuse a sink that another running query uses: the sink keeps what `validate` found.
 
     Raises:
         ConfigurationError: naming the sink.
@@ -26,8 +26,8 @@ def check_are_free(sinks: Iterable[AnySink], query: RunningQuery) -> None:
         other = query.run.query_id if sink.used_by is None else sink.used_by[0]
         if other != query.run.query_id and query.is_running(other):
             raise ConfigurationError(
-                f"{sink!r} is in use by the query {other}, which runs: make a sink for each "
-                "pipeline"
+                f"{sink!r} is in use by the query {other}, which is running: make a sink for "
+                "each pipeline"
             )
 
 
@@ -40,7 +40,7 @@ def take(sinks: Iterable[AnySink], query: RunningQuery, token: int) -> User:
 
 
 def free(sinks: Iterable[AnySink], user: User) -> None:
-    """Close what the sinks hold open for a fenced driver: nobody else can, while it lives."""
+    """Close what the sinks hold open for a fenced driver: only its own process can."""
     for sink in sinks:
         if sink.used_by != user:
             continue  # another driver of this process uses it

@@ -1,13 +1,13 @@
-"""Small batches, which the driver writes itself.
+"""When the driver writes a small batch itself.
 
     three small batches in a row ─► the next one: its rows ─► driver: begin ─► write ─► preCommit
                                          │                           └─ fails, as a task may
-                                         └─ more than expected ──────────┴─► executors, as ever
+                                         └─ more than expected ──────────┴─► executors, as before
 
-A pass through Python workers, and a branch in each sink for each task, make about a fifth of what a
-batch of a hundred rows takes. What the driver writes is one branch per sink, under an attempt
-number that no task has; from there on the protocol is the same. When it is lost after the decision,
-all of the batch is, so the executors write it again from Spark's replay.
+A pass through Python workers, and a branch in each sink for each task, take about a fifth of the
+time of a batch of a hundred rows. The driver writes one branch per sink, under an attempt number
+that no task has; the rest of the protocol is the same. If such a branch is lost after the decision,
+the executors rewrite all of its sink's rows from Spark's replay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from sparkonce.txn_log.record import Share
 
 DEFAULT_ROWS: Final = 1_000
-"""The most rows of a batch that the driver writes."""
+"""The most rows of a batch that the driver writes, unless the user sets driver_rows=."""
 
 _MOST_BYTES: Final = 8 * 2**20
 IN_A_ROW: Final = 3
@@ -30,14 +30,13 @@ class NotSmallError(Exception):
 
 
 class SmallBatches:
-    """Tells from the batches before whether the next one will be small.
+    """Predicts from earlier batches whether the next one will be small.
 
     Args:
-        most_rows: of a small batch; 0 if the driver writes none.
         wanted: after how many small batches in a row the driver writes the next one.
 
     Attributes:
-        most_rows: as given.
+        most_rows: the most rows of a small batch; 0: the driver writes none.
     """
 
     def __init__(self, most_rows: int, wanted: int = IN_A_ROW) -> None:
@@ -51,13 +50,13 @@ class SmallBatches:
         return self._in_a_row >= self._wanted
 
     def note(self, shares: Iterable[Share]) -> None:
-        """Take note of a batch that was written."""
+        """Note the size of a batch that was written."""
         is_small = self.most_rows > 0 and all(
             share.rows <= self.most_rows and share.bytes <= _MOST_BYTES for share in shares
         )
         self._in_a_row = self._in_a_row + 1 if is_small else 0
 
     def forget(self) -> None:
-        """The batch was not small, or not for the driver: wait twice as long before the next."""
+        """The driver could not write a batch: wait for twice as many small ones before the next."""
         self._in_a_row = 0
         self._wanted = min(2 * self._wanted, _MOST_IN_A_ROW)

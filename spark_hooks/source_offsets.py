@@ -4,9 +4,9 @@
                    format, watermark and settings, then one line for each use of a source
     sources/0/3    the files of counter 3 of the file source; 9.compact has those of 0 to 9
 
-The first two lines may change in a replay and are left out. A file source's offset is only a
-counter of its own, equal in a checkpoint that was rolled back and met other files. So a digest of
-the batch's files is added to it.
+The first two lines may change in a replay and are left out. A file source's offset is only its own
+counter, which a rolled-back checkpoint may give to other files. So a digest of the batch's files is
+added to it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from sparkonce.storage import FileSystemFolder
 
 SourceOf: TypeAlias = "Callable[[str], str | None]"
-"""Gives the name of a source's folder by the use of the source: its place among the lines, or its
-name. None where that is not known yet."""
+"""Gives the name of a source's folder for a use of the source, which is the number of its line, or
+its name. None where that is not known yet."""
 
 _TAIL_BYTES = 1 << 18
 _GROWTH = 4
@@ -32,13 +32,8 @@ def shown_offsets(
 ) -> tuple[str, ...] | None:
     """The offsets of a batch, as JSON, for each use of a source.
 
-    None when Spark has purged them, has torn the file (Spark itself fails on it and names it), or
-    has not created its sources yet.
-
-    Args:
-        checkpoint: the folder of the checkpoint.
-        batch_id: the batch.
-        source_of: gives a source's folder.
+    None when Spark has purged them, when the file is torn (Spark itself fails on it and names it),
+    or while Spark has not created its sources.
     """
     text = checkpoint.read(f"offsets/{batch_id}")
     if text is None or "\n" not in text:
@@ -77,9 +72,9 @@ def _with_files(
 def _end_of_compacted(
     checkpoint: FileSystemFolder, name: str, counter: int
 ) -> list[dict[str, Any]] | None:
-    """The log's entries from the counter's first one on; None when there is no such log.
+    """The end of the log, with all of the counter's entries; None when there is no such log.
 
-    It ends with the newest files, and may be long, so it is read from its end.
+    The log may be long and ends with the newest files, so it is read from its end.
     """
     window = _TAIL_BYTES
     while (text := checkpoint.read_end(name, window)) is not None:
@@ -92,5 +87,5 @@ def _end_of_compacted(
 
 
 def _entries(text: str | None) -> list[dict[str, Any]] | None:
-    """The lines but the first, which is the format, or the rest of a line."""
+    """All lines but the first, which is the format or the rest of a cut line."""
     return None if text is None else [json.loads(line) for line in text.splitlines()[1:]]

@@ -1,4 +1,4 @@
-"""Starts that find no new data: Spark calls nobody with a batch, and something may be prepared.
+"""Starts that find no new data: Spark runs no batch, and something may be prepared.
 
     Spark starts a query ─► listener of its session ─► is it this pipeline's? ─► recover
 
@@ -21,13 +21,13 @@ logger = logging.getLogger("sparkonce")
 
 
 class Starts:
-    """Hears of a pipeline's starts, and has them recovered.
+    """Hears of a pipeline's starts, and recovers them.
 
     Args:
-        settings: of the pipeline.
+        settings: the pipeline's settings.
         log: the pipeline's log; None where it is in the checkpoint.
         may_serve: whether the pipeline serves no other query.
-        recover: recovers a start, unless somebody has.
+        recover: recovers a start, unless it is recovered already.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class Starts:
         if was_heard and self.listener is not None and self.listener.hears(query):
             return
         logger.warning(
-            "pipeline %r was made %s, and hears of a start only by a batch. A start that finds no "
-            "new data has none, and leaves what is prepared as it is: make the pipeline after the "
-            "session and in that of its query, or end its queries with "
+            "pipeline %r was created %s, and hears of a start only by its first batch. A start "
+            "that finds no new data has none, and leaves what is prepared unchanged: create the "
+            "pipeline after the session and in the session of its query, or end its queries with "
             "pipeline.awaitTermination(query)",
             self._settings.name,
             "in another SparkSession than its query" if was_heard else "before the SparkSession",
@@ -80,7 +80,7 @@ class Starts:
         except FencedError as error:
             logger.warning("pipeline %r: its start was not recovered here: %s", name, error)
         except Exception as error:
-            # Where a setting does not fit, the start may be that of an older object of the name.
+            # If a setting does not fit, the start may be that of an older object with this name.
             is_mine = is_mine and not isinstance(error, ConfigurationError)
             # The first batch, or awaitTermination, tries again and raises.
             logger.warning(
@@ -92,7 +92,7 @@ class Starts:
         return is_mine
 
     def _listen(self) -> bool:
-        """Listen to the session's starts; returns whether that was so already."""
+        """Listen to the session's starts; returns whether it listened already."""
         if self.listener is not None and self.listener.is_heard:
             return True
         self.listener = StartListener.add(self.on_start)
@@ -106,7 +106,7 @@ class Starts:
         """
         if self._settings.commit == "after_checkpoint":
             return True
-        # Its first batch may be making the log at this moment, or the user deleting it.
+        # At this moment its first batch may be creating the log, or the user deleting it.
         log = query.open_log(create=False) if self._log is None else self._log
         committed = query.committed()
         return any(
@@ -115,20 +115,14 @@ class Starts:
 
 
 def is_bound(query: RunningQuery, settings: Settings, log: TransactionLog | None) -> bool:
-    """Whether the query's checkpoint belongs to the pipeline, as far as it says.
-
-    Args:
-        query: the query.
-        settings: of the pipeline.
-        log: the pipeline's log; None where it is in the checkpoint.
-    """
-    bound = query.binding()
+    """Whether the query's checkpoint says that it belongs to the pipeline with this log."""
+    bound = query.files.binding()
     if bound is None or bound.pipeline != settings.name:
         return False
     if settings.is_log_in_checkpoint:
         try:
             log = query.open_log(create=False)
         except ConfigurationError:
-            return False  # the checkpoint has none: it is of a pipeline with its log elsewhere
-    # The second id is that from before a move.
+            return False  # it has none: it belongs to a pipeline with its log elsewhere
+    # The second id is the one from before the log was moved.
     return log is not None and bound.log_id in {log.log_id, log.id_of(settings.name)}

@@ -558,7 +558,7 @@ def test_settlement_is_asked_for(
     address = ["--log", "sqlite:///log.db"]
     code = run(["settle", *address, "0", "--branch", decided, "--as", "committed"])
     said = capsys.readouterr().err
-    assert "taken for committed" in said
+    assert "taken as committed" in said
     assert "is running" in said
     log = SqliteLog(folder / "log.db")
     (record,) = log.unfinished("orders")
@@ -739,7 +739,7 @@ def test_only_the_batch_that_was_named_is_abandoned(
 
     monkeypatch.setattr("sparkonce.cli.acting.may_fence", go_on)
     assert run(["recover", "jobs:make", "--abandon", "1"]) == ERROR
-    assert "has gone on while you were asked" in capsys.readouterr().err
+    assert "has continued while you were asked" in capsys.readouterr().err
     assert [r.id.batch_id for r in log.unfinished("orders")] == [gone_on[0].id.batch_id]
     log.close()
 
@@ -762,7 +762,7 @@ def test_abandoned_batch_is_told_in_words(
     assert (found["state"], found["abandoned"]) == ("abandoned", 1)
     assert run(["status", *address]) == FOUND
     shown = " ".join(capsys.readouterr().out.split())
-    assert "batch 1 abandoned: Spark's next start makes it anew" in shown
+    assert "batch 1 abandoned: Spark's next start replays it" in shown
 
     incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 1))
     deliver(log, incarnation, 1)
@@ -820,7 +820,7 @@ def test_sink_that_does_not_answer_is_not_free_of_orphans(
     monkeypatch.setattr(FileSink, "find_branches", find_branches)
     assert run([*command, "jobs:make"]) == FOUND
     said = capsys.readouterr()
-    assert said.out == "no answer from: file\n"
+    assert said.out == "no response from: file\n"
     assert "the mount is gone" in said.err
     assert left_over.exists()
 
@@ -838,7 +838,7 @@ def test_sink_that_nobody_asks_is_not_free_of_orphans(
     sinks = {"file": FileSink(folder / "out").target, "old": "kafka topic gone"}
     log.begin(Claim("orders", QUERY, "run", this_driver(), sinks, 1))
     for command, code, told in (
-        (["orphans", "--abort", "--yes"], FOUND, "no orphans where somebody has looked\n"),
+        (["orphans", "--abort", "--yes"], FOUND, "no orphans in the sinks that were asked\n"),
         (["recover", "--yes"], 0, "nothing to recover\n"),
     ):
         assert run([*command, "jobs:make"]) == code
@@ -875,7 +875,7 @@ def test_word_ends_the_branch(
     said = capsys.readouterr()
     assert json.loads(said.out)["ended"] == [{"branch": decided, "how": "ended", "why": ""}]
     assert f"{decided} has ended" in said.err
-    assert ("put them in now" in said.err) is (ruling == "committed")
+    assert ("enter them now" in said.err) is (ruling == "committed")
 
 
 @pytest.mark.parametrize("ruling", ["committed", "aborted"])
@@ -913,7 +913,7 @@ def test_word_on_a_branch_that_cannot_be_ended(
     assert prepared_file.exists()
     said = capsys.readouterr().err
     assert words == [2]
-    told = f"not proven that {decided} has ended: the mount is gone.*Stop the driver.*recover.*hand"
+    told = f"not proven that {decided} has ended: the mount is gone.*Stop the driver.*recover.*manually"
     assert re.search(told, said, re.DOTALL)
 
 
@@ -940,8 +940,8 @@ def test_word_that_was_written_is_told_before_anything_else(
     status = settle(decided, "committed")
     said = capsys.readouterr().err
     assert status == (130 if fault == "Ctrl-C" else FOUND), said
-    assert "The word stands: batch 0, 1 settled as committed." in said
-    assert ("the log does not tell" in said) == (fault == "log away")
+    assert "The ruling is recorded: batch 0, 1 settled as committed." in said
+    assert ("the log cannot show" in said) == (fault == "log away")
 
 
 def test_unfinished_batch_of_a_query_that_was_replaced_is_settled(
@@ -985,8 +985,8 @@ def test_word_that_another_one_has_followed(
     monkeypatch.setattr(FileSink, "abort", redo_and_abort)
     assert settle(decided, "committed") == FOUND
     said = capsys.readouterr().err
-    assert "is committed still: another word has followed" in said
-    assert "put them in now" not in said
+    assert "is still committed: another ruling has followed" in said
+    assert "enter them now" not in said
 
 
 def test_branch_that_is_to_be_redone_is_left_to_the_next_start(

@@ -51,7 +51,7 @@ def test_checkpoint_that_another_driver_has_entered(
 ) -> None:
     """By a copy of the log: the tokens say nothing, the checkpoint does."""
     monkeypatch.setattr(MemoryEntrance, "enter", lambda self, incarnation: False)
-    with pytest.raises(FencedError, match="another driver has gone on"):
+    with pytest.raises(FencedError, match="another driver has continued"):
         world.driver(Process())
 
 

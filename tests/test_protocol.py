@@ -516,10 +516,10 @@ def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
     driver.recover()
     driver.deliver(world.batch(process))
     assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
-    assert not driver.settle()
+    assert not driver.commit_pending()
     assert not any(store.visible for store in world.stores.values())
     world.spark.committed = 0
-    assert driver.settle()
+    assert driver.commit_pending()
     assert [len(store.visible) for store in world.stores.values()] == [2, 2]
     assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
 
@@ -566,9 +566,9 @@ def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
         raise KeyboardInterrupt
 
     with at_point(point, interrupt) as fault, pytest.raises(KeyboardInterrupt):
-        driver.settle()
+        driver.commit_pending()
     assert fault.fired
-    assert driver.settle()
+    assert driver.commit_pending()
     assert [len(store.visible) for store in world.stores.values()] == [2, 2]
     if point == "complete.after":
         assert [sink.calls.count("commit") for sink in world.sinks] == [2, 2]
@@ -673,7 +673,7 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
     old.deliver(world.batch(process))
     world.start(Process())
     with pytest.raises(FencedError, match="took token 2"):
-        old.settle()
+        old.commit_pending()
     world.check()
 
 
@@ -758,11 +758,11 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
             other.spark.committed += 1
 
     with at_point("vote.before", go_on_elsewhere) as fault:
-        with pytest.raises(FencedError, match="another driver has gone on"):
+        with pytest.raises(FencedError, match="another driver has continued"):
             old.deliver(world.batch(process))
     assert fault.fired
     other.spark.committed = len(world.spark.batches) - 1
-    begun[0].settle()
+    begun[0].commit_pending()
     begun[0].sweep()
     for store in world.stores.values():
         assert store.rows() == world.source()
@@ -799,8 +799,8 @@ def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the
     if log_is_away:
         away = LogUnavailableError("away")
         monkeypatch.setattr(old.lease.pipeline.log, "check_token", Mock(side_effect=away))
-    with pytest.raises(FencedError, match="another driver has gone on"):
-        old.settle()
+    with pytest.raises(FencedError, match="another driver has continued"):
+        old.commit_pending()
     for store in world.stores.values():
         assert store.rows() == world.source()
 
@@ -821,7 +821,7 @@ def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
     old = world.driver(process := Process(), **changes)
     old.recover()
     batch = MemoryBatch(world.spark, late.batch_id, world.sinks, process)
-    with pytest.raises(FencedError, match="another driver has gone on"):
+    with pytest.raises(FencedError, match="another driver has continued"):
         old.deliver(batch)
     assert world.source() != rows
     for store in world.stores.values():

@@ -380,7 +380,7 @@ def test_ruled_branch_of_another_target_is_not_called_ended(world: World) -> Non
 
     sink.fail = foreign
     why = end_ruled(sink, branch, "elsewhere").why
-    assert why == "it stood in elsewhere, and the sink has memory now: 'files'"
+    assert why == "it was in elsewhere, and the sink has memory now: 'files'"
 
 
 @pytest.mark.parametrize("ruling", GIVEN_UP)

@@ -303,7 +303,7 @@ class World:
             driver.deliver(self.batch(process))
             process.check()
             self.spark.committed += 1
-        driver.settle()
+        driver.commit_pending()
 
     def check(self) -> None:
         """Every row is visible and published once in every store, and nothing is left over."""

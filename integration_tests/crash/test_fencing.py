@@ -135,7 +135,7 @@ def test_older_driver_lets_spark_pass_a_batch_that_the_newer_one_writes_again(
         newer.let_go()
         status, said = newer.ends()
         assert status != 0
-        first_match("another driver has gone on from", said)
+        first_match("another driver has continued from", said)
         assert set(scenario.visible_of(1).values()) == {"none"}
         third = scenario.new_driver()
         third.start()

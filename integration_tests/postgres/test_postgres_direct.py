@@ -544,13 +544,13 @@ def test_rows_of_one_key_reach_one_task_whatever_spark_adapts(spark: SparkSessio
 
     def dealt(partitions: int) -> dict[int, set[str]]:
         df = spark.range(1000).selectExpr("id % 100 AS k", "string(id % 7) AS `a.b`", "id")
-        rows, lanes = Shapes().with_hashes(df.repartition(partitions), [sink])
-        assert lanes == [0]  # the dot makes it a struct
+        rows, shapes = Shapes().with_hashes(df.repartition(partitions), [sink])
+        assert shapes == [0]  # the dot makes it a struct
         from pyspark.sql.functions import spark_partition_id
 
-        keys = [f"lane0.`{name}`" for name in sink.dealt_by or ()]
+        keys = [f"shape0.`{name}`" for name in sink.dealt_by or ()]
         dealt = rows.repartition(sink.writers, *keys).select(
-            "lane0.*", spark_partition_id().alias("n")
+            "shape0.*", spark_partition_id().alias("n")
         )
         found: dict[int, set[str]] = {n: set() for n in range(5)}
         for row in dealt.collect():

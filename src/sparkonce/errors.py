@@ -9,7 +9,7 @@
     │   ├── PrepareRejectedError      abort the batch
     │   ├── CommitUnresolvedError     commit again: it may or may not have landed
     │   ├── CommitRejectedError       `sparkonce settle`: decided, and the target refuses it
-    │   └── PreparedBranchLostError   redo from the replay, or `sparkonce settle`
+    │   └── PreparedBranchLostError   rewrite from the replay, or `sparkonce settle`
     └── LogError
         ├── DecisionUnknownError      read the log again
         ├── LogUnavailableError       retry: this call wrote nothing
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def settle_command(branch_id: BranchId, ruling: str = "committed|aborted|redo") -> str:
-    """What an operator types to settle the branch; see docs/operations.md."""
+    """The command that an operator runs to settle the branch; see docs/operations.md."""
     batch_id, branch = branch_id.batch_id, branch_id.short
     return f"`sparkonce settle JOB {batch_id} --branch {branch} --as {ruling}`"
 
@@ -103,7 +103,7 @@ class LogError(SparkOnceError):
 
 
 class DecisionUnknownError(LogError):
-    """The write may or may not have landed. Read the log again; it alone says what holds."""
+    """The write may or may not have landed. Read the log again: only the log says what holds."""
 
 
 class LogUnavailableError(LogError):
@@ -111,4 +111,4 @@ class LogUnavailableError(LogError):
 
 
 class LogCorruptError(LogError):
-    """A record is not what was written, and nothing is guessed: an operator restores the log."""
+    """A record is not what was written. Nothing is guessed: an operator restores the log."""

@@ -8,9 +8,9 @@ arms points in a folder and sets ``SPARKONCE_FAILPOINTS`` to it, which executors
                            "skip": 2}
     FOLDER/hits/*.json    written, whole, each time an armed point was reached, before the action
 
-The action ``stop`` waits until the process is killed or the armed file is removed (so the tester
-knows from the hit file that the state is reached, and sends the signal from outside), ``error``
-raises `InjectedError`, ``note`` goes on.
+The action ``stop`` waits until the process is killed or the armed file is removed: the hit file
+shows the test that the state is reached, and the test sends the signal. ``error`` raises
+`InjectedError`; ``note`` continues.
 """
 
 from __future__ import annotations

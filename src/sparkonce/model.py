@@ -6,7 +6,7 @@ Everything here is frozen and has a versioned JSON encoding. Nothing here does I
 
 Names in external systems are built from a `BranchId` and from nothing else, each part with a
 terminator, so that the prefix of one owner, token or sink is never the prefix of another one
-(invariants I6 and I8 rest on that).
+(invariants I6 and I8 depend on that).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DRIVER_ATTEMPT = ATTEMPT_BOUND
 """The attempt number of a branch that the driver makes itself (`vote`)."""
 
 _SMALL_BATCHES = 1 << 14
-"""Attempt numbers of small batches repeat after so many."""
+"""Attempt numbers of small batches repeat after this many batches."""
 
 
 def attempt_of_small_batch(batch_id: int) -> int:
-    """The attempt number where the driver writes a batch's rows: no task has it, nor the vote."""
+    """The attempt number for rows that the driver writes: neither a task nor the vote has it."""
     return DRIVER_ATTEMPT + 1 + batch_id % _SMALL_BATCHES
 
 
@@ -50,19 +50,19 @@ def is_label(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One query under one transaction log: whose names stand in the external systems."""
+    """One query under one transaction log, which owns names in the external systems."""
 
     log_id: str
     query_id: str
 
     @property
     def prefix(self) -> str:
-        """What every branch name of this owner, and of no other, starts with."""
+        """The start of every branch name of this owner, and of no other."""
         return f"sparkonce.{self.log_id}.{self.query_id}."
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that stand for the owner where names must be short (S3, Postgres)."""
+        """Twelve hex digits that identify the owner where names must be short (S3, Postgres)."""
         return hashlib.sha256(self.prefix.encode()).hexdigest()[:12]
 
 
@@ -104,7 +104,7 @@ class BranchId:
     def name(self) -> str:
         """The branch's name without the batch: a later batch of the incarnation may have it again.
 
-        So it is for what ends with the branch, and no proof of a commit.
+        So it may name what ends with the branch, but is no proof of a commit.
         """
         return f"{self.owner.prefix}t{self.token}.{self.sink}.p{self.write_pass}.a{self.attempt}."
 
@@ -150,10 +150,10 @@ class Committable:
         payload: what the sink put in; JSON values only, and never a secret: it is stored in the
             transaction log and shown to operators.
         version: of the payload, chosen by the sink, so that a newer library reads older ones.
-        safe_until: Unix time in seconds up to which the external system keeps the prepared
-            branch by its own promise; None when it keeps it until told otherwise. A batch's first
-            record is refused after it. It holds the sink's own safety margin.
-        text: for people, one line: the objects, tables or transactions that stand for the branch.
+        safe_until: Unix time in seconds until which the external system promises to keep the
+            prepared branch, less the sink's own safety margin; None when it keeps the branch
+            until that is committed or aborted. A batch's first record is refused after it.
+        text: for people, one line: the objects, tables or transactions that make up the branch.
     """
 
     branch_id: BranchId
@@ -181,15 +181,16 @@ class Committable:
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
-    """One sink's share of a transaction of which every branch is committed.
+    """One sink's share of a transaction whose branches are all committed.
 
     Attributes:
-        pipeline: the pipeline's lasting name.
+        pipeline: the pipeline's permanent name.
         owner: log and query.
         batch_id: the micro-batch.
-        revision: how often the decision was amended; the highest one stands.
-        offsets: source offsets of the batch, as Spark's checkpoint shows them, one per source.
-        committables: the branches of this sink; none when the batch had no rows for it.
+        revision: how often the decision was amended; the highest one holds.
+        offsets: source offsets of the batch, as Spark's checkpoint shows them, one per use of a
+            source.
+        committables: the committed branches of this sink; none when the batch had no rows for it.
     """
 
     pipeline: str

@@ -2,8 +2,8 @@
 
     step ─► Courier.started, .ended ─► bounded queue ─► a thread ─► observer.on_step(…)
 
-An observer runs in a thread of its own, behind a queue. So one that raises or blocks harms nothing:
-its errors are logged, and what does not fit into the queue is dropped and counted.
+An observer runs in a thread of its own, fed by a queue. So an observer that raises or blocks harms
+nothing: its errors are logged, and what does not fit into the queue is dropped and counted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Event(StrEnum):
 
 
 class Observer(Protocol):
-    """Hears of each step of this process, in their order.
+    """Gets each step of this process, in order.
 
-    In the driver these are the driver's steps: the executors run in processes of their own.
+    In the driver these are the driver's steps only: the executors are other processes.
     """
 
     def on_step(  # noqa: PLR0917 - one event, as metrics take it
@@ -85,11 +85,11 @@ class _Courier:
         self._put(Event.FINISHED if error is None else Event.FAILED, entered)
 
     def end(self, timeout_s: float) -> None:
-        """Hand over what waits, for so long at most."""
+        """Hand over what waits in the queue."""
         try:
             self._queue.put(None, timeout=timeout_s)
         except Full:
-            return  # the observer blocks: its thread stays behind, and keeps no process alive
+            return  # the observer blocks: its thread is left, and keeps no process alive
         self._thread.join(timeout_s)
 
     def _put(self, event: Event, entered: steps.step) -> None:
@@ -122,10 +122,10 @@ def observe(observer: Observer, *, timeout_s: float = 5.0) -> Callable[[], None]
     Args:
         observer: called in a thread of its own.
         timeout_s: how long the returned function waits for what the observer has not yet seen, in
-            seconds.
+            seconds; up to twice as long if the queue is full.
 
     Returns:
-        A function that ends it.
+        A function that stops showing steps.
     """
     courier = _Courier(observer)
     steps.add_hook(courier)

@@ -18,15 +18,10 @@ ResultT = TypeVar("ResultT")
 def at_once(
     action: Callable[[ItemT], ResultT], items: Iterable[ItemT], most: int = MAX_THREADS
 ) -> list[ResultT]:
-    """Call the action for every item in threads; return the results in the items' order.
+    """Call the action for every item, up to `most` at a time; return the results in order.
 
     Every call that has begun finishes before the first error, or Ctrl-C, is raised: the caller may
     catch that error and start other work.
-
-    Args:
-        action: is called in several threads.
-        items: one call for each.
-        most: how many calls run at a time.
     """
     work = list(items)
     if len(work) <= 1:

@@ -7,9 +7,8 @@
      ├─ observers: started    ├─ observers: finished or failed, with the seconds it took
      └─ "no response yet" …   └─ one line in the log, at level DEBUG
 
-Everything that wants to know where the protocol stands hangs on this list: tests stop or kill a
-process at a fail point, a step that takes long is logged, and `observe` lets metrics, traces or a
-page follow along.
+Everything that follows the protocol uses this list: tests stop or kill a process at a fail point, a
+step that takes long is logged, and `observe` shows the steps to metrics, traces or a page.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Declared:
         before: the state that a process killed before the step leaves; empty where that is the
             state after the step before.
         after: the state that a process killed after the step leaves; empty as above.
-        is_long: whether it may well take long, as it holds other steps or waits for Spark's tasks.
+        is_long: whether it may take long without a fault: it holds other steps, or waits for tasks.
     """
 
     process: str
@@ -146,7 +145,7 @@ STEPS: Final[Mapping[str, Declared]] = {
     "checkpoint": Declared("driver", "reach the checkpoint"),
     "list": Declared("driver", "list branches"),
 }
-"""Every step, in the order of the protocol; the last ones accompany it."""
+"""Every step, in the order of the protocol; the last ones may occur at any time."""
 
 POINTS: Final[Mapping[str, str]] = {
     f"{name}.{moment}": f"{declared.process}: {state}"
@@ -164,7 +163,7 @@ class Named(Protocol):
 
 
 class Hook(Protocol):
-    """What is called in the step's own thread, so it must return at once and never raise."""
+    """Called in the step's own thread, so it must return at once and never raise."""
 
     def started(self, entered: step) -> None: ...
 

@@ -39,7 +39,7 @@ class Watch:
 
     def ended(self, entered: steps.step, error: BaseException | None) -> None:
         del error
-        self._running.pop(id(entered), None)  # a child that was forked meanwhile has forgotten it
+        self._running.pop(id(entered), None)  # absent in a child that was forked meanwhile
 
     def log_slow(self, now: float) -> None:
         """Log each step that has taken long; `now` is of time.monotonic, in seconds."""
@@ -62,7 +62,7 @@ steps.add_hook(once(Watch))
 
 
 def still_trying(what: object) -> Callable[[RetryCallState], None]:
-    """What tenacity calls before it sleeps: it logs the last error.
+    """A function for tenacity to call before it sleeps; it logs the last error.
 
     Args:
         what: a step, or an infinitive such as "commit batch 7".

@@ -216,10 +216,10 @@ class Driver:
             driver.deliver(SimBatch(self, batch_id))
             world.call("spark.commit", partial(spark.write_commit, batch_id))
             if world.rng.random() < 0.5:
-                driver.settle()
+                driver.commit_pending()
             batch_id += 1
         if driver is not None:
-            driver.settle()
+            driver.commit_pending()
 
     def _look(self, batch_id: int) -> ProtocolDriver | None:
         """Recovery without a batch, as the query's start does; the first batch tries again."""

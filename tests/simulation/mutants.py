@@ -100,7 +100,7 @@ _BEFORE_THE_DECISION: Final = (
         "batch N+1 begun while N is undecided",
         "I5",
         PAGE,
-        "    if not settle(lease, decider):\n",
+        "    if not commit_pending(lease, decider):\n",
         "    if False:\n",
     ),
     _simulated(

@@ -179,7 +179,7 @@ class SimBatch:
                     )
                     done.append(self._prepare(sink, branch_id, rows))
             except TaskFailed:
-                for committable in done:  # its `give_up`, best effort
+                for committable in done:  # its `discard`, best effort
                     if self._world.rng.random() < 0.7:
                         self._world.systems[committable.branch_id.sink].end(
                             str(committable.branch_id)

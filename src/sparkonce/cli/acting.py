@@ -1,9 +1,7 @@
-"""`recover`, `orphans --abort` and `settle`: they take a fencing token, so they ask first.
+"""`recover` and `orphans --abort`: they take a fencing token, so they ask first.
 
 look ─► nothing to do: end, nobody is fenced
-└► say who holds the token and whether it runs ─► ask ─► take a token ─► act ─► look again
-
-`settle` acts in this order: the word is written, then what stands of the branch is ended.
+└► show which driver holds the token and whether it runs ─► ask ─► take a token ─► act ─► look again
 """
 
 from __future__ import annotations
@@ -19,16 +17,9 @@ from sparkonce.cli.fencing import may_fence, yes_option
 from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_orphans, show_pipeline
 from sparkonce.cli.targets import checkpoint_option, open_job
-from sparkonce.errors import (
-    ConfigurationError,
-    SinkError,
-)
+from sparkonce.errors import ConfigurationError, SinkError
 from sparkonce.model import TransactionId
-from sparkonce.protocol.operating import (
-    head_of,
-    look_for_orphans,
-    take_over,
-)
+from sparkonce.protocol.operating import head_of, look_for_orphans, take_over
 from sparkonce.sinks.capabilities import FindsBranches
 from sparkonce.spark_hooks.checkpoint import LostCheckpoint, find_checkpoint
 from sparkonce.txn_log.record import State, TransactionRecord
@@ -45,7 +36,7 @@ if TYPE_CHECKING:
     "--abandon",
     type=int,
     metavar="BATCH",
-    help="Its checkpoint is lost for good: abort this batch, which is prepared.",
+    help="Abort this prepared batch, since its checkpoint is lost for good.",
 )
 @yes_option
 @json_option
@@ -53,7 +44,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
     """Finish what is decided and abort orphans, without Spark.
 
     Takes a fencing token, so a driver that still runs fails at its next write; it asks first unless
-    the driver is known to be gone. Ends with 3 when something is left.
+    the driver is known to be gone. Exits with 3 when something is left.
     """
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint) as pipeline:
@@ -62,7 +53,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
         prepared = _prepared(pipeline)
         if abandon is not None:
             place = _lost_checkpoint(prepared, place, abandon)
-        before = _standing(pipeline)
+        before = _look(pipeline)
         if not (before["unfinished"] or before["orphans"] or before["not_listed"]):
             return _report(screen, pipeline, before, before, None)
         may_fence(pipeline.log, pipeline.name, yes=yes, always=abandon is not None)
@@ -70,20 +61,20 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
         driver = take_over(pipeline, place)
         if abandon is not None and _prepared(pipeline) != prepared:
             raise ConfigurationError(
-                f"{pipeline.name!r} has gone on while you were asked, and batch {abandon} is not "
-                "what it was: nothing was aborted. The driver that runs now is fenced; see "
+                f"{pipeline.name!r} has continued while you were asked, and batch {abandon} has "
+                "changed: nothing was aborted. The driver that runs now is fenced; see "
                 "`sparkonce status`"
             )
         try:
             driver.recover()
-        except SinkError as found:  # what is left is shown, with what was said of it
+        except SinkError as found:  # shown below, with what is left
             error = found
-        left = _standing(pipeline)
+        left = _look(pipeline)
         if _prepared(pipeline) and error is None:
             why = "cannot be read from here" if place.committed() is None else "has not begun it"
             click.echo(
-                f"What is prepared is left to the query's next start: only Spark's checkpoint says "
-                f"whether it commits, and {place.location} {why}. Say where it is with "
+                f"What is prepared is left to the query's next start: only Spark's checkpoint shows "
+                f"whether it commits, and {place.location} {why}. Name its location with "
                 "--checkpoint; or, if it is lost for good, abort the batch with --abandon.",
                 err=True,
             )
@@ -97,31 +88,31 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
 @yes_option
 @json_option
 def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: bool) -> int:
-    """What stands outside in our name and no decision names.
+    """Show branches that are ours in the targets, and that no decision names.
 
-    With --abort it takes a fencing token first: what it then aborts nobody is writing. Ends with 3
-    when something was found, or is left.
+    With --abort it takes a fencing token first, so nobody is still writing what it aborts. Exits
+    with 3 when something was found, or is left.
     """
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint) as pipeline:
         head = head_of(pipeline.log, pipeline.name)
-        found = _standing(pipeline)
-        if abort and (found["orphans"] or found["not_listed"]):  # what is not asked stays so
+        found = _look(pipeline)
+        if abort and (found["orphans"] or found["not_listed"]):
             may_fence(pipeline.log, pipeline.name, yes=yes)
             take_over(pipeline, find_checkpoint(head, checkpoint)).sweep()
-            left = _standing(pipeline)
+            left = _look(pipeline)
             found = left | {"aborted": _gone(found, left)}
         if as_json:
             screen.json({key: found[key] for key in found if key != "unfinished"})
         elif found["orphans"]:
             show_orphans(screen, found["orphans"])
         elif found["not_listed"]:
-            screen.say(f"no answer from: {', '.join(found['not_listed'])}")
+            screen.say(f"no response from: {', '.join(found['not_listed'])}")
         else:
-            said = "no orphans left" if "aborted" in found else "no orphans"
+            text = "no orphans left" if "aborted" in found else "no orphans"
             unasked = found["not_asked"] or found["cannot_list"]
-            screen.say(f"{said} where somebody has looked" if unasked else said)
-    _tell_not_listed(found)
+            screen.say(f"{text} in the sinks that were asked" if unasked else text)
+    _report_not_listed(found)
     return FOUND if found["orphans"] or found["not_listed"] or found["not_asked"] else 0
 
 
@@ -136,11 +127,11 @@ def _prepared(pipeline: ExactlyOnce) -> list[TransactionRecord]:
 def _lost_checkpoint(
     prepared: Sequence[TransactionRecord], place: Checkpoint, batch_id: int
 ) -> Checkpoint:
-    """The operator's word in the place of a checkpoint that nobody can read any more."""
+    """A stand-in for a checkpoint that nobody can read any more, with what the operator asserts."""
     committed = place.committed()
     if committed is not None and (committed >= batch_id or place.has_offsets(batch_id)):
         raise ConfigurationError(
-            f"the checkpoint {place.location} can be read, and says itself what becomes of batch "
+            f"the checkpoint {place.location} can be read, and decides what becomes of batch "
             f"{batch_id}: leave --abandon out"
         )
     if batch_id not in {record.id.batch_id for record in prepared}:
@@ -149,14 +140,14 @@ def _lost_checkpoint(
         )
     click.echo(
         f"Batch {batch_id} will be in no sink. Its checkpoint {place.location} must be lost for "
-        "good: with that, the query could not go on from here.",
+        "good: after this, the query cannot continue with that checkpoint.",
         err=True,
     )
     return LostCheckpoint(place.location, abandoned=batch_id)
 
 
-def _standing(pipeline: ExactlyOnce) -> Facts:
-    """What is unfinished in the log, and what is left over outside."""
+def _look(pipeline: ExactlyOnce) -> Facts:
+    """What is unfinished in the log, and what is left over in the targets."""
     failures: dict[str, Exception] = {}
     orphans_found = look_for_orphans(pipeline, failures)
     sinks = {sink.name: sink for sink in pipeline.all_sinks}
@@ -173,9 +164,9 @@ def _standing(pipeline: ExactlyOnce) -> Facts:
     }
 
 
-def _tell_not_listed(found: Facts) -> None:
+def _report_not_listed(found: Facts) -> None:
     for name, error in found["not_listed"].items():
-        click.echo(f"{name}: what stands there cannot be listed: {error}", err=True)
+        click.echo(f"{name}: its branches cannot be listed: {error}", err=True)
     for name, target in found["not_asked"].items():
         click.echo(
             f"{name}: nobody looks for orphans in {target}, since the pipeline has no such sink: "
@@ -183,15 +174,17 @@ def _tell_not_listed(found: Facts) -> None:
             err=True,
         )
     for name in found["cannot_list"]:
-        click.echo(f"{name}: the sink has no find_branches, so orphans in it stay unseen", err=True)
+        click.echo(
+            f"{name}: the sink has no find_branches, so orphans in it are not found", err=True
+        )
 
 
 def _gone(before: Facts, left: Facts, abandoned: Sequence[TransactionRecord] = ()) -> int:
-    """How many branches were left over, or are of an abandoned batch, and are seen to be gone."""
-    stand = {orphan["full"] for orphan in left["orphans"]}
-    gone = {o["full"]: o["sink"] for o in before["orphans"] if o["full"] not in stand}
+    """How many branches that were left over, or are of an abandoned batch, are seen to be gone."""
+    still = {orphan["full"] for orphan in left["orphans"]}
+    gone = {o["full"]: o["sink"] for o in before["orphans"] if o["full"] not in still}
     for branch_id in (c.branch_id for record in abandoned for c in record.committables()):
-        if not {branch_id.name, str(branch_id)} & stand:  # not every sink's names have the batch
+        if not {branch_id.name, str(branch_id)} & still:  # not every sink's names have the batch
             gone[str(branch_id)] = branch_id.sink
     return sum(sink not in left["not_listed"] for sink in gone.values())
 
@@ -200,12 +193,12 @@ def _in_words(finished: Sequence[int], abandoned: Sequence[int], gone: int) -> s
     def listed(batches: Sequence[int]) -> str:
         return ", ".join(map(str, batches))
 
-    said = {
+    texts = {
         f"batches finished: {listed(finished)}": finished,
         f"batches abandoned: {listed(abandoned)} (left to Spark's replay, if any)": abandoned,
         f"branches aborted: {gone}": gone,
     }
-    return "; ".join(text for text, which in said.items() if which)
+    return "; ".join(text for text, which in texts.items() if which)
 
 
 def _report(
@@ -221,9 +214,9 @@ def _report(
     gone = _gone(before, left, abandoned)
     said = _in_words(finished, replayed, gone)
     if screen.as_json:
-        told = None if error is None else {"type": type(error).__name__, "message": str(error)}
+        failure = None if error is None else {"type": type(error).__name__, "message": str(error)}
         ended = {"finished": finished, "abandoned": replayed, "aborted": gone}
-        screen.json({**left, **ended, "error": told})
+        screen.json({**left, **ended, "error": failure})
     elif not any((said, left["unfinished"], left["orphans"], left["not_listed"])):
         screen.say("nothing to recover")
     else:
@@ -235,13 +228,13 @@ def _report(
             )
         if left["orphans"]:
             show_orphans(screen, left["orphans"])
-    _tell_not_listed(left)
+    _report_not_listed(left)
     if error is not None:
         click.echo(f"sparkonce: {type(error).__name__}: {error}", err=True)
     elif any(record["state"] == State.DECIDED.value for record in left["unfinished"]):
         click.echo(
-            "What is left goes on with the query's next start: Spark's replay of the batch writes "
-            "lost branches again.",
+            "The query's next start continues with what is left: it rewrites lost branches from "
+            "Spark's replay of the batch.",
             err=True,
         )
     return FOUND if left["unfinished"] or left["orphans"] or left["not_listed"] else 0

@@ -1,4 +1,4 @@
-"""`doctor`: checks every server, the log, the checkpoint and Spark's settings for trouble."""
+"""`doctor`: looks for trouble in every server, the log, the checkpoint and Spark's settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bool) -> int:
-    """Check every server for what would cause trouble, and say how to fix it.
+    """Check every server for what would cause trouble, and show how to fix it.
 
     Exits with 3 when there is a warning or an error. In a bucket it writes one small object and
     removes it. It makes the log of a job that never ran, as its first start would.
@@ -46,12 +46,12 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
     with open_job(job, checkpoint, create=True) as pipeline:
         asked = at_once(_ask, pipeline.all_sinks)
         found = [
-            *_told("log", _log(pipeline)),
-            *_told("checkpoint", _checkpoint(pipeline, checkpoint)),
-            *_told("spark", check_settings(read_settings(conf_file))),
+            *_facts("log", _log(pipeline)),
+            *_facts("checkpoint", _checkpoint(pipeline, checkpoint)),
+            *_facts("spark", check_settings(read_settings(conf_file))),
         ]
         for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
-            found += _told(sink.name, findings)
+            found += _facts(sink.name, findings)
     if as_json:
         screen.json(found)
     else:
@@ -59,7 +59,7 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
     return FOUND if any(one["level"] != Level.OK.value for one in found) else 0
 
 
-def _told(about: str, findings: Iterable[Finding]) -> list[Facts]:
+def _facts(about: str, findings: Iterable[Finding]) -> list[Facts]:
     return [
         {"about": about, "level": one.level.value, "what": one.what, "fix": one.fix}
         for one in findings
@@ -70,7 +70,7 @@ def _ask(sink: AnySink) -> list[Finding]:
     found: list[Finding] = []
     try:
         found.extend(verbs.diagnose(sink))
-    except Exception as error:  # noqa: BLE001 - a sink of somebody else's may raise anything
+    except Exception as error:  # noqa: BLE001 - a user's own sink may raise anything
         found.append(Finding(Level.ERROR, f"{sink.where}: {type(error).__name__}: {error}"))
     return found or [Finding(Level.OK, f"{sink.where}: the sink has no check of its own")]
 
@@ -120,14 +120,14 @@ def _progress(
     """How far Spark and the transaction log have come."""
     committed = checkpoint.committed()
     last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
-    told = f"{checkpoint.location}: of the batches that Spark has committed, {last}"
+    text = f"{checkpoint.location}: of the batches that Spark has committed, {last}"
     newest = None if head is None else pipeline.log.newest(pipeline.name, head.query_id)
     if newest and committed is not None:
         is_ahead = newest.id.batch_id > committed and newest.state is not State.ABANDONED
-        is_settled = not is_ahead and not pipeline.log.unfinished(pipeline.name)
-        told += f"; the transaction log's newest is {newest.id.batch_id} ({newest.state.value})"
-        told += ", so only sparkonce can go on from here" * is_ahead
-        told += ": other code could go on from here, too" * is_settled
+        is_finished = not is_ahead and not pipeline.log.unfinished(pipeline.name)
+        text += f"; the transaction log's newest is {newest.id.batch_id} ({newest.state.value})"
+        text += ", so only sparkonce can go on from here" * is_ahead
+        text += ": other code could go on from here, too" * is_finished
     if head is None and committed is not None and checkpoint.has_offsets(committed + 1):
         yield Finding(
             Level.WARNING,
@@ -135,11 +135,11 @@ def _progress(
             "docs/operations.md, Moving a running query here, explains how to go on",
         )
     if local_path(checkpoint.location) is None:
-        yield Finding(Level.OK, told)
+        yield Finding(Level.OK, text)
         return
     yield Finding(
         Level.WARNING,
-        f"{told}; it is on this machine's disk",
+        f"{text}; it is on this machine's disk",
         "keep it where a driver on another machine finds it (HDFS, S3, …)",
     )
 

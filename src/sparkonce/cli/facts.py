@@ -87,7 +87,7 @@ def newest(log: TransactionLog, head: Head, limit: int) -> list[TransactionRecor
 
 
 def record(found: TransactionRecord) -> Facts:
-    """One batch: offsets, rows, branches, what stands for them outside, times."""
+    """One batch: offsets, rows, branches, what they are in the targets, times."""
     return {
         "batch": found.id.batch_id,
         "pipeline": found.id.pipeline,
@@ -132,7 +132,7 @@ def rows_of(share: Share, committable: Committable) -> int:
 
 
 def stands_for(committable: Committable) -> list[str]:
-    """What stands for a branch in the external system, in lines for people.
+    """What a branch is in the external system, in lines for people.
 
     A sink describes its branches itself. Records of older versions, and sinks that describe
     nothing, show the payload, which never holds a secret.

@@ -1,4 +1,4 @@
-"""A command that takes a token fences a driver that still runs: it asks first."""
+"""A command that takes a token fences a driver that still runs, so it asks first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import click
 
 from sparkonce.cli import facts
 from sparkonce.cli.screen import age, holder_line
-from sparkonce.protocol.operating import (
-    head_of,
-)
+from sparkonce.protocol.operating import head_of
 from sparkonce.protocol.processes import is_running
 from sparkonce.txn_log import TransactionLog
 
@@ -18,14 +16,16 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 def may_fence(log: TransactionLog, pipeline: str, *, yes: bool, always: bool = False) -> None:
-    """Return if the operator says so, or if whoever holds it now is known to be gone.
+    """Return if the operator agrees, or if the process that holds the token is known to be gone.
+
+    With `always` it asks even then.
 
     Raises:
         click.ClickException: there is nobody to ask.
         click.Abort: the answer is no.
     """
     head = head_of(log, pipeline)
-    # An operator's command that has ended counts as gone, too: the driver before it is fenced.
+    # This includes an operator's command that has ended: the driver before it is fenced already.
     if yes or (is_running(head.driver) is False and not always):
         return
     holder = facts.holder(log, head)
@@ -33,10 +33,10 @@ def may_fence(log: TransactionLog, pipeline: str, *, yes: bool, always: bool = F
     click.echo(f"Token {holder_line(holder)}. Last write of a batch: {wrote}.", err=True)
     if holder["is_running"] is not False:
         click.echo(
-            "A driver that runs is fenced by this: its query fails at its next write, and has to "
-            "be started again.",
+            "A driver that runs is fenced by this: its query fails at its next write, and must be "
+            "started again.",
             err=True,
         )
     if not sys.stdin.isatty():
         raise click.ClickException("nobody can be asked here: pass --yes if you are sure")
-    click.confirm("Go on?", abort=True, err=True)
+    click.confirm("Continue?", abort=True, err=True)

@@ -24,8 +24,8 @@ def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
         create: whether its log may be made when it is not there.
 
     Raises:
-        ConfigurationError: it cannot be imported, is something else, or starts a query; its log is
-            not there.
+        ConfigurationError: it cannot be imported, is something else, starts a query, or has no
+            log yet.
     """
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
 
@@ -36,7 +36,7 @@ def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    # What the module prints must not end up in the middle of our output.
+    # What the module prints must not get into our output.
     with (
         contextlib.redirect_stdout(sys.stderr),
         _no_query_starts(text),
@@ -89,7 +89,7 @@ def _import(module_name: str) -> object:
 
 @contextlib.contextmanager
 def _no_query_starts(text: str) -> Iterator[None]:
-    """A query that starts here would fence the one that is looked at."""
+    """Refuse to start a query: it would fence the one that the command looks at."""
     from pyspark.sql.streaming import DataStreamWriter  # noqa: PLC0415 - takes a second
 
     def refuse(*_: object, **__: object) -> NoReturn:

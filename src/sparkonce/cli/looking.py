@@ -34,9 +34,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 def status(
     *, job: str | None, url: str | None, pipeline: str | None, checkpoint: str | None, as_json: bool
 ) -> int:
-    """Who holds each pipeline, what is complete, what is not.
+    """Which driver holds each pipeline, what is complete, what is not.
 
-    Ends with 3 when something is in doubt (PREPARED) or unfinished (DECIDED), or when the newest
+    Exits with 3 when something is in doubt (PREPARED) or unfinished (DECIDED), or when the newest
     batch is abandoned and in no sink yet.
     """
     screen = Screen(as_json=as_json)
@@ -57,7 +57,7 @@ def status(
 
 @click.group()
 def log() -> None:
-    """A batch's life, as the transaction log tells it."""
+    """A batch's life, as the transaction log shows it."""
 
 
 @log.command(name="list")
@@ -98,10 +98,10 @@ def show(
     checkpoint: str | None,
     as_json: bool,
 ) -> int:
-    """One batch: source offsets, rows, branches, what they are outside, times."""
+    """One batch: source offsets, rows, branches, what they are in the targets, times."""
     *before, batch = arguments
     if len(before) > 1 or not batch.isdecimal():
-        raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
+        raise click.UsageError("expected BATCH, a number, after a JOB or with --log URL")
     screen = Screen(as_json=as_json)
     with open_target(before[0] if before else None, url, pipeline, checkpoint) as target:
         found = facts.record(find_record(target, target.one(), int(batch)))
@@ -115,7 +115,7 @@ def show(
 @log.command()
 @click.argument("job", required=False)
 @log_options
-@click.option("--follow", "-f", is_flag=True, help="Go on until interrupted.")
+@click.option("--follow", "-f", is_flag=True, help="Continue until interrupted.")
 @click.option("--limit", default=10, show_default=True, help="How many batches to begin with.")
 @json_option
 def tail(
@@ -134,7 +134,7 @@ def tail(
     with open_target(job, url, pipeline, checkpoint) as target:
         head = target.one()
         records: Sequence[TransactionRecord] = facts.newest(target.log, head, limit)
-        # The lowest batch that is told of each query; one that comes later is told from its first.
+        # The lowest batch that is shown of each query; a query that comes later is shown whole.
         first = {record.id.query_id: record.id.batch_id for record in records}
         while True:
             for event in _new_events(records, first, seen):
@@ -167,8 +167,8 @@ def _new_events(
 def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
     """Move a pipeline to another log; the old one refuses it from then on.
 
-    Its driver is fenced: stop it first, and start it again with log=TO. After an error, type it
-    again.
+    Its driver is fenced: stop it first, and start it again with log=TO. After an error, run the
+    command again.
     """
     screen = Screen(as_json=as_json)
     with open_target(None, source, pipeline) as old:
@@ -178,7 +178,7 @@ def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
     if as_json:
         screen.json({"pipeline": name, "to": new.address, "batches": len(records)})
     else:
-        screen.say(f"{name} is in {new.address} now, with {len(records)} batches: give it as log=")
+        screen.say(f"{name} is in {new.address} now, with {len(records)} batches: use it as log=")
     return 0
 
 
@@ -195,9 +195,9 @@ def _events(record: TransactionRecord) -> Iterator[dict[str, Any]]:
 
 
 def find_record(target: Target, head: Head, batch: int) -> TransactionRecord:
-    """The batch's record: an unfinished one first, of whichever query that had the name.
+    """The batch's record, of any query that had the pipeline's name: an unfinished one first.
 
-    Else that of the query that has it now, or of one before.
+    Among finished records, the present query comes before earlier ones.
 
     Raises:
         ConfigurationError: the log has none.

@@ -1,7 +1,7 @@
 """The command line: commands, errors, exit codes.
 
 0  fine                         2  the command line is wrong
-1  an error, said on stderr     3  something is in doubt, unfinished, abandoned, or was found
+1  an error, see stderr         3  something is in doubt, unfinished, abandoned, or was found
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 )
 @click.version_option(package_name="sparkonce", message="sparkonce %(version)s")
 def cli() -> None:
-    """See and settle what a pipeline has in flight."""
+    """See and resolve what a pipeline has in flight."""
     logging.basicConfig(stream=sys.stderr, level=logging.CRITICAL)
     progress = logging.getLogger("sparkonce")
     handler = logging.StreamHandler()

@@ -1,4 +1,4 @@
-"""Facts as text: fits 80 columns, and reads the same without colours and in a file."""
+"""Facts as text, which fits 80 columns, and reads the same in a file and without colours."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def age(at: str | None) -> str:
 
 
 def until(at: str) -> str:
-    """A time that is still to come, or was."""
+    """A time, and how far it is from now."""
     passed_s = _passed_s(at)
-    told = f"passed {_span(passed_s)} ago" if passed_s > 0 else f"in {_span(-passed_s)}"
-    return f"{when(at)}, {told}"
+    distance = f"passed {_span(passed_s)} ago" if passed_s > 0 else f"in {_span(-passed_s)}"
+    return f"{when(at)}, {distance}"
 
 
 def when(at: str) -> str:
@@ -121,7 +121,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
         [
             *([("moved to", found["moved_to"])] if found["moved_to"] else []),
             ("query", found["query_id"]),
-            ("checkpoint", found["checkpoint"] or "(noted from the next start on)"),
+            ("checkpoint", found["checkpoint"] or "(recorded from the next start on)"),
             ("token", holder_line(found["holder"])),
             ("last write", age(found["holder"]["last_write"])),
             ("last complete", "none" if last is None else _finished_line(last)),
@@ -130,9 +130,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
     )
     if found["abandoned"] is not None:
         screen.say()
-        screen.say(
-            f"batch {found['abandoned']} abandoned: Spark's next start makes it anew", indent=2
-        )
+        screen.say(f"batch {found['abandoned']} abandoned: Spark's next start replays it", indent=2)
     if found["unfinished"]:
         screen.say()
         rows = [row for batch in found["unfinished"] for row in _sink_rows(batch)]
@@ -145,7 +143,7 @@ def _finished_line(last: Facts) -> str:
 
 def holder_line(holder: Facts) -> str:
     runs = {True: "is running", False: "is not running", None: "may be running elsewhere"}
-    name = holder["driver"].partition("@")[0]  # what follows tells programs apart, not people
+    name = holder["driver"].partition("@")[0]  # what follows is for programs, not people
     by = f"{name}, which {runs[holder['is_running']]}"
     if holder["by"] == "operator":
         by = (
@@ -165,25 +163,25 @@ def _sink_rows(batch: Facts) -> Iterable[Sequence[object]]:
 
 
 def show_list(screen: Screen, records: Sequence[Facts], query_id: str) -> None:
-    """Some batches; those of other queries than the given one are marked."""
+    """Batches; those of another query than the given one are marked."""
 
     def row(found: Facts) -> Sequence[object]:
         counts = [sink["rows"] for sink in found["sinks"]]
         begun, ended = min(found["times"].values()), found["times"].get(found["state"])
         branches = sum(len(sink["branches"]) for sink in found["sinks"])
         size = sum(sink["bytes"] for sink in found["sinks"])
-        notes = [f"{len(found['lost'])} written again"] if found["lost"] else []
+        notes = [f"{len(found['lost'])} rewritten"] if found["lost"] else []
         notes += ["earlier query"] if found["query_id"] != query_id else []
-        said = begun if ended is None else ended
+        since = begun if ended is None else ended
         rows = "/".join(map(str, counts if len(set(counts)) > 1 else counts[:1])) or "0"
-        return found["batch"], found["state"], when(said), rows, branches, size, ", ".join(notes)
+        return found["batch"], found["state"], when(since), rows, branches, size, ", ".join(notes)
 
     heads = ("batch", "state", "since", "rows", "branches", "bytes", "")
     screen.table(heads, map(row, records))
 
 
 def show_record(screen: Screen, found: Facts) -> None:
-    """One batch, from its source to what stands outside."""
+    """One batch, from its source to what its branches are in the targets."""
     screen.title(f"batch {found['batch']} of {found['pipeline']}", found["state"])
     screen.pairs(
         [
@@ -191,7 +189,7 @@ def show_record(screen: Screen, found: Facts) -> None:
             ("token", found["token"]),
             *((f"source {n}", offset) for n, offset in enumerate(found["offsets"])),
             *((state, when(at)) for state, at in found["times"].items()),
-            *(("written again", branch) for branch in found["lost"]),
+            *(("rewritten", branch) for branch in found["lost"]),
         ]
     )
     for sink in found["sinks"]:
@@ -209,11 +207,10 @@ def show_record(screen: Screen, found: Facts) -> None:
     if found["settled"]:
         screen.say()
         screen.say("settled by operators", "bold", indent=2)
-    for word in found["settled"]:
-        screen.say(word["branch"], indent=4)
-        said = f"as {word['ruling']} by {word['who']} at {when(word['at'])}"
-        screen.say(said, indent=6)
-        screen.say(f"because: {word['why']}", indent=6)
+    for ruling in found["settled"]:
+        screen.say(ruling["branch"], indent=4)
+        screen.say(f"as {ruling['ruling']} by {ruling['who']} at {when(ruling['at'])}", indent=6)
+        screen.say(f"because: {ruling['why']}", indent=6)
 
 
 def show_event(screen: Screen, event: Facts) -> None:
@@ -223,7 +220,7 @@ def show_event(screen: Screen, event: Facts) -> None:
 
 def show_orphans(screen: Screen, orphans: Sequence[Facts]) -> None:
     def row(found: Facts) -> Sequence[Any]:
-        note = "maybe being written" if found["may_be_written"] else "orphan"
+        note = "may still be written" if found["may_be_written"] else "orphan"
         return found["sink"], found["branch"], found["batch"], note
 
     screen.table(("sink", "branch", "batch", ""), map(row, orphans))

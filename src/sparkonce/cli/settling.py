@@ -1,4 +1,7 @@
-"""`sparkonce settle`: an operator rules on branches that no server can prove any more."""
+"""`sparkonce settle`: an operator rules on branches whose outcome no server can prove any more.
+
+show what the ruling means ─► ask ─► take a fencing token ─► record the ruling ─► end the branches
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,7 @@ from sparkonce.errors import (
     SparkOnceError,
 )
 from sparkonce.model import Committable
-from sparkonce.protocol.operating import (
-    claim_again,
-    end_branches,
-)
+from sparkonce.protocol.operating import claim_again, end_branches
 from sparkonce.protocol.rulings import End
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 _ORDER = (
-    "Stop the driver, then run `sparkonce recover JOB`, and only then put rows in by hand, where "
-    "that is still to be done: not where it is said to be committed. Mend that reason first."
+    "Stop the driver, then run `sparkonce recover JOB`. Only after that enter rows manually, if "
+    "they are still missing: not where the branch is reported as committed."
 )
 _HAS_ENDED = {
-    Ruling.COMMITTED: "If its rows are still to be put in by hand, put them in now.",
+    Ruling.COMMITTED: "If its rows must still be entered manually, enter them now.",
     Ruling.ABORTED: "Its rows are missing in this sink.",
 }
 _IS_COMMITTED = {
-    Ruling.COMMITTED: "If they were put in by hand as well, they are there twice: remove those.",
+    Ruling.COMMITTED: "If they were entered manually too, they are there twice: remove those.",
     Ruling.ABORTED: "They are not missing: settle it as committed, so that the record says so.",
 }
 
 _MEANING = {
-    Ruling.COMMITTED: "taken for committed: its rows must be in the target already, or be put "
-    "there by you once this has ended the branch. That removes what it holds, such as staging "
+    Ruling.COMMITTED: "taken as committed: its rows must be in the target already, or you must "
+    "enter them once this has ended the branch. That removes what it holds, such as staging "
     "tables: if you need rows from there, copy them first",
-    Ruling.ABORTED: "given up: its rows will be missing in this sink, while the other sinks keep "
+    Ruling.ABORTED: "abandoned: its rows will be missing in this sink, while the other sinks keep "
     "theirs",
-    Ruling.REDO: "written again from Spark's replay: if any of its rows are visible already, they "
-    "will be there twice",
+    Ruling.REDO: "rewritten from Spark's replay: if any of its rows are visible already, they will "
+    "be there twice",
 }
 
 
@@ -67,7 +67,11 @@ _MEANING = {
 @log_options
 @click.option("--branch", "branches", multiple=True, required=True, help="As `log show` names it.")
 @click.option(
-    "--as", "ruling", type=click.Choice([r.value for r in Ruling]), required=True, help="The word."
+    "--as",
+    "ruling",
+    type=click.Choice([r.value for r in Ruling]),
+    required=True,
+    help="The ruling.",
 )
 @click.option("--reason", help="Why; kept for ever.")
 @yes_option
@@ -84,31 +88,31 @@ def settle(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Say what holds of a branch that is lost, rejected or unresolved. The last resort.
+    """Rule on a branch that is lost, rejected or unresolved. The last resort.
 
-    committed: its rows are in the target. aborted: its rows are given up in this sink. redo:
-    Spark's replay writes it again. The word is kept in the record for ever, with who, when and
-    why; the next start, or `sparkonce recover`, goes by it.
+    committed: its rows are in the target. aborted: its rows are abandoned in this sink. redo: it is
+    rewritten from Spark's replay. The record keeps the ruling for ever, with who, when and why; the
+    next start, or `sparkonce recover`, follows it.
 
-    Stop the driver first, and put rows in by hand last. Given a JOB, committed and aborted end what
-    stands of the branch, its staging too, and say what it has come to. Ends with 3 when that is in
-    doubt, or when the branch is visible after all.
+    Stop the driver first, and enter rows manually last. Given a JOB, committed and aborted end the
+    branch, its staging too, and report what it has come to. Exits with 3 when that is in doubt, or
+    when the branch is visible after all.
     """
     *before, batch = arguments
     if len(before) > 1 or not batch.isdecimal():
-        raise click.UsageError("expected BATCH, a number, behind a JOB or with --log URL")
+        raise click.UsageError("expected BATCH, a number, after a JOB or with --log URL")
     screen = Screen(as_json=as_json)
     with open_target(before[0] if before else None, url, pipeline, checkpoint) as target:
         head = target.one()
         record = find_record(target, head, int(batch))
         chosen = _chosen(record, branches)
-        word = Ruling(ruling)
-        _check_ruling(head, record, word)
+        ruled = Ruling(ruling)
+        _check_ruling(head, record, ruled)
         for share_name, committable in chosen:
             rows = facts.rows_of(record.shares[share_name], committable)
             click.echo(
                 f"{committable.branch_id.short}, {rows} rows for {share_name} "
-                f"({record.shares[share_name].target}), is {_MEANING[word]}.",
+                f"({record.shares[share_name].target}), is {_MEANING[ruled]}.",
                 err=True,
             )
         may_fence(target.log, head.pipeline, yes=yes, always=True)
@@ -117,17 +121,19 @@ def settle(
                 raise click.UsageError("--reason is needed: it is kept for ever")
             reason = click.prompt("Why", err=True)
         settled = _settle(
-            target.log, head, record, [c for _, c in chosen], ruling=word, reason=reason
+            target.log, head, record, [c for _, c in chosen], ruling=ruled, reason=reason
         )
-        click.echo(f"The word stands: batch {batch}, {len(chosen)} settled as {ruling}.", err=True)
+        click.echo(
+            f"The ruling is recorded: batch {batch}, {len(chosen)} settled as {ruling}.", err=True
+        )
         found = facts.record(settled)
-        ended = None if word is Ruling.REDO else _end(target.job, record, chosen, word)
+        ended = None if ruled is Ruling.REDO else _end(target.job, record, chosen, ruled)
         found["ended"] = ended
     if as_json:
         screen.json(found)
     else:
         screen.say(
-            f"batch {batch}: {len(chosen)} settled as {ruling}. The query's next start goes by "
+            f"batch {batch}: {len(chosen)} settled as {ruling}. The query's next start follows "
             "it, and so does `sparkonce recover JOB`."
         )
     return 0 if all(end["how"] == End.ENDED for end in ended or ()) else FOUND
@@ -139,39 +145,39 @@ def _end(
     chosen: Sequence[tuple[str, Committable]],
     ruling: Ruling,
 ) -> list[Facts] | None:
-    """End the branches and say what each has come to; None where no sink is at hand."""
+    """End the branches and report what each has come to; None where no sink is known."""
     if job is None:
         click.echo(
-            "No sink was asked, since no JOB was given: what stands of the branch is ended by "
-            "`sparkonce recover JOB`, or the query's next start, and until then a driver that runs "
-            f"may still commit it. {_ORDER}",
+            "No sink was asked, since no JOB was given: `sparkonce recover JOB` or the query's "
+            "next start ends the branch, and until then a driver that runs may still commit it. "
+            f"{_ORDER}",
             err=True,
         )
         return None
-    told = []
+    reported = []
     all_ended = end_branches(job, record, [c for _, c in chosen])
-    why = "another word has followed it; look with `sparkonce log show` first"
+    why = "another ruling has followed it; look with `sparkonce log show` first"
     try:
         now = job.log.find(record.id)
     except SparkOnceError as error:
-        now, why = None, f"the log does not tell whether another word has followed ({error})"
+        now, why = None, f"the log cannot show whether another ruling has followed ({error})"
     for (_, committable), ended in zip(chosen, all_ended, strict=True):
         name = committable.branch_id.short
         if now is None or now.ruling(committable) is not ruling:
-            click.echo(f"It is not known that {name} is {ruling} still: {why}.", err=True)
-            told.append({"branch": name, "how": End.UNKNOWN.value, "why": why})
+            click.echo(f"It is not known that {name} is still {ruling}: {why}.", err=True)
+            reported.append({"branch": name, "how": End.UNKNOWN.value, "why": why})
             continue
         text = {
             End.ENDED: f"{name} has ended: its sink proves that it was not committed, and nobody "
             "can commit it now. " + _HAS_ENDED[ruling],
             End.VISIBLE: f"{name} IS COMMITTED: its own rows are visible, and nothing takes them "
             "back. " + _IS_COMMITTED[ruling],
-            End.UNKNOWN: f"It is not proven that {name} has ended: {ended.why}. A driver that runs "
-            f"may still commit it. {_ORDER}",
+            End.UNKNOWN: f"It is not proven that {name} has ended: {ended.why}. Resolve that first. "
+            f"A driver that runs may still commit it. {_ORDER}",
         }[ended.how]
         click.echo(text, err=True)
-        told.append({"branch": name, "how": ended.how.value, "why": ended.why})
-    return told
+        reported.append({"branch": name, "how": ended.how.value, "why": ended.why})
+    return reported
 
 
 def _settle(
@@ -183,7 +189,7 @@ def _settle(
     ruling: Ruling,
     reason: str,
 ) -> TransactionRecord:
-    """Take a token and write the word, until it is known to stand."""
+    """Take a token and record the ruling; repeat the write until its outcome is known."""
     who = f"{_user()}@{socket.gethostname()}"
     unfinished = log.unfinished(head.pipeline)
     shares = {name: s.target for r in unfinished for name, s in r.shares.items()}
@@ -212,7 +218,7 @@ def _settle(
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user has a number alone
+    except (KeyError, OSError):  # a container whose user has only a number
         return f"uid {os.getuid()}"
 
 
@@ -227,7 +233,8 @@ def _chosen(record: TransactionRecord, branches: Sequence[str]) -> list[tuple[st
         if branch not in known:
             names = ", ".join(c.branch_id.short for c in record.committables())
             raise click.BadParameter(
-                f"{branch!r} is no branch of {record.id}, which has {names}", param_hint="--branch"
+                f"{branch!r} is not a branch of {record.id}, which has {names}",
+                param_hint="--branch",
             )
     return list({str(known[b][1].branch_id): known[b] for b in branches}.values())
 
@@ -247,6 +254,6 @@ def _check_ruling(head: Head, record: TransactionRecord, ruling: Ruling) -> None
     if why is not None:
         raise ConfigurationError(
             f"Spark does not replay {record.id}, so nothing can be redone: {why}. Settle the "
-            "branch as committed and then put its rows into the target by hand, or give them up "
+            "branch as committed and then enter its rows into the target manually, or abandon them "
             "with aborted"
         )

@@ -1,4 +1,4 @@
-"""Spark's settings, as far as a doctor can know them, and those that cause trouble."""
+"""Spark's settings, as far as they are known here, and those that cause trouble."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def _tasks(settings: Mapping[str, str]) -> Iterator[Finding]:
     if (major, minor) < (4, 1) or not all(checks):
         yield Finding(
             Level.WARNING,
-            f"{' and '.join(SHUFFLE_CHECKS)} are not both on: where an executor is lost and rows "
-            "that differ when they are computed again decide to which task a shuffle sends them, "
-            "some can be lost and others doubled",
-            "set both to true (Spark 4.0 does not know them: use a newer one)",
+            f"{' and '.join(SHUFFLE_CHECKS)} are not both on: if an executor is lost, and a shuffle "
+            "distributes rows by values that differ when Spark computes them again, rows can be "
+            "lost or doubled",
+            "set both to true (Spark 4.0 does not have them: use a newer one)",
         )
 
 
@@ -86,7 +86,7 @@ def _streaming(settings: Mapping[str, str]) -> Iterator[Finding]:
         if name.endswith("asyncProgressTrackingEnabled") and value.lower() == "true":
             yield Finding(
                 Level.ERROR,
-                f"{name}=true: foreachBatch does not go with asynchronous progress tracking",
+                f"{name}=true: foreachBatch does not work with asynchronous progress tracking",
                 "remove it",
             )
     if "spark.sql.streaming.checkpointFileManagerClass" in settings:

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a command looks at.
-
-    Attributes:
-        log: the transaction log.
-        names: of the pipelines.
-        job: where one was given.
-    """
+    """The log that a command looks at, the names of its pipelines, and the JOB if one was given."""
 
     log: TransactionLog
     names: Sequence[str]
@@ -51,14 +45,16 @@ class Target:
 checkpoint_option = click.option(
     "--checkpoint",
     metavar="LOCATION",
-    help="Of the query, if it has moved, is on no local disk, or has the log in it.",
+    help="The query's, if it has moved, is on no local disk, or has the log in it.",
 )
 
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which log: that of the JOB, or one in the place of a JOB."""
+    """Options that name the log: that of the JOB, or one in place of a JOB."""
     for option in (
-        click.option("--checkpoint", metavar="LOCATION", help="Of the query, if it has the log."),
+        click.option(
+            "--checkpoint", metavar="LOCATION", help="The query's, if it has the log in it."
+        ),
         click.option("--pipeline", metavar="NAME", help="Which pipeline of the log."),
         click.option("--log", "url", metavar="URL", help="The transaction log, in place of a JOB."),
     ):
@@ -78,16 +74,16 @@ def open_job(
         create: whether the job's log may be made when it is not there, as by its first start.
 
     Raises:
-        ConfigurationError: its log is in a checkpoint of which nobody knows where it is, or that
-            has none.
+        ConfigurationError: its log is in a checkpoint whose location is not given, or which does
+            not exist.
     """
     job = load_job(text, create=create)
     try:
         if job.is_log_in_checkpoint:
             if checkpoint is None:
                 raise ConfigurationError(
-                    f"the transaction log of {job.name!r} is in its query's checkpoint: say where "
-                    "that is, with --checkpoint"
+                    f"the transaction log of {job.name!r} is in its query's checkpoint: give its "
+                    "location with --checkpoint"
                 )
             _check_there(checkpoint)
             job.open_log_in(checkpoint)

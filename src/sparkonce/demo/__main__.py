@@ -19,7 +19,7 @@ FEWEST_ROWS = 1_200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; the exit code is 0 only when everything was as it must be."""
+    """Run the demo; the exit code is 0 only if nothing was lost, duplicated or left over."""
     parser = argparse.ArgumentParser(
         prog="python -m sparkonce.demo",
         description="Orders from Kafka into Kafka, Postgres and S3, by a driver that is killed "
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="naive: Spark's own sinks in foreachBatch, for contrast",
     )
     parser.add_argument("--rows", type=int, default=ROWS, help=f"orders; default {ROWS}")
-    parser.add_argument("--seed", type=int, help="of the orders; default: a new one")
+    parser.add_argument("--seed", type=int, help="seed of the orders; default: a new one")
     parser.add_argument(
         "--keep", action="store_true", help="keep the driver's log, checkpoint and transaction log"
     )
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return play(Options(options.writer, options.rows, seed, options.keep))
     except KeyboardInterrupt:
-        print("sparkonce: interrupted; everything it started is ended and removed.")  # noqa: T201
+        print("sparkonce: interrupted; everything it started is stopped and removed.")  # noqa: T201
         return 130
     except (ServiceError, StuckError, AssertionError) as error:
         print(f"sparkonce: {error}", file=sys.stderr)  # noqa: T201

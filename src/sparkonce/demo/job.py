@@ -71,7 +71,7 @@ def main(job: Job) -> None:
     query = (
         orders.writeStream.foreachBatch(writer).option("checkpointLocation", job.checkpoint).start()
     )
-    # A query of this kind runs for ever; the demo's ends when it has read every order.
+    # Such a query runs for ever; the demo stops it when it has read every order.
     while not query.awaitTermination(1) and rows_read(query) < job.rows:
         pass
     query.stop()
@@ -79,7 +79,7 @@ def main(job: Job) -> None:
 
 
 def session(job: Job) -> SparkSession:
-    """A local Spark whose temporary files are in the job's folder, so that a kill leaves none."""
+    """A local Spark with its temporary files in the job's folder, so that a kill leaves none."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.jars": ",".join(job.jars),

@@ -1,4 +1,4 @@
-"""When the driver is killed: each kill waits for a state that was reached, never for a time.
+"""When the driver is killed: each kill waits for a state, never for a time.
 
 batch 2   while executors write
 batch 4   everything is prepared, nothing is decided
@@ -22,8 +22,8 @@ class Kill:
     Attributes:
         when: for the reader of the display.
         batch: the micro-batch that is under way.
-        points: fail points at which the driver must stand, all of them, each with what it names.
-        decided: whether the batch's decision stands by then.
+        points: fail points that the driver must have reached, all of them, each with what it names.
+        decided: whether the batch is decided by then.
         visible: the sinks that show the batch's rows by then.
     """
 

@@ -62,7 +62,7 @@ class Naive:
 
     @staticmethod
     def settings(job: Job) -> Mapping[str, str]:
-        """Of the session: where S3A finds the server."""
+        """Settings of the session, with which S3A finds the server."""
         return {
             "spark.hadoop.fs.s3a.endpoint": job.s3_endpoint,
             "spark.hadoop.fs.s3a.endpoint.region": job.s3_region,
@@ -76,7 +76,7 @@ class Naive:
 
 
 class _Watched:
-    """Hands rows on and says so, as sparkonce's executors do."""
+    """Passes rows on and reaches the fail point of sparkonce's executors."""
 
     def __init__(self, batch_id: int) -> None:
         self._batch_id = batch_id

@@ -1,4 +1,4 @@
-"""The demo's orders: made from a seed, sent as JSON, and worked out once more without Spark.
+"""The demo's orders: made from a seed, sent as JSON, and computed a second time without Spark.
 
     generate(seed) ─► JSON in the source topic ─► Spark ─► sinks
                                  └─► expected() ─► what every sink must hold

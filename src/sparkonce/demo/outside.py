@@ -1,4 +1,4 @@
-"""What others see of the three sinks while the demo runs, by plain clients."""
+"""What plain clients see of the three sinks while the demo runs."""
 
 from __future__ import annotations
 

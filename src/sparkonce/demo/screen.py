@@ -22,7 +22,7 @@ PLAIN_WIDTH: Final = 110
 
 @dataclass
 class View:
-    """What is shown; changed by the show and by the ticker."""
+    """What is shown; the show and the ticker change it."""
 
     writer: str
     rows: int
@@ -60,11 +60,11 @@ class Screen:
         )
 
     def print(self, text: str) -> None:
-        """A line without the time; not wrapped where it may be read by a program."""
+        """Print a line without the time; not wrapped where a program may read it."""
         self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         with self._lock:
             self._said_at = time.monotonic()
             self.console.print(
@@ -72,7 +72,7 @@ class Screen:
             )
 
     def tick(self) -> None:
-        """The view has changed; without a terminal it is a line now and then."""
+        """Show that the view has changed; without a terminal, print a line now and then."""
         if self._live is None and time.monotonic() - self._said_at > PLAIN_EVERY_S:
             view, rows = self._view, self._view.seen.rows if self._view.seen else {}
             visible = " ".join(f"{sink} {rows.get(sink, 0)}" for sink in SINKS)
@@ -83,7 +83,7 @@ class Screen:
         table = Table(title=f"sparkonce demo, writer {view.writer}", title_justify="left")
         table.add_column("sink")
         table.add_column("visible rows", justify="right")
-        table.add_column("standing open, prepared or staged", min_width=40)
+        table.add_column("open, prepared or staged", min_width=40)
         for sink in SINKS:
             rows = view.seen.rows[sink] if view.seen else 0
             standing = counted(view.seen.standing[sink]) if view.seen else ""
@@ -103,7 +103,7 @@ class Screen:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the last picture and go on with plain printing."""
+        """Leave the last picture, and continue with plain lines."""
         if self._live:
             self._live.stop()
             self._live = None

@@ -1,4 +1,4 @@
-"""What the demo tells the program that it kills, in a file of their own."""
+"""What the demo passes to the program that it kills, in a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIPELINE: Final = "orders"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that the program is told."""
+    """Everything that the program needs to know."""
 
     writer: str
     rows: int

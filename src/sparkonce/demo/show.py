@@ -89,7 +89,7 @@ class Show:
             self.driver.kill()
             self.points.disarm(*arms)
             self.view.kills += 1
-            self._tell_kill(kill, seen)
+            self._report_kill(kill, seen)
             before = kill, seen
         self._start(before)
         self._doing("running to the end")
@@ -104,7 +104,7 @@ class Show:
         return judge(self.job, self.s3)
 
     def _start(self, before: tuple[Kill, Seen] | None) -> None:
-        """Start a driver, and show what it does with what the one before has left."""
+        """Start a driver, and show what it does with what the previous driver left."""
         if before is None or not self.keeps_log:
             if before:
                 self.screen.say(f"Spark writes batch {before[0].batch} again, into all three sinks")
@@ -114,7 +114,7 @@ class Show:
         kill, seen = before
         self._doing("starting the driver again: it recovers first")
         log_size = self.driver.log.stat().st_size
-        # It stops where recovery is over: as the batch is written again, or as it is skipped.
+        # It stops when recovery is over: when the batch is written again, or has been skipped.
         rewrite = self.points.arm(
             "open.after", batch=kill.batch, action="note" if kill.decided else "stop"
         )
@@ -123,21 +123,22 @@ class Show:
         self.driver.wait_for(returned if kill.decided else rewrite, timeout_s=STATE_TIMEOUT_S)
         now = self._look()
         rewritten = bool(self.points.hits(rewrite))
-        self._tell_recovery(kill, seen, now, rewritten=rewritten)
+        self._report_recovery(kill, seen, now, rewritten=rewritten)
         for line in _driver_lines(self.driver.log, log_size):
             self.screen.say(f"    driver: {line}", "dim")
         self.points.disarm(rewrite, returned)
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
-    def _tell_kill(self, kill: Kill, seen: Seen) -> None:
+    def _report_kill(self, kill: Kill, seen: Seen) -> None:
         self.screen.say(
             f"kill {self.view.kills}, batch {kill.batch}, {kill.when}: SIGKILL to Python, JVM "
             "and workers",
             "bold red",
         )
         visible = ", ".join(f"{sink} {seen.rows[sink]:,}" for sink in SINKS)
-        self.screen.say(f"    readers see: {visible}; standing: {_standing(seen)}")
+        left = counted(seen.everything_standing)
+        self.screen.say(f"    readers see: {visible}; open, prepared or staged: {left}")
         if not self.keeps_log:
             return
         record = self._record(kill.batch)
@@ -148,7 +149,7 @@ class Show:
         if ahead != set(kill.visible):
             self._problem(f"kill {self.view.kills}: unlike the plan, readers see {seen.rows}")
 
-    def _tell_recovery(self, kill: Kill, before: Seen, now: Seen, *, rewritten: bool) -> None:
+    def _report_recovery(self, kill: Kill, before: Seen, now: Seen, *, rewritten: bool) -> None:
         left = set(before.everything_standing) & set(now.everything_standing)
         if left:
             self._problem(f"not ended by recovery: {', '.join(map(str, left))}")
@@ -165,7 +166,7 @@ class Show:
         branches = len(list(record.committables())) if record else 0
         self.screen.say(
             f"recovery: batch {kill.batch} was decided: all of its {branches} branches are "
-            f"committed now, {'some' if rewritten else 'no'} row was written again; readers see "
+            f"committed now, {'some' if rewritten else 'no'} rows were written again; readers see "
             f"{', '.join(f'{sink} {now.rows[sink]:,}' for sink in SINKS)}",
             "green",
         )
@@ -209,12 +210,12 @@ class Show:
 
 @contextlib.contextmanager
 def stage(options: Options) -> Iterator[Show]:
-    """Servers, topics, table, bucket, orders on their way, and a driver that is not started."""
+    """Servers, topics, table, bucket, orders that are being sent, and a driver not yet started."""
     view = View(options.writer, options.rows, len(PLANS[options.writer]))
     screen = Screen(view)
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="sparkonce-demo-")) / "job"
-        # Removes the folder, and the one above that is empty then, also when we are killed.
+        # Removes the folder, and its parent once empty, even when this process is killed.
         guard = Guard(remove=[] if options.keep else [folder])
         stack.callback(guard.close)
         folder.mkdir()
@@ -314,12 +315,8 @@ def _ticking(tick: Callable[[], None], screen: Screen) -> Iterator[None]:
         thread.join()
 
 
-def _standing(seen: Seen) -> str:
-    return counted(seen.everything_standing)
-
-
 def _driver_lines(log: Path, start: int) -> Iterator[str]:
-    """What the driver has said of its recovery."""
+    """The lines in which the driver logged its recovery."""
     with log.open(errors="replace") as file:
         file.seek(start)
         for line in file:
@@ -346,7 +343,7 @@ def play(options: Options) -> int:
         kills = show.view.kills, show.view.kills_planned
         problems = [*show.problems, *complaints(options.writer, options.rows, kills, verdict)]
         for problem in problems:
-            screen.print(f"off: {problem}")
+            screen.print(f"problem: {problem}")
         if not problems:
             screen.print(_meaning(options.writer))
         screen.print(f"{time.monotonic() - began:.0f} s, seed {options.seed}")

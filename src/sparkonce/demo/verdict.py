@@ -1,4 +1,4 @@
-"""The comparison at the end: every sink with the source, row by row, and what was left over."""
+"""The comparison at the end: every sink with the source, row by row, and what is left over."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from sparkonce.txn_log import open_log
 
 @dataclass(frozen=True, slots=True)
 class SinkVerdict:
-    """One sink beside the source.
+    """One sink compared with the source.
 
     Attributes:
         rows: how many its readers get.
         lost: rows of the source that are missing.
-        duplicated: rows that are there too often, or that the source never had.
+        duplicated: rows that are there more than once, or that the source never had.
         example: one such row.
     """
 
@@ -102,7 +102,7 @@ def judge(job: Job, s3: S3Server) -> Verdict:
 
 
 def complaints(writer: str, rows: int, kills: tuple[int, int], verdict: Verdict) -> Iterator[str]:
-    """What is not as it must be.
+    """What went wrong, one line each.
 
     Args:
         writer: "exactly-once", or "naive", which must show duplicates.
