@@ -194,7 +194,7 @@ class Leaky:
 
 
 def test_file_system_that_lets_several_create_a_file_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="leaky: of 8 writers.*up to 8.*postgresql"):
+    with pytest.raises(ConfigurationError, match="leaky: 8 writers.*up to 8.*postgresql"):
         check_create(Leaky())  # type: ignore[arg-type]
 
 

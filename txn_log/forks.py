@@ -1,12 +1,12 @@
-"""A log has nothing open while its process forks; parent and child each open their own afterwards.
+"""Closes every log before its process forks; parent and child each open their own connections.
 
-A socket that two processes share gives one of them the other's answer. With SQLite even a
-connection of the child's own does not help. SQLite trusts the locks that its process holds as far
-as it knows, and those of an inherited connection ended with the fork. The parent then believes that
-it is the file's last user, and removes the write-ahead log that the child writes to. Closing what
-is inherited does not help either: it sends on the parent's socket, and drops the child's locks.
+If two processes share a socket, one of them may read the other's answer. With SQLite it does not
+even help that the child opens a connection of its own. SQLite remembers which locks its process
+holds, but a child does not inherit them. The parent then believes that it is the file's last user,
+and removes the write-ahead log that the child writes to. Nor can the child close what it inherited:
+that sends on the parent's socket, and drops the child's locks.
 
-So a fork waits until no other thread is in a log, and closes them all. A child has fresh locks.
+So a fork waits until no other thread uses a log, and closes all logs. A child gets fresh locks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 
 class Closable(Protocol):
-    """A log that opens again by itself what was closed; its lock guards what it has open."""
+    """A log that reopens its connection when needed; its lock guards that connection."""
 
     _lock: threading.RLock
 
@@ -31,7 +31,7 @@ _held: list[Closable] = []
 
 
 def closed_at_forks(log: Closable) -> None:
-    """Close the log before every fork of this process, from now on, as long as it is in use."""
+    """Close the log before every fork of this process, as long as the log object lives."""
     with _forking:
         _logs.add(log)
 
@@ -39,7 +39,7 @@ def closed_at_forks(log: Closable) -> None:
 def _close_all() -> None:
     _forking.acquire()
     for log in list(_logs):
-        log._lock.acquire()  # noqa: SLF001 - as agreed above
+        log._lock.acquire()  # noqa: SLF001 - see Closable
         _held.append(log)
         log.close()
 
@@ -51,7 +51,7 @@ def _release_all() -> None:
 
 
 def _renew_all() -> None:
-    global _forking  # noqa: PLW0603  # threads of the parent may have waited for the old one
+    global _forking  # noqa: PLW0603  # threads of the parent may wait for the old one
     while _held:
         _held.pop()._lock = threading.RLock()  # noqa: SLF001
     _forking = threading.Lock()

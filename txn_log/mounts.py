@@ -49,7 +49,7 @@ _NETWORK: Final = frozenset(
 def network_file_system(path: Path, mounts: Path = MOUNTS) -> str | None:
     """The type of the network file system that `path` is on, such as "nfs4".
 
-    None for a local disk, and on systems without a list of mounts (Linux has one).
+    None for a local disk, and on systems that have no list of mounts (Linux has one).
 
     Args:
         path: absolute and resolved.

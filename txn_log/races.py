@@ -1,4 +1,4 @@
-"""Lets several writers start at the same moment, to see how many of them a place lets succeed."""
+"""Starts several writers at the same moment, to see how many of them a place lets succeed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def racing(racers: int) -> Iterator[Race]:
     """Threads for races, one after the other.
 
     Args:
-        racers: how many run in each race. Where the system gives fewer threads, the race ends
-            with an error in place of waiting forever.
+        racers: the number of threads in each race. If the system starts fewer, the race fails
+            instead of waiting forever.
     """
     gate = threading.Barrier(racers, timeout=_START_S)
     with ThreadPoolExecutor(racers) as pool:
