@@ -368,7 +368,7 @@ def test_settings_of_which_boto3_makes_no_client(
     """Time does not mend them."""
     if profile is not None:
         monkeypatch.setenv("AWS_PROFILE", profile)
-    with pytest.raises(ConfigurationError, match="boto3 can make no client"):
+    with pytest.raises(ConfigurationError, match="boto3 cannot create a client"):
         ObjectPlace(url)
 
 

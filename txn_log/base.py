@@ -78,6 +78,9 @@ class TransactionLog(ABC):
         """What `sparkonce doctor` reports about the log. Nothing is written."""
         return [Finding(Level.OK, f"{self.address} responds")]
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
     # -- reading -----------------------------------------------------------------------------------
 
     def pipelines(self) -> Sequence[str]:

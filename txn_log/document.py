@@ -125,9 +125,6 @@ class DocumentLog(OptimisticLog):
         with self._lock:
             self._place.close()
 
-    def __repr__(self) -> str:
-        return f"<DocumentLog {self.address}>"
-
     def _read_or_make_id(self, *, create: bool) -> str:
         text = self._place.read("log.json")
         if text is None and (pipelines := self._heads()):

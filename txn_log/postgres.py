@@ -109,9 +109,6 @@ class PostgresLog(OptimisticLog, SharedTransactions):
         with self._lock:
             self._session.close()
 
-    def __repr__(self) -> str:
-        return f"<PostgresLog {self.address}>"
-
     # -- the schema --------------------------------------------------------------------------------
 
     def _prepare_schema(self, *, create: bool) -> str:

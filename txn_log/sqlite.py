@@ -116,9 +116,6 @@ class SqliteLog(TransactionLog):
                 self._open.close()
                 self._open = None
 
-    def __repr__(self) -> str:
-        return f"<SqliteLog {self._path}>"
-
     def diagnose(self) -> Iterable[Finding]:
         yield Finding(
             Level.WARNING,
