@@ -24,12 +24,8 @@ Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 class PostgresSession:
     """The log's connection, reopened after it breaks. One thread at a time uses it.
 
-    Args:
-        connect: opens a connection.
-        said: one line about an error, without secrets.
-        address: of the log, for messages.
-        schema: the schema of the log's tables.
-        timeout_ms: how long one statement may take, and how long a transaction may be idle.
+    `said` returns one line about an error, without secrets. `timeout_ms` limits how long a
+    statement may take, and how long a transaction may be idle.
     """
 
     def __init__(

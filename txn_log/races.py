@@ -25,12 +25,7 @@ class Race(Protocol):
 
 @contextlib.contextmanager
 def racing(racers: int) -> Iterator[Race]:
-    """Threads for races, one after the other.
-
-    Args:
-        racers: the number of threads in each race. If the system starts fewer, the race fails
-            instead of waiting forever.
-    """
+    """Threads for several races. If the system starts fewer, a race fails instead of hanging."""
     gate = threading.Barrier(racers, timeout=_START_S)
     with ThreadPoolExecutor(racers) as pool:
 

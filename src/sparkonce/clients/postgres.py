@@ -107,10 +107,6 @@ def check_service(known: Mapping[str, str], setting: str) -> None:
     sparkonce does not read the service file, which may differ between machines. Without host and
     database, the target's name would hold libpq's defaults, and two services would share it.
 
-    Args:
-        known: what `read_conninfo` returned.
-        setting: the setting, for the error text.
-
     Raises:
         ConfigurationError: a service is set, but the connection string lacks host or database.
     """
@@ -125,11 +121,9 @@ def check_service(known: Mapping[str, str], setting: str) -> None:
 
 
 def said(error: Exception, known: Mapping[str, object]) -> str:
-    """The primary message of a Postgres error, without secrets. Its details could show rows.
+    """The primary message of a Postgres error, without its details, which could show rows.
 
-    Args:
-        error: of psycopg.
-        known: the connection's parameters, because libpq's text may quote their secrets.
+    It also leaves out the secrets among the connection's parameters, which libpq's text may quote.
     """
     text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     text = text or str(error).partition("\nDETAIL:")[0].strip() or type(error).__name__

@@ -82,10 +82,6 @@ def endpoint_setting(endpoint_url: str, given: str | None) -> str:
 def check_bucket(bucket: str, setting: str) -> None:
     """Refuse a directory bucket, which rejects the writes that sparkonce sends.
 
-    Args:
-        bucket: its name.
-        setting: the setting that holds the name, for the message.
-
     Raises:
         ConfigurationError: it is a bucket of S3 Express One Zone.
     """

@@ -57,11 +57,8 @@ def hadoop_folder(
 ) -> HadoopFolder:
     """A folder, through the running Spark; without Spark, a JVM is started, which takes seconds.
 
-    Args:
-        root: URL of the folder.
-        address: see `HadoopFolder`.
-        conf: returns Hadoop's configuration; default: Spark's, including the Hadoop settings of
-            spark-defaults.conf.
+    `conf` returns Hadoop's configuration; default: Spark's, including the Hadoop settings of
+    spark-defaults.conf.
     """
     gateway = SparkContext._gateway or _own_gateway()  # noqa: SLF001 - py4j is the only way
     hadoop = (
@@ -79,11 +76,7 @@ def _own_gateway() -> Any:
 class HadoopFolder:
     """A folder on a Hadoop file system; see `sparkonce.storage.base.FileSystemFolder`.
 
-    Args:
-        root: URL of the folder.
-        gateway: Py4J's gateway to the JVM.
-        conf: Hadoop's configuration there.
-        address: for messages; default: the URL.
+    `root` is its URL; `address` is for messages, and is the URL by default.
 
     Raises:
         ConfigurationError: Hadoop does not know the file system, or access is denied.

@@ -60,11 +60,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 class LocalFolder:
     """A folder on a local disk; see `sparkonce.storage.base.FileSystemFolder`.
 
-    Args:
-        root: the folder.
-        address: for messages; default: its path.
-        create: make the folder if it does not exist.
-        mode: of its files, before the umask.
+    `address` is for messages, and is the path by default; `mode` applies to new files, before the
+    umask.
 
     Raises:
         ConfigurationError: the folder cannot be created there.

@@ -87,12 +87,7 @@ class Server:
 
 
 class Tagged(NamedTuple):
-    """An object as it was read.
-
-    Attributes:
-        tag: its entity tag.
-        text: its content; None if the reader already has the text of this tag.
-    """
+    """An object as it was read; `text` is None if the reader already knows this entity tag."""
 
     tag: str
     text: str | None
@@ -103,11 +98,7 @@ class S3Folder:
 
     Credentials come from boto3's own chain: the environment, ``~/.aws``, the machine's role.
 
-    Args:
-        bucket: its name.
-        prefix: of the keys; it ends with / unless it is empty.
-        server: how to reach it.
-        address: for messages.
+    `prefix` ends with / unless it is empty; `address` is for messages.
 
     Raises:
         ConfigurationError: boto3 cannot create a client from these settings.
