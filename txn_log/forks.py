@@ -1,10 +1,10 @@
 """Closes every log before its process forks; parent and child each open their own connections.
 
 If two processes share a socket, one of them may read the other's answer. With SQLite it does not
-even help that the child opens a connection of its own. SQLite remembers which locks its process
-holds, but a child does not inherit them. The parent then believes that it is the file's last user,
-and removes the write-ahead log that the child writes to. Nor can the child close what it inherited:
-that sends on the parent's socket, and drops the child's locks.
+even help that the child opens a connection of its own. SQLite in the child relies on the locks of
+the inherited connection, but a fork passes no locks on. The parent then believes that it is the
+file's last user, and removes the write-ahead log that the child writes to. Nor can the child close
+what it inherited: that sends on the parent's socket, and drops the child's locks.
 
 So a fork waits until no other thread uses a log, and closes all logs. A child gets fresh locks.
 """

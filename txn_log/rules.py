@@ -179,7 +179,7 @@ def settle(
     if stored is None or stored.state is not State.DECIDED:
         state = "not known" if stored is None else stored.state.value
         raise ProtocolError(
-            f"{transaction_id} is {state}: only a decided and unfinished batch can be settled"
+            f"{transaction_id} is {state}: only what is decided and unfinished can be settled"
         )
     named = {str(committable.branch_id) for committable in stored.committables()}
     unknown = [s.branch for s in settlements if s.branch not in named]
