@@ -1,7 +1,7 @@
 """The sinks, and the base classes for your own.
 
-Each sink is imported at its first use, so that a pipeline needs only the client libraries of its
-own sinks.
+Each sink is imported at its first use, so a pipeline needs only the client libraries of its own
+sinks.
 """
 
 from __future__ import annotations

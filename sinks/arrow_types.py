@@ -1,9 +1,9 @@
-"""Arrow types that describe equal rows in one way, at any depth.
+"""Changes Arrow types, at any depth, so that equal rows have equal types.
 
 in_zone      an instant is the same in any time zone, but schemas of two zones are not equal
 for_python   Spark knows zones that Python does not (`GMT+8`, `Z`, `PST`)
-plain        `spark.sql.execution.arrow.useLargeVarTypes` sends other string types to the executors
-             than to the driver, and each sink would have to know both
+plain        with `spark.sql.execution.arrow.useLargeVarTypes` the executors get other string types
+             than the driver, and each sink would have to handle both
 loosened     a null struct has null fields, even those that Spark declares NOT NULL; Parquet, JSON
              and Arrow's own cast would rely on that declaration
 """
@@ -29,7 +29,7 @@ def in_zone(schema: pa.Schema, zone: str | None) -> pa.Schema:
 def zone_of(name: str) -> tzinfo:
     """Return the zone of a timestamp type.
 
-    Arrow's own zones have no daylight saving time after 2037 in some versions.
+    Some versions of Arrow lack daylight saving time after 2037 in their own zones.
 
     Raises:
         LookupError, ValueError, OSError: Python does not know the name.
@@ -62,7 +62,7 @@ def for_python(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn large strings and binaries of the batches into plain ones, and loosen their schemas.
+    """Turn large strings and binaries into plain ones, and loosen the schema of each batch.
 
     Raises:
         pa.ArrowInvalid: a column of one batch is larger than 2 GiB.
@@ -81,7 +81,7 @@ def loosened(schema: pa.Schema) -> pa.Schema:
 
 def _loosened(field: pa.Field[pa.DataType], *, within_null: bool = False) -> pa.Field[pa.DataType]:
     nullable = field.nullable or within_null
-    hides = nullable and pa.types.is_struct(field.type)  # an absent list has no elements
+    hides = nullable and pa.types.is_struct(field.type)  # a null list has no elements
     kind = _rebuilt(field.type, lambda each: _loosened(each, within_null=hides))
     return field.with_nullable(nullable).with_type(kind)
 

@@ -9,38 +9,38 @@
 | `beginTransaction` | a Spark task, at its first row | yes: the batch is aborted | no |
 | `write` | the same task, any number of times | yes: the batch is aborted | no |
 | `idle` | the same task, while no rows come | yes: the batch is aborted | yes |
-| `preCommit` | the same task, at its last row | yes, for the last time: as above | no |
+| `preCommit` | the same task, after its last row | yes, the last chance: as above | no |
 | `discard` | the same task, after a failure | must not raise | no |
 | `vote` | the driver, after every task has prepared | yes: the batch is aborted | no |
-| `commit` | any driver, maybe days later | unresolved: repeated; lost: proven | yes |
+| `commit` | any driver, maybe days later | unresolved: repeated; lost: with proof | yes |
 | `publish` | any driver, after every commit | yes: repeated | yes |
 | `abort` | any driver, maybe days later | yes: a sweep repeats it | yes |
 | `find_branches` | any driver, after each start and batch | yes: repeated | yes |
 | `close` | the driver, at the end | yes | yes |
 
-The verbs of one task share a handle. It never leaves that process and need not pickle.
+The verbs of one task share a handle. It never leaves its process and need not pickle.
 
 `commit` and `abort` take durable values only, so that normal operation and recovery share one path.
-They may run in another process, days later, and twice. They may run at the same time for different
-branches, so they must be thread-safe; and in two processes for the same branch, because a paused
-driver may continue in the middle of a call after its successor has begun. A sink that was never
-validated must be able to `commit`, `abort`, `find_branches` and `publish`.
+They may run in another process, days later, and twice. They must be thread-safe, because they may
+run at the same time for different branches. They may also run in two processes for the same branch,
+because a paused driver may continue in the middle of a call after its successor has begun. A sink
+that was never validated must be able to `commit`, `abort`, `find_branches` and `publish`.
 
 A sink promises:
 
 * after `preCommit` has returned, `commit` can succeed whatever happens to the process;
 * readers see nothing before `commit`;
 * `commit` and `abort` are idempotent, and `abort` never undoes a commit;
-* every name in the external system is made from the branch id, so that `find_branches` sees it
-  again; a name that outlives the commit, such as its proof, is made from all of the branch id, so
+* every name in the external system is made from the branch id, so that `find_branches` can
+  recognise it; a name that outlives the commit, such as its proof, contains the full branch id, so
   that it is unique forever.
 
-Five abstract methods make a sink. The optional verbs, `vote`, `publish` and `find_branches` among
-them, are mixins in `sparkonce.sinks.capabilities`. docs/writing_a_sink.md is the guide, and
-`sparkonce.testing.SinkContract` proves a sink.
+A sink implements five abstract methods. The optional verbs, such as `vote`, `publish` and
+`find_branches`, are mixins in `sparkonce.sinks.capabilities`. docs/writing_a_sink.md is the guide,
+and `sparkonce.testing.SinkContract` tests a sink.
 
-The four verbs keep their names from Apache Flink's `TwoPhaseCommitSinkFunction`, where this
-protocol comes from.
+`beginTransaction`, `preCommit`, `commit` and `abort` keep their names from Apache Flink's
+`TwoPhaseCommitSinkFunction`, where this protocol comes from.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 HandleT = TypeVar("HandleT")
-"""What a sink holds open while one task writes: a producer, a connection, an upload."""
+"""What a sink keeps open while one task writes: a producer, a connection, an upload."""
 
 Transform: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
@@ -79,22 +79,22 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             every name in the external system and of every record.
         select: SQL expressions that make this sink's columns from the batch's, one row from each
             row, such as ``["id", "to_json(struct(*)) AS value"]``; default: the batch's columns.
-            ``df.selectExpr(*select)`` gives them the same names, with or without AS. Only the query
-            itself can ask which file a row is from (``input_file_name()`` and the like).
-            Sinks with different `select` are still written in one pass over the batch.
+            The columns get the names that ``df.selectExpr(*select)`` gives them. Functions such as
+            ``input_file_name()`` work only in the query itself. Sinks with different `select` are
+            still written in one pass over the batch.
         transform: any function from DataFrame to DataFrame, applied before `select`, so that this
             sink can get other rows. It costs a snapshot of the batch and a separate pass.
-        writers: how many Spark tasks write a batch; default: one for each of its partitions. 1
-            brings the whole batch to one task, by a shuffle. A higher number needs columns that say
-            which task gets a row (`dealt_by`). Next to sinks with more tasks it costs a snapshot of
-            the batch.
+        writers: the number of Spark tasks that write a batch; default: one for each of its
+            partitions. 1 shuffles the whole batch to one task. A higher number needs columns that
+            determine which task gets a row (`dealt_by`). Alongside sinks with more tasks, it costs
+            a snapshot of the batch.
 
     Attributes:
-        columns: a sink may set it to turn the columns that `select` leaves into those that `write`
-            gets: Spark evaluates the SQL that it returns in the same pass. Sinks whose `columns`
-            are equal share that work.
-        dealt_by: a sink may name columns, of those that `write` gets, on the class or before it
-            calls this constructor: rows with equal values in them reach the same one of `writers`
+        columns: a sink may set it to turn the columns after `select` into those that `write` gets.
+            Spark evaluates the SQL that it returns in the same pass. Sinks whose `columns` are
+            equal share that work.
+        dealt_by: a sink may name some of the columns that `write` gets, on the class or before it
+            calls this constructor. Rows with equal values in them reach the same one of `writers`
             tasks, in every replay. The sink then gets a separate pass.
 
     Raises:
@@ -133,7 +133,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         self.select = check_select(self.name, select)
         self.transform = transform
         self.writers = writers
-        self.used_by: tuple[str, int] | None = None  # query id and token of the driver
+        self.used_by: tuple[str, int] | None = None  # query id and token of its driver
         self._check_writers()
 
     def _check_writers(self) -> None:
@@ -142,12 +142,13 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             raise ConfigurationError(
                 f"{self.name}: writers={writers!r} must be a whole number from 1, or be left out"
             )
-        # Spark deals whole rows out in an order that another replay need not repeat; only chosen
-        # columns bring each row to its task again.
+        # Spark distributes rows in an order that a replay need not repeat. Only chosen columns
+        # bring each row to the same task again.
         if writers is not None and writers > 1 and not dealt_by:
             raise ConfigurationError(
-                f"{self.name}: writers={writers} needs columns that say which task gets a row, and "
-                f"this {type(self).__name__} has none (dealt_by): take writers=1, or leave it out"
+                f"{self.name}: writers={writers} needs columns that determine which task gets a "
+                f"row (dealt_by), and this {type(self).__name__} has none: set writers=1, or leave "
+                "it out"
             )
         if dealt_by and writers is None:
             raise ConfigurationError(
@@ -161,8 +162,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     def beginTransaction(self, branch_id: BranchId) -> HandleT:
         """Open a branch. A task calls it once, at its first row.
 
-        For a small batch the driver is the task, and calls it before there are rows. If none come,
-        it calls `discard`.
+        A small batch has no tasks: the driver itself calls it, before it has rows. If none come, it
+        calls `discard`.
         """
 
     @abstractmethod
@@ -185,7 +186,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         """
 
     def idle(self, handle: HandleT) -> None:
-        """Keep the handle alive while no rows come; called about once a second until some do.
+        """Keep the handle alive; called about once a second while no rows come.
 
         For clients that must be polled, and servers that drop idle connections.
         """
@@ -193,7 +194,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     def discard(self, handle: HandleT) -> None:
         """Free a handle whose task failed before `preCommit` returned. Best effort.
 
-        It must not raise. `find_branches` later finds what it leaves in the external system.
+        It must not raise. A later `find_branches` lists what it leaves in the external system.
         """
 
     # -- on the driver, in any process -------------------------------------------------------------
@@ -214,17 +215,17 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     def abort(self, branch: BranchId | Committable) -> None:
         """End a branch that must not become visible, and free what it holds. Idempotent.
 
-        The driver calls it for branches that no decision names; and, after every branch of a
-        transaction is committed, for what `find_branches` still shows of it. So it must never undo
-        a commit. A `Committable` is aborted by the identity it holds, never by "whatever has that
-        name now".
+        The driver calls it for branches that no decision names; and, once every branch of a
+        transaction is committed, for what `find_branches` still lists of it. So it must never undo
+        a commit. It aborts a `Committable` by the identity that the committable holds, never
+        "whatever has that name now".
         """
 
     def validate(self, schema: pa.Schema) -> None:
         """Check settings, rights, server and schema; called before any data moves.
 
-        What it stores in the sink travels to the tasks. A recovery runs without it, so what
-        `commit` needs belongs into the committable.
+        The tasks get the sink with what this stores in it. A recovery does not call it, so `commit`
+        must find all it needs in the committable.
 
         Args:
             schema: of the rows that `write` will get.
@@ -239,10 +240,10 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
     @property
     def target(self) -> str:
-        """Where the rows go, without secrets; every record keeps it.
+        """Where the rows go, without secrets; every record stores it.
 
-        A start is refused while an unfinished record holds branches of another target than the
-        sink has now. So name what is permanent, such as a topic or a table, and leave out what may
+        A start is refused while an unfinished record has branches in another target than the
+        sink's. So name what is permanent, such as a topic or a table, and leave out what may
         change, such as a server's address.
         """
         return self.kind

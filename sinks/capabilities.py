@@ -1,12 +1,12 @@
-"""What a sink may be able to do besides the five verbs, each an abstract mixin.
+"""The optional abilities of a sink; each is an abstract mixin.
 
     class ShopSink(TwoPhaseCommitSink[Handle], FindsBranches, Publishes): ...
 
 | mixin | verb | the driver calls it | without it |
 |---|---|---|---|
 | `Votes` | `vote` | after every task has prepared | the tasks' committables are decided |
-| `CommitsMany` | `commit_many` | in place of each `commit` | each `commit`, in threads |
-| `AbortsMany` | `abort_many` | in place of each `abort` of a sweep | each `abort`, in order |
+| `CommitsMany` | `commit_many` | instead of each `commit` | each `commit`, in threads |
+| `AbortsMany` | `abort_many` | instead of each `abort` of a sweep | each `abort`, in order |
 | `AbortsDecided` | `abort_decided` | when an operator wants a rewrite | `abort` |
 | `Publishes` | `publish` | after every branch of every sink is committed | nothing |
 | `FindsBranches` | `find_branches` | after each start and batch | left-over branches stay |
@@ -14,7 +14,7 @@
 | `ChecksLog` | `check_log` | before it opens the log | every log is accepted |
 | `Diagnoses` | `diagnose` | in `sparkonce doctor` | the doctor asks nothing |
 
-`sparkonce.sinks.verbs` calls these verbs and holds the defaults; nothing else asks what a sink is.
+`sparkonce.sinks.verbs` calls these verbs and holds the defaults; no other code checks for mixins.
 A sink that defines a verb without its mixin is refused when its class is created.
 """
 
@@ -30,7 +30,7 @@ from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 
 
 class Votes(ABC):
-    """A sink whose tasks alone cannot promise that `commit` will succeed."""
+    """A sink whose tasks cannot promise on their own that `commit` will succeed."""
 
     @abstractmethod
     def vote(
@@ -42,7 +42,7 @@ class Votes(ABC):
 
         Args:
             branch_id: names a branch that the driver may make for this batch.
-            committables: what the sink's tasks prepared; maybe none.
+            committables: what the sink's tasks prepared; may be empty.
 
         Returns:
             What the decision names for this sink: `committables`, or the driver's own branch.
@@ -53,29 +53,29 @@ class Votes(ABC):
 
 
 class CommitsMany(ABC):
-    """A sink that can commit the branches of a batch cheaper than one by one."""
+    """A sink for which committing many branches together is cheaper than one by one."""
 
     @abstractmethod
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
         """Commit all of this sink's branches of one transaction.
 
-        Each branch has its own outcome: return an error in the branch's place, and let it hold up
-        no other branch.
+        Each branch has its own outcome: return an error in the branch's place, and do not let it
+        delay another branch.
 
         Returns:
             For each committable, in order: None when it is committed, or the error that `commit`
-            would raise. The driver calls again with those that are a CommitUnresolvedError.
+            would raise. The driver calls again for those with a CommitUnresolvedError.
         """
 
 
 class AbortsMany(ABC):
-    """A sink that can abort left-over branches cheaper than one by one."""
+    """A sink for which aborting many left-over branches together is cheaper than one by one."""
 
     @abstractmethod
     def abort_many(self, found: Sequence[Committable]) -> Sequence[Exception | None]:
-        """Abort what `find_branches` has shown, in its order.
+        """Abort what `find_branches` listed, in its order.
 
-        Each branch has its own outcome: one that fails keeps no other branch alive.
+        Each branch has its own outcome: the failure of one must not keep another from its abort.
 
         Returns:
             For each branch, in order: None when it is aborted, or the error that `abort` raised.
@@ -83,7 +83,7 @@ class AbortsMany(ABC):
 
 
 class AbortsDecided(ABC):
-    """A sink whose branches may be visible in part, or committed while `commit` cannot prove it."""
+    """A sink with branches that may be partly visible, or committed without a proof."""
 
     @abstractmethod
     def abort_decided(self, committable: Committable) -> None:
@@ -92,8 +92,8 @@ class AbortsDecided(ABC):
         An error keeps the batch unresolved.
 
         Raises:
-            CommitRejectedError: some of its rows are committed, and a rewrite would double them;
-                the message says which.
+            CommitRejectedError: some of its rows are committed, and a rewrite would duplicate
+                them; the message says which.
         """
 
 
@@ -102,11 +102,11 @@ class Publishes(ABC):
 
     @abstractmethod
     def publish(self, batch: CommittedBatch) -> None:
-        """Tell readers that a batch is whole.
+        """Show readers that a batch is complete.
 
-        The driver calls it once every branch of every sink is committed, for batches without rows
-        too, and before the log records that. So it is called again after a crash, perhaps while a
-        paused driver still calls it, and must leave the same result.
+        The driver calls it when every branch of every sink is committed, also for batches without
+        rows, and before the log records that. So it is called again after a crash, perhaps while a
+        paused driver still runs it, and must leave the same result.
 
         Raises:
             CommitUnresolvedError: the driver calls it again.
@@ -114,12 +114,12 @@ class Publishes(ABC):
 
 
 class FindsBranches(ABC):
-    """A sink that can list what is open, prepared or left over.
+    """A sink that can list branches that are open, prepared or left over.
 
     Attributes:
-        lists_uncommitted_only: True if `find_branches` never shows a committable that was once
-            committed. If one of a complete batch is found nevertheless, the server went back in
-            time, and the sweep commits it again instead of aborting it.
+        lists_uncommitted_only: True if `find_branches` never lists a committable that was once
+            committed. If it lists one of a complete batch nevertheless, the server went back in
+            time, and the sweep commits the branch again instead of aborting it.
     """
 
     lists_uncommitted_only: ClassVar[bool] = False
@@ -135,16 +135,15 @@ class FindsBranches(ABC):
 
 
 class CommitsOnePhase(ABC):
-    """A sink in a database that may hold the transaction log too.
+    """A sink in a database that may also hold the transaction log.
 
-    Where it does, and the sink is the pipeline's only one, rows and record are committed in one
-    transaction: by these verbs, in place of `vote` and `commit`. What older starts have decided is
-    still finished by those.
+    If it does, and the sink is the pipeline's only one, these verbs replace `vote` and `commit` and
+    commit rows and record in one transaction. `commit` still finishes what earlier starts decided.
     """
 
     @abstractmethod
     def why_two_phases(self, why_apart: Callable[[object], str | None]) -> str | None:
-        """Say why a transaction of this sink cannot include the log's write; None where it can.
+        """Return why this sink's transaction cannot include the log's write; None if it can.
 
         Args:
             why_apart: the log's answer for the sink's database, in a form that sinks and logs of
@@ -157,8 +156,8 @@ class CommitsOnePhase(ABC):
     ) -> Sequence[Committable]:
         """As `Votes.vote`, but leave the transaction open in this process.
 
-        `commit_one_phase`, `abort` or the loss of its connection ends it. If this process is
-        paused, the server must end it too, after some time.
+        `commit_one_phase`, `abort` or the loss of its connection ends the transaction. If this
+        process is paused, the server must also end it, after some time.
 
         Returns:
             The driver's one branch; nothing for a batch without rows.
@@ -168,16 +167,16 @@ class CommitsOnePhase(ABC):
     def commit_one_phase(self, committable: Committable, log_write: object) -> None:
         """Run `SharedWrite.statement` in the open transaction and commit, in one message.
 
-        So no lock that it takes in the log waits for this process. `find_branches` shows what the
-        tasks have left over, which is aborted next.
+        One message, so that the transaction never holds a lock in the log while it waits for this
+        process. `find_branches` lists what the tasks left over; the sweep aborts that next.
 
         Raises:
-            CommitUnresolvedError: it is not committed, or that is unknown: the log tells.
+            CommitUnresolvedError: it did not commit, or the outcome is unknown: read the log.
         """
 
 
 class ChecksLog(ABC):
-    """A sink whose target could hold the files of a transaction log."""
+    """A sink whose target could also contain a transaction log's files."""
 
     @abstractmethod
     def check_log(self, address: str) -> None:
@@ -193,9 +192,10 @@ class Diagnoses(ABC):
 
     @abstractmethod
     def diagnose(self) -> Iterable[Finding]:
-        """Ask the server, without a schema, what could fail later; for `sparkonce doctor`.
+        """Check, without a schema, what could fail later; for `sparkonce doctor`.
 
-        An error that it raises is shown as a finding. It changes neither rows nor targets.
+        The doctor shows an error that it raises as a finding. It must change neither rows nor
+        targets.
         """
 
 
@@ -216,7 +216,7 @@ _OWNERS: Final = {
 
 
 def check_capabilities(sink: type) -> None:
-    """Refuse a sink's class that defines a verb without its mixin: nobody would call it.
+    """Refuse a sink class that defines a verb without its mixin: nothing would call it.
 
     Raises:
         ProtocolError: naming the verb and the mixin.
@@ -225,5 +225,5 @@ def check_capabilities(sink: type) -> None:
         if hasattr(sink, verb) and not issubclass(sink, mixin):
             raise ProtocolError(
                 f"{sink.__name__} defines {verb} but is no {mixin.__name__}, so nothing would use "
-                f"it: let the class inherit {mixin.__name__} (from sparkonce.sinks) too"
+                f"it: let the class also inherit {mixin.__name__} (from sparkonce.sinks)"
             )

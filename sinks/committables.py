@@ -1,4 +1,4 @@
-"""Checks of what a sink returns, and of what it is given to commit."""
+"""Checks what a sink returns, and what its `commit` gets."""
 
 from __future__ import annotations
 
@@ -19,17 +19,13 @@ class Named(Protocol):
 
 
 def check_committable(sink: Named, committable: object, branch_id: BranchId) -> Committable:
-    """Check what `preCommit` or `vote` returned; return it as the log will return it.
+    """Check what `preCommit` or `vote` returned; return it as the log will return it later.
 
-    JSON turns numbers among a dictionary's keys into text, and tuples into lists.
-
-    Args:
-        sink: that returned it.
-        committable: as the sink returned it.
-        branch_id: of the task, or of the driver where `vote` returned it.
+    JSON turns numeric dictionary keys into text, and tuples into lists. `branch_id` is that of the
+    task, or of the driver if `vote` returned the committable.
 
     Raises:
-        ProtocolError: it is no committable, belongs to another branch, or its payload is not JSON.
+        ProtocolError: it is no committable, or of another branch, or its payload is not JSON.
     """
     where = f"{type(sink).__name__} {sink.name!r}"
     if not isinstance(committable, Committable):
@@ -38,26 +34,26 @@ def check_committable(sink: Named, committable: object, branch_id: BranchId) -> 
             "with return Committable(handle.branch_id, {…})"
         )
     found = committable.branch_id
-    by_driver = branch_id.attempt == DRIVER_ATTEMPT  # it passes the tasks' on, or makes its own
+    by_driver = branch_id.attempt == DRIVER_ATTEMPT  # it may pass on a task's committable
     wanted = branch_id if not by_driver else replace(branch_id, attempt=found.attempt)
     if found != wanted:
         raise ProtocolError(
             f"{where} returned a committable of another branch, {found}, for {branch_id}: "
-            "keep the branch id of beginTransaction in the handle, and put that one in"
+            "keep the branch id of beginTransaction in the handle, and return that one"
         )
     try:
         payload = json.loads(json.dumps(dict(committable.payload), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ProtocolError(
             f"{where}: the payload of {found} is not JSON ({_not_json(committable.payload)}"
-            f"{error}): put text, numbers, lists and dictionaries in, or make it a Payload "
+            f"{error}): use text, numbers, lists and dictionaries, or make it a Payload "
             "(sparkonce.sinks), which also holds bytes"
         ) from error
     return replace(committable, payload=payload)
 
 
 def check_version(committable: Committable, newest: int) -> None:
-    """Refuse what a newer version of a sink has prepared: its proofs may differ.
+    """Refuse a branch that a newer version of the sink prepared: its proofs may differ.
 
     Raises:
         ConfigurationError: the payload's version is above `newest`.
@@ -74,7 +70,7 @@ def takes_committables(
 ) -> Callable[[Any, Committable], None]:
     """Wrap a sink's `commit` so that it refuses anything but a committable.
 
-    A handle that is committed is the one mistake that no sink could tell from a lost branch.
+    A sink could not distinguish a handle, passed by mistake, from a lost branch.
     """
 
     @functools.wraps(commit)

@@ -1,15 +1,15 @@
 """A folder of files, each of which appears whole or not at all.
 
     FOLDER/_sparkonce/BRANCH.parquet   written and fsynced by preCommit
-        │  a second name, which replaces no file; then the first name goes
+        │  commit links a second name, which replaces no file, and removes the first
         ▼
     FOLDER/BRANCH.parquet              the branch, visible
     FOLDER/_sparkonce_folder.ID        empty; created once, and named in every committable
 
 BRANCH is the full branch id, which is unique forever, so a visible file of that name proves that
 the branch was committed. A missing file proves a loss only in the folder with the same ID: any
-other folder may be the empty one below a mount point. Driver and executors must share the folder,
-on one file system with hard links (a local disk, NFS).
+other folder may be the empty mount point of an unmounted disk. Driver and executors must share the
+folder, on one file system with hard links (a local disk, NFS).
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class FileHandle:
 class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
     """Writes Parquet files into a folder, one for each Spark task of a batch.
 
-    Some readers, such as DuckDB, do not ignore names with an underscore. Give those the pattern
-    ``FOLDER/*.parquet``, and none that descends: ``_sparkonce/`` holds rows of batches that are not
-    committed, and may never be.
+    Some readers, such as DuckDB, do not ignore names that begin with an underscore. Give those the
+    pattern ``FOLDER/*.parquet``, and none that descends into subfolders: ``_sparkonce/`` holds rows
+    of batches that are not committed, and may never be.
 
     Args:
         folder: an existing folder, at the same path on the driver and on every executor.
@@ -95,7 +95,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         return f"folder {self._folder}"
 
     def validate(self, schema: pa.Schema) -> None:
-        if not schema.names:  # Parquet does not count such rows
+        if not schema.names:  # Parquet does not count rows without columns
             raise ConfigurationError("FileSink: the rows have no columns: add one (select=)")
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), schema).close()
@@ -151,21 +151,21 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         branch_id = committable.branch_id
         hidden, visible = self._hidden_path(branch_id), self._visible_path(branch_id)
         try:
-            os.link(hidden, visible)  # a rename would replace what has the name
+            os.link(hidden, visible)  # a rename would replace an existing file
         except FileExistsError:
             if not is_same(committable, hidden, visible):
                 raise other_file(visible, f"{hidden} is prepared", branch_id) from None
         except FileNotFoundError:
-            # Committed before, or lost. The visible file tells, if this is the folder that was
-            # written to. Check the folder first: somebody may mount it at any moment, and nobody
-            # unmounts it.
+            # Committed before, or lost. The visible file shows which, if this is the folder that
+            # was written to. Check the folder first: it may be mounted at any moment, but it is not
+            # unmounted.
             is_here = self._is_here(committable)
             if not is_there(visible):
                 if not is_here or is_there(hidden):
                     raise CommitUnresolvedError(
                         f"{self._folder} may not be the folder into which FileSink wrote batch "
-                        f"{branch_id.batch_id}: mount that one again, or, if it is gone for good, "
-                        f"{settle_command(branch_id)}",
+                        f"{branch_id.batch_id}: mount that one again, or, if it is permanently "
+                        f"lost, {settle_command(branch_id)}",
                         branch_id,
                     ) from None
                 raise PreparedBranchLostError(
@@ -184,14 +184,14 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
         self._hidden_path(branch_id).unlink(missing_ok=True)
 
     def abort_decided(self, committable: Committable) -> None:
-        # An operator may rule this when the folder is gone for good. The rewritten branch has
+        # An operator may rule this when the folder is permanently lost. The rewritten branch has
         # another name, so this file is an orphan if the folder ever comes back.
         branch_id = committable.branch_id
         self._hidden_path(branch_id).unlink(missing_ok=True)
         if is_there(visible := self._visible_path(branch_id)):
             raise CommitRejectedError(
-                f"{branch_id} is committed: {visible} exists, and a rewrite would double its rows. "
-                "The error of its commit says why that could not be proven; fix it, or "
+                f"{branch_id} is committed: {visible} exists, and a rewrite would duplicate its "
+                "rows. The error of its commit says why that could not be proven; fix it, or "
                 f"{settle_command(branch_id, 'committed')}",
                 branch_id,
             )
@@ -211,9 +211,9 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
 
 
 def id_of_folder(folder: Path) -> str:
-    """Return one of its ids; create one if there is none.
+    """Return an id of the folder; create one if there is none.
 
-    Two starts at once may create two, and both stay valid.
+    Two starts at once may create two ids; both stay valid.
     """
     for path in folder.glob(f"{_ID}*"):
         return path.name.removeprefix(_ID)
@@ -224,12 +224,12 @@ def id_of_folder(folder: Path) -> str:
 
 
 def has_id(folder: Path, expected: JsonValue) -> bool:
-    """Whether the folder once got this id; the empty one below a mount point did not."""
+    """Whether the folder has this id; the empty mount point of an unmounted disk does not."""
     return is_there(folder / f"{_ID}{expected}")
 
 
 def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> None:
-    """Refuse a folder of the same name on an executor's own disk: the driver would not see it.
+    """Refuse a folder of the same name on an executor's own disk, which the driver cannot see.
 
     Args:
         folder: the path in this process.
@@ -250,7 +250,7 @@ def check_shared(folder: Path, expected: str | None, branch_id: BranchId) -> Non
 def branch_here(folder: Path, branch: BranchId | Committable) -> BranchId:
     """Return the id of the branch to abort, after checking that it was written into `folder`.
 
-    Call it before looking for files there: somebody may mount the folder at any moment.
+    Call it before looking for files there: the folder may be mounted at any moment.
 
     Raises:
         CommitUnresolvedError: the branch was written into another folder.
@@ -268,7 +268,7 @@ def branch_here(folder: Path, branch: BranchId | Committable) -> BranchId:
 
 
 def digest_of(path: Path) -> dict[str, JsonValue]:
-    """What tells the file from every other one: its size and the digest of its bytes."""
+    """The file's size and the digest of its bytes, which identify its content."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"bytes": file.tell(), "sha256": digest}
@@ -277,15 +277,15 @@ def digest_of(path: Path) -> dict[str, JsonValue]:
 def is_same(committable: Committable, hidden: Path, visible: Path) -> bool:
     """Whether the visible file is the one that was prepared.
 
-    It is if both names are of one file, as after a crash between the two steps of a commit, or if
-    its bytes are those that were prepared, also after it was restored from a copy.
+    It is if both names belong to one file, as after a crash between the two steps of a commit. It
+    also is if its bytes are those that were prepared, as after a restore from a copy.
     """
     try:
         if hidden.samefile(visible):
             return True
         is_committed = False
     except FileNotFoundError:
-        is_committed = True  # by this name, which is all that committables of older versions have
+        is_committed = True  # committables of older versions have no other proof than the name
     expected = committable.payload
     if "sha256" not in expected:
         return is_committed
@@ -294,19 +294,19 @@ def is_same(committable: Committable, hidden: Path, visible: Path) -> bool:
 
 
 def other_file(visible: Path, prepared: str, branch_id: BranchId) -> CommitRejectedError:
-    """The name is taken; nothing was replaced."""
+    """The error for a visible name that another file has; nothing was replaced."""
     return CommitRejectedError(
         f"FileSink: {visible} exists with other rows than batch {branch_id.batch_id} has prepared "
         f"under that name ({prepared}), and was not replaced. Two runs have used one name: a "
-        "checkpoint was copied, and both copies ran. Stop the run that should not be. If its file "
-        "is the visible one, move that out of the folder, and start again; else "
+        "checkpoint was copied, and both copies ran. Stop the wrong run. If the visible file is "
+        "that run's, move it out of the folder, and start again; otherwise "
         f"{settle_command(branch_id)}",
         branch_id,
     )
 
 
 def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable]:
-    """List the owner's branches that have a file in `folder`, named BRANCH and `suffix`."""
+    """List the owner's branches that have a file in `folder`, named BRANCH with `suffix`."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -319,7 +319,7 @@ def branches_in(folder: Path, owner: Owner, suffix: str) -> Iterator[Committable
 
 
 def is_there(path: Path) -> bool:
-    """Whether the file exists. Since Python 3.14 `Path.exists` takes every error for "no"."""
+    """Whether the file exists. `Path.exists` would take any error for "no" (Python 3.14)."""
     try:
         path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A base for stores that take a key instead of a transaction.
+"""A base class for stores that take a key instead of a transaction.
 
     STAGE/BRANCH.arrow   preCommit writes and fsyncs the rows; they stay while a decision needs them
         │  put(branch_id, rows), repeated until it has returned once
@@ -7,16 +7,16 @@
 
 What it guarantees, and what it does not:
 
-* Rows arrive exactly once **if `put` is idempotent**: the store remembers the key until the batch
-  is complete, however long the driver is down. That must hold when two processes call it at the
-  same time. It must hold when an older process calls it after a newer one: a process that was
-  paused in its `put`, on a suspended machine for example, may continue long after the batch is
-  complete. So let the store keep keys for longer than such a pause may last.
+* Rows arrive exactly once **if `put` is idempotent**: the store must remember the key until the
+  batch is complete, however long the driver is down. That must hold when two processes call `put`
+  at the same time, and when an older process calls it after a newer one. A process that was paused
+  in its `put`, on a suspended machine for example, may continue long after the batch is complete.
+  So the store must keep keys for longer than such a pause may last.
 * An aborted batch never reaches the store, because nothing does before the decision.
-* A commit is as atomic as `put`: if that takes several requests, readers may see a part of the
+* A commit is as atomic as `put`: if `put` takes several requests, readers may see a part of the
   branch until the commit has been repeated.
 * The stage must outlive the driver: use a folder that driver and executors share. If it is lost
-  while a decision needs it, `has` can still tell whether the store has the rows.
+  while a decision needs it, `has` can still report whether the store has the rows.
 """
 
 from __future__ import annotations
@@ -65,11 +65,6 @@ class StagedRows:
     rows: int = 0
     writer: pa.ipc.RecordBatchStreamWriter | None = None
 
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-        self.file.close()
-
 
 @dataclass(frozen=True)
 class Staged(Payload):
@@ -77,7 +72,7 @@ class Staged(Payload):
 
     Attributes:
         rows: number of rows.
-        folder: id of the stage that holds them; None if the sink was never validated.
+        folder: id of the stage that has them; None if the sink was never validated.
     """
 
     VERSION = 2
@@ -95,13 +90,14 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
 
     Args:
         stage: an existing folder that only this sink uses, at the same path on the driver and on
-            every executor, as durable as the transaction log.
+            every executor. It must be as durable as the transaction log.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
         writers: see `TwoPhaseCommitSink`; 1 makes the whole batch one branch. A store that
             remembers a growing number instead of a key (Delta's txnAppId and txnVersion) needs 1:
-            `branch_id.owner.prefix` with the sink's name is its application, `batch_id` the number.
+            the application is `branch_id.owner.prefix` with the sink's name, the number is
+            `batch_id`.
     """
 
     def __init__(
@@ -124,11 +120,12 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
         Return when the rows are durable in the store. Any process may call it, two may call it at
         the same time, and it is called again after an error and even after it has returned.
 
-        If the staged file was truncated, the iterator `rows` raises before its end: let that pass.
+        If the staged file was truncated, the iterator `rows` raises before its end. Do not catch
+        that error.
 
         Raises:
-            CommitRejectedError: the store refuses the rows for good; an operator settles it. After
-                any other error the outcome is unknown: `put` is called again.
+            CommitRejectedError: the store permanently refuses the rows; an operator settles it.
+                After any other error the outcome is unknown, and `put` is called again.
         """
 
     def has(self, branch_id: BranchId) -> bool | None:  # noqa: ARG002 - optional
@@ -137,8 +134,8 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
         The driver asks when the staged file is gone, and before a rewrite under another key.
 
         Returns:
-            True if the store has all of its rows; False if it has none of them, and no earlier
-            `put` can still arrive; None (the default) if it cannot tell, or has some of them.
+            True if the store has all rows; False if it has none, and no earlier `put` can still
+            arrive; None (the default) if that is unknown, or if it has only some of them.
         """
         return None
 
@@ -187,7 +184,9 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
         )
 
     def discard(self, handle: StagedRows) -> None:
-        handle.close()
+        if handle.writer is not None:
+            handle.writer.close()
+        handle.file.close()
         handle.path.unlink(missing_ok=True)
 
     # -- in any process --------------------------------------------------------------------------
@@ -210,7 +209,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
             for batch in reader:
                 rows += batch.num_rows
                 yield batch
-        if rows != staged.rows:  # a file truncated between two messages looks complete
+        if rows != staged.rows:  # a file truncated between two Arrow messages looks complete
             raise CommitUnresolvedError(
                 f"{self._path(branch_id)} holds {rows} of the {staged.rows} rows that {self.name} "
                 "has staged: restore the file, or look into the store",
@@ -218,14 +217,14 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
             )
 
     def _resolve_missing(self, branch_id: BranchId, staged: Staged) -> None:
-        """Decide what a missing file means; only the store can tell whether it has the rows."""
+        """Find out what a missing file means; only the store knows whether it has the rows."""
         what = f"the rows that {self.name} staged as {self._path(branch_id)} are gone"
         has, known = self.has(branch_id), staged.folder
         if has:
             return
         if not (self._stage.is_dir() if known is None else has_id(self._stage, known)):
             raise CommitUnresolvedError(
-                f"{what} with their folder: mount it again, or, if it is gone for good, "
+                f"{what} with their folder: mount it again, or, if it is permanently lost, "
                 f"{settle_command(branch_id)}",
                 branch_id,
             )
@@ -235,10 +234,10 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
                 "into the store",
                 branch_id,
             )
-        raise PreparedBranchLostError(f"{what}, and the store has not got them", branch_id)
+        raise PreparedBranchLostError(f"{what}, and the store does not have them", branch_id)
 
     def abort(self, branch: BranchId | Committable) -> None:
-        # Only the staged file: rows that the store has must stay.
+        # Remove only the staged file: rows that the store has must stay.
         branch_id = branch_here(self._stage, branch)
         self._path(branch_id).unlink(missing_ok=True)
 
@@ -258,7 +257,7 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
                 f"has them, {settle_command(branch_id, 'committed')}",
                 branch_id,
             )
-        # The stage may be gone for good; the rewritten branch has another name anyway.
+        # The stage may be permanently lost; the rewritten branch has another name anyway.
         self._path(branch_id).unlink(missing_ok=True)
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:

@@ -13,7 +13,7 @@
     return Upload(key, etag).committable(handle.branch_id)   # in preCommit
     upload = Upload.of(committable)                           # in commit
 
-Fields hold what JSON holds, and bytes and tuples, however nested.
+Fields hold what JSON can hold, and bytes and tuples, at any depth.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Payload:
     """Base of a frozen dataclass that is stored in a committable and read back from it.
 
     Attributes:
-        VERSION: raise it when the fields change, and teach `upgrade` to read the older ones.
+        VERSION: increase it when the fields change, and let `upgrade` read the older ones.
     """
 
     VERSION: ClassVar[int] = 1
@@ -59,10 +59,10 @@ class Payload:
 
     @classmethod
     def of(cls, committable: Committable) -> Self:
-        """Read the payload of a committable; it may be of an older version.
+        """Read the payload of a committable, also of an older version.
 
         Raises:
-            ConfigurationError: a newer version has written it, or its fields do not match.
+            ConfigurationError: a newer version wrote it, or its fields do not match.
         """
         found = {name: _decoded(value) for name, value in committable.payload.items()}
         if committable.version > cls.VERSION:
@@ -82,7 +82,7 @@ class Payload:
 
     @classmethod
     def upgrade(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003 - optional
-        """Turn the fields that `version` wrote into those of today."""
+        """Turn the fields that `version` wrote into the current ones."""
         return fields
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RowSink(TwoPhaseCommitSink[HandleT]):
-    """A sink for stores that take rows one by one: define `write_rows` instead of `write`."""
+    """A sink for stores that take rows one by one: implement `write_rows` instead of `write`."""
 
     rows_at_once: ClassVar[int] = 1000
     """The most rows that one call of `write_rows` gets."""
@@ -23,8 +23,8 @@ class RowSink(TwoPhaseCommitSink[HandleT]):
     def write_rows(self, handle: HandleT, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows into the open branch, each a mapping from column to Python value.
 
-        An instant is a `datetime` in the session's time zone; in UTC where Spark knows that zone
-        and Python does not (`GMT+8`).
+        An instant is a `datetime` in the session's time zone, or in UTC if Python does not know
+        that zone (`GMT+8`).
 
         Raises:
             PrepareRejectedError: the target does not take these rows; the batch is aborted.

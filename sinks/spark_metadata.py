@@ -1,4 +1,4 @@
-"""Folders that Spark's own file sink has written to: its readers see only the files it lists."""
+"""Folders of Spark's own file sink, in which Spark's readers see only the files that it lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SPARK_METADATA = "_spark_metadata"
 
 
 def written_by_spark(target: str, other: str) -> ConfigurationError:
-    """Build the error that refuses such a folder.
+    """The error that refuses such a folder.
 
     Args:
         target: the sink's class, and where it writes.
@@ -18,6 +18,6 @@ def written_by_spark(target: str, other: str) -> ConfigurationError:
     return ConfigurationError(
         f"{target} was written by Spark's file sink: Spark's readers of it see only the files that "
         f"{SPARK_METADATA} lists, and no row of this sink. Give {other}. Or first remove the files "
-        "that it does not list, since failed attempts wrote some of them, and then "
+        "that it does not list, because failed attempts may have written them, and then "
         f"{SPARK_METADATA} itself"
     )

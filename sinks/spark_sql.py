@@ -1,4 +1,4 @@
-"""SQL expressions that a sink gives to Spark: names in them, and what they must not ask for."""
+"""SQL expressions that a sink gives to Spark: quoted names, and calls that are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INPUT_FILE = re.compile(r"(?i)(?<!\w)input_file_(?:name|block_start|block_lengt
 """Calls for which Spark returns '' or -1 when the rows come from a snapshot."""
 
 _TEXT = re.compile(r"""'(?:\\.|[^'\\])*'|["](?:\\.|[^"\\])*["]""")
-"""A string literal; what it holds is no call."""
+"""A string literal; a call inside it does not count."""
 
 
 def quoted(name: str) -> str:
@@ -23,7 +23,7 @@ def check_select(sink: str, select: Sequence[str] | None) -> tuple[str, ...] | N
     """Check the `select` of the sink with this name, and return it as a tuple.
 
     Raises:
-        ConfigurationError: it is empty, no list, or asks for the input file.
+        ConfigurationError: it is empty, not a list, or asks for the input file.
     """
     if select is None:
         return None

@@ -1,4 +1,4 @@
-"""Every optional verb of a sink: the sink's own where it has one, else the default.
+"""Calls each optional verb of a sink: the sink's own if it has one, else the default.
 
     protocol ─► verbs.vote(sink, …) ─┬─ the sink is a Votes ─► sink.vote(…)
                                      └─ else ─────────────────► the default
@@ -36,7 +36,7 @@ End: TypeAlias = "Callable[[Committable], None]"
 def vote(
     sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
 ) -> Sequence[Committable]:
-    """See `Votes`; by default the tasks' committables are what the decision names."""
+    """See `Votes`; by default the decision names the tasks' committables."""
     if isinstance(sink, Votes):
         return sink.vote(branch_id, committables)
     return committables
@@ -52,12 +52,12 @@ def commit_many(
 
 
 def abort_many(sink: AnySink, found: Sequence[Committable]) -> Sequence[Exception | None]:
-    """See `AbortsMany`; by default `abort` is called for each, in their order."""
+    """See `AbortsMany`; by default `abort` is called for each, in order."""
     return sink.abort_many(found) if isinstance(sink, AbortsMany) else abort_each(sink, found)
 
 
 def abort_decided(sink: AnySink, committable: Committable) -> None:
-    """See `AbortsDecided`; by default as any other abort."""
+    """See `AbortsDecided`; by default `abort` is called."""
     if isinstance(sink, AbortsDecided):
         sink.abort_decided(committable)
     else:
@@ -65,13 +65,13 @@ def abort_decided(sink: AnySink, committable: Committable) -> None:
 
 
 def publish(sink: AnySink, batch: CommittedBatch) -> None:
-    """See `Publishes`; by default readers are not told."""
+    """See `Publishes`; by default nothing happens."""
     if isinstance(sink, Publishes):
         sink.publish(batch)
 
 
 def find_branches(sink: AnySink, owner: Owner) -> Iterable[Committable]:
-    """See `FindsBranches`; by default nothing is found."""
+    """See `FindsBranches`; by default there are none."""
     return sink.find_branches(owner) if isinstance(sink, FindsBranches) else ()
 
 
@@ -87,7 +87,7 @@ def check_log(sink: AnySink, address: str) -> None:
 
 
 def diagnose(sink: AnySink) -> Iterable[Finding]:
-    """See `Diagnoses`; by default nothing is asked."""
+    """See `Diagnoses`; by default nothing is checked."""
     return sink.diagnose() if isinstance(sink, Diagnoses) else ()
 
 
@@ -97,20 +97,14 @@ def diagnose(sink: AnySink) -> Iterable[Finding]:
 def commit_each(
     sink: AnySink, committables: Iterable[Committable], commit: End | None = None
 ) -> list[SparkOnceError | None]:
-    """Commit each branch, several at once; return the outcome of each.
-
-    Args:
-        sink: for error messages.
-        committables: of its branches.
-        commit: default: the sink's.
-    """
+    """Commit each branch, several at once, with `sink.commit` or `commit`; return each outcome."""
     return at_once(partial(outcome_of_commit, sink, commit=commit), committables)
 
 
 def abort_each(
     sink: AnySink, found: Iterable[Committable], abort: End | None = None
 ) -> list[Exception | None]:
-    """Abort each branch, in their order; return the outcome of each."""
+    """Abort each branch, in order; return the outcome of each."""
     return [outcome_of_abort(sink, committable, abort) for committable in found]
 
 
@@ -138,6 +132,6 @@ def outcome_of_abort(
     """Abort one branch, and return its error instead of raising it."""
     try:
         (abort or sink.abort)(committable)
-    except Exception as error:  # noqa: BLE001 - the caller logs it, and the next sweep tries again
+    except Exception as error:  # noqa: BLE001 - the caller logs it, and the next sweep repeats it
         return error
     return None

@@ -90,7 +90,7 @@ class CheckpointEntrance:
             checkpoint_pipeline=None if bound is None else bound.pipeline,
             replaces=replaces,
             adopt=adopt,
-            goes_on=goes_on,
+            had_token=goes_on,
             seen_run=seen_run,
             has_batch=has_batch,
             namesake=None if is_known else log.namesake(pipeline.name, run.query_id),

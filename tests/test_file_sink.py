@@ -213,7 +213,7 @@ def test_file_that_is_visible_is_not_written_again(tmp_path: Path) -> None:
     sink.validate(ROWS.schema)
     committable = prepare(sink)
     sink.commit(committable)
-    with pytest.raises(CommitRejectedError, match="exists, and a rewrite would double its rows"):
+    with pytest.raises(CommitRejectedError, match="exists, and a rewrite would duplicate its rows"):
         sink.abort_decided(committable)
 
 

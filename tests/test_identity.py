@@ -51,7 +51,7 @@ LEGITIMATE: dict[str, tuple[Claim, Known]] = {
         claim(3, offsets=offsets(2, 3), checkpoint_log_id=LOG_ID, checkpoint_pipeline="orders"),
         known(1, 2),
     ),
-    "run that goes on behind itself": (claim(3, run_id="run", goes_on=True), known(2)),
+    "run that goes on behind itself": (claim(3, run_id="run", had_token=True), known(2)),
     "replay of an abandoned batch": (
         claim(2, offsets=offsets(1, 2)),
         known(newest=replace(record(INCARNATION, 2), state=State.ABANDONED)),
@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[Claim, Known, str]] = {
     "sink's target changed while a record names it": (
         claim(3, sinks={"kafka": "elsewhere"}),
         known(2, unfinished=unfinished(kafka=Share("topic", (), BRANCHES))),
-        "now it is elsewhere",
+        "is now elsewhere",
     ),
 }
 
@@ -270,7 +270,7 @@ def test_gap_that_the_lost_log_has_delivered_is_adopted() -> None:
     word: dict[str, Any] = {"adopt": ("f" * 16,), "checkpoint_pipeline": "orders"}
     lost = claim(12, checkpoint_log_id="f" * 16, **word)
     assert admit(lost, known(8), now=5.0).first_batch == 12
-    with pytest.raises(ConfigurationError, match="the ones between ran without it"):
+    with pytest.raises(ConfigurationError, match="the batches between ran without it"):
         admit(claim(12, checkpoint_log_id=LOG_ID, **word), known(8), now=5.0)
 
 
@@ -313,7 +313,7 @@ def test_sink_without_branches_may_go() -> None:
 def test_run_that_goes_on_behind_another_is_fenced(head: Head | None) -> None:
     """Its token would fence that one, and abandon what it has prepared."""
     with pytest.raises(FencedError, match="was taken over by"):
-        admit(claim(3, run_id="run", goes_on=True), known(2, head=head), 0.0)
+        admit(claim(3, run_id="run", had_token=True), known(2, head=head), 0.0)
 
 
 INSIDE = "checkpoint:/ckpt"
@@ -409,7 +409,7 @@ def test_start_without_a_batch_fences_no_other_object_of_its_run() -> None:
     asks = claim(3, run_id="run", seen_run="older", has_batch=False)
     with pytest.raises(FencedError, match="there is nothing to do"):
         admit(asks, known(2), now=5.0)
-    assert admit(replace(asks, goes_on=True), known(2), now=5.0).run_id == "run"
+    assert admit(replace(asks, had_token=True), known(2), now=5.0).run_id == "run"
     assert admit(replace(asks, has_batch=True), known(2), now=5.0).run_id == "run"
 
 

@@ -1,4 +1,4 @@
-"""The transaction log: `open_log` takes the ``log=`` of a pipeline."""
+"""The transaction log; `open_log` opens the one that ``log=`` names."""
 
 from __future__ import annotations
 

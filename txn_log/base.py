@@ -1,4 +1,4 @@
-"""The transaction log: the one place that says what holds.
+"""The transaction log: the one place that records what holds.
 
     TransactionLog          what callers use; it knows no sink and no Spark
         │  one rule of `rules` for each write
@@ -18,10 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from sparkonce.errors import (
-    ConfigurationError,
-    LogCorruptError,
-)
+from sparkonce.errors import ConfigurationError, LogCorruptError
 from sparkonce.finding import Finding, Level
 from sparkonce.model import Owner, TransactionId
 from sparkonce.txn_log import rules
@@ -45,12 +42,12 @@ class TransactionLog(ABC):
     holds the token; nothing was written).
     """
 
-    # -- what a backend gives ----------------------------------------------------------------------
+    # -- what a backend implements -----------------------------------------------------------------
 
     @property
     @abstractmethod
     def log_id(self) -> str:
-        """The log's random id: 16 hex digits, made once when the log is created."""
+        """The log's random id: 16 hex digits, created with the log."""
 
     @property
     @abstractmethod
@@ -75,11 +72,14 @@ class TransactionLog(ABC):
         An error from `step` undoes it. `step` may run again if another writer was faster.
         """
 
-    # -- what a backend may change -----------------------------------------------------------------
+    # -- what a backend may override ---------------------------------------------------------------
 
     def diagnose(self) -> Iterable[Finding]:
         """What `sparkonce doctor` reports about the log. Nothing is written."""
         return [Finding(Level.OK, f"{self.address} responds")]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -161,13 +161,14 @@ class TransactionLog(ABC):
     def begin(self, claim: Claim) -> Incarnation:
         """Admit a driver and give it the next fencing token, in one conditional write.
 
-        After a `DecisionUnknownError` a token may have been taken: call `begin` again with the same
-        claim, which takes a new one.
+        A call that raised `DecisionUnknownError` may have taken a token. Call `begin` again with
+        the same claim; it takes the next one.
 
         Raises:
             ConfigurationError: the identity guard refuses, or the pipeline was moved to another
-                log; nothing was written, nobody is fenced.
-            FencedError: another run has taken a token since this one looked, or had one.
+                log; nothing was written, no driver is fenced.
+            FencedError: another run has taken a token since this run looked at the log or held a
+                token itself.
         """
         head, fenced = self._write(
             lambda store: rules.begin(
@@ -190,7 +191,7 @@ class TransactionLog(ABC):
             The record that holds: the given one, or the one that was there before.
 
         Raises:
-            ProtocolError: another batch is prepared and not decided, or a batch was left out.
+            ProtocolError: another batch is prepared and not decided, or a batch was skipped.
         """
         return self._write(
             lambda store: rules.first(store, record.moved(State.PREPARED, time.time()))
@@ -207,7 +208,7 @@ class TransactionLog(ABC):
             The record that holds: the given one, decided, or the one that was decided before.
 
         Raises:
-            ProtocolError: the batch was abandoned, or a batch was left out.
+            ProtocolError: the batch was abandoned, or a batch was skipped.
         """
         return self._write(lambda store: rules.decide(store, record, token, time.time()))
 
@@ -260,10 +261,6 @@ class TransactionLog(ABC):
         The highest complete record is always kept (I3), and so is every settled one.
         """
         self._write(lambda store: rules.forget(store, record, token, retain))
-
-    def _one_phase(self, store: Store, record: TransactionRecord) -> TransactionRecord:
-        """Put the first record of a batch as complete."""
-        return rules.one_phase(store, record, time.time())
 
 
 def no_log(address: str) -> ConfigurationError:

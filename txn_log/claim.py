@@ -19,23 +19,23 @@ class Claim:
         driver: host and process, for messages.
         sinks: targets by sink name, including sinks that get no more rows.
         batch_id: the batch that Spark is about to run.
-        offsets: what the checkpoint shows for `batch_id` and, if Spark still has it, for the
-            batch before.
-        checkpoint: the checkpoint's location; empty where it is not known.
+        offsets: source offsets in the checkpoint, by batch id: of `batch_id` and, if Spark still
+            has it, of the batch before.
+        checkpoint: the checkpoint's location; empty if it is not known.
         checkpoint_log_id: the log id found in the checkpoint, if any.
         checkpoint_pipeline: the pipeline name found in the checkpoint, if any.
         replaces: the query id that this one takes over from.
-        adopt: the argument adopt=, checked by `sparkonce.txn_log.identity.adopted`. A form admits
-            only the start that it describes, so it may stay in the settings.
-        goes_on: whether this run has had a token before. It gets no other one once another run has
-            taken a token.
+        adopt: the user's adopt=, as `sparkonce.txn_log.identity.adopted` returns it. A form admits only the start that it
+            describes, so it may stay in the settings.
+        had_token: whether this run has held a token before. If so, it gets no other token once
+            another run has taken one.
         has_begun: whether Spark has planned the batch in this checkpoint.
         namesake: another pipeline of the log with the same query id; see
             `TransactionLog.namesake`.
         seen_run: the run that held the pipeline when this run first looked at the log, before it
             read the checkpoint; empty if there was none; None if it did not look.
         has_batch: whether Spark has called with a batch. A start that only recovers gets no token
-            once another object has one in the same run: it would abandon that one's batch.
+            if another object of the same run has one, because it would abandon that object's batch.
     """
 
     pipeline: str
@@ -50,7 +50,7 @@ class Claim:
     checkpoint_pipeline: str | None = None
     replaces: str | None = None
     adopt: tuple[str, ...] = ()
-    goes_on: bool = False
+    had_token: bool = False
     has_begun: bool = True
     namesake: str | None = None
     seen_run: str | None = None

@@ -1,14 +1,14 @@
-"""A log in documents, for places that are no database.
+"""A log made of documents, for storage that is not a database.
 
     PLACE/log.json                            the log's id
          /orders/head                         pipeline "orders": head, unfinished and newest records
-         /orders/archive/QUERY/0-31-….json    complete records that were moved out of it
+         /orders/archive/QUERY/0-31-….json    complete records moved out of the head
 
-Each pipeline has one small document, the head, with everything that a write has to look at. A write
-swaps it whole, conditional on the version that was read, so `decide` and `complete` are one request
-each. When the head has grown, its complete records go to an archive document first, whose name
-contains its batches and a digest. After a crash between the two writes, both documents have the
-records, and they are equal.
+Each pipeline has one small document, the head, with everything that a write must check. A write
+swaps the whole head, conditional on the version that was read, so `decide` and `complete` are one
+request each. When the head has grown too large, the log first copies its complete records to an
+archive document; the archive's name contains its range of batches and a digest. After a crash
+between the two writes, both documents hold the same records.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _ARCHIVE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Pipeline:
-    """The pipeline's document.
+    """The content of a pipeline's head document.
 
     Attributes:
         number: counts the writes, so that no two documents are ever equal.
-        head: of the pipeline.
-        records: those that are not in an archive, by id, with the newest of each query.
+        head: of the pipeline; None when the name is new.
+        records: by id, all that are not in an archive; the newest of each query never is.
         floors: by query id, the batch below which complete records are forgotten.
     """
 
@@ -73,7 +73,7 @@ class _Pipeline:
         return cls(body["number"], head, {record.id: record for record in records}, body["floors"])
 
     def archivable(self) -> list[TransactionRecord]:
-        """Complete records with a newer one of their query."""
+        """Complete records, except the newest record of each query."""
         newest: dict[str, int] = {}
         for tid in self.records:
             newest[tid.query_id] = max(tid.batch_id, newest.get(tid.query_id, -1))
@@ -85,7 +85,7 @@ class _Pipeline:
 
 
 class _CopyError(LogCorruptError):
-    """A document is stored under another pipeline's name than its own."""
+    """A document is stored under the name of another pipeline."""
 
 
 class _Seen(NamedTuple):
@@ -94,15 +94,15 @@ class _Seen(NamedTuple):
 
 
 class DocumentLog(OptimisticLog):
-    """A transaction log in documents.
+    """A transaction log made of documents.
 
     Args:
         place: where they are kept.
         create: make the log when the place has none.
 
     Raises:
-        ConfigurationError: there is no log, and none may be made.
-        LogUnavailableError: the log's id is gone, and its pipelines are still there.
+        ConfigurationError: the log does not exist and `create` is False.
+        LogUnavailableError: log.json is gone, but the log's pipelines are still there.
     """
 
     def __init__(self, place: Place, *, create: bool = True) -> None:
@@ -110,7 +110,7 @@ class DocumentLog(OptimisticLog):
         self._lock = threading.RLock()
         closed_at_forks(self)
         self._cache: dict[str, _Seen] = {}
-        self._met: set[str] = set()  # pipelines whose document was there: none is ever removed
+        self._met: set[str] = set()  # pipelines whose head was found; the log never removes one
         self._log_id = self._read_or_make_id(create=create)
 
     @property
@@ -125,17 +125,14 @@ class DocumentLog(OptimisticLog):
         with self._lock:
             self._place.close()
 
-    def __repr__(self) -> str:
-        return f"<DocumentLog {self.address}>"
-
     def _read_or_make_id(self, *, create: bool) -> str:
         text = self._place.read("log.json")
-        if text is None and (standing := self._heads()):
-            text = self._place.read("log.json")  # another may have made the log just now
+        if text is None and (pipelines := self._heads()):
+            text = self._place.read("log.json")  # another driver may have just created it
             if text is None:
                 raise LogUnavailableError(
-                    f"{self.address}: log.json is gone, and these pipelines are still there: "
-                    f"{', '.join(standing)}; nothing was written. Under a new id nobody would "
+                    f"{self.address}: log.json is gone, but these pipelines are still there: "
+                    f"{', '.join(pipelines)}; nothing was written. Under a new id no driver would "
                     "sweep the branches that carry the old one. Restore the file from a copy of "
                     "any age: it holds only the log's id, which is also in the sparkonce.json of "
                     "each checkpoint that began in this log (docs/operations.md, "
@@ -149,12 +146,12 @@ class DocumentLog(OptimisticLog):
         return str(unseal(text, f"log.json in {self.address}")["log_id"])
 
     def _named(self) -> list[str]:
-        """The folders that may be pipelines by their names."""
+        """The folders whose names may be those of pipelines."""
         paths = (name.split("/") for name in self._place.names(""))
         return sorted({p[0] for p in paths if p[1:2] == ["head"] and is_label(p[0])})
 
     def _heads(self) -> list[str]:
-        """The pipelines whose document exists."""
+        """The pipelines whose head exists."""
         return [name for name in self._named() if self._place.load(f"{name}/head", None)]
 
     def _view(self) -> _DocumentView:
@@ -177,7 +174,7 @@ class DocumentLog(OptimisticLog):
         except _CopyError as error:
             logger.warning("%s; it is not listed", error)
             return True
-        except LogCorruptError:  # reported when somebody reads the pipeline
+        except LogCorruptError:  # the next read of the pipeline reports it
             return False
         return False
 
@@ -192,10 +189,10 @@ class DocumentLog(OptimisticLog):
             if pipeline in self._met:
                 raise LogUnavailableError(
                     f"{self.address}: the document {pipeline}/head was there and is gone; nothing "
-                    "was written. Check that the place is mounted and whole; if the document is "
-                    "gone, stop the query and restore it from a copy that has the newest batch "
-                    "(docs/operations.md, LogCorruptError), or batches that were decided are "
-                    "aborted"
+                    "was written. Check that the place is mounted and complete. If the document is "
+                    "lost, stop the query and restore it from a copy that has the newest batch "
+                    "(docs/operations.md, LogCorruptError); without it, the next start would abort "
+                    "batches that are decided"
                 )
             seen = _Seen(None, _Pipeline())
         elif found.text is None and cached is not None:
@@ -205,8 +202,8 @@ class DocumentLog(OptimisticLog):
             state = _Pipeline.decode(found.text or "", where)
             if state.head is not None and state.head.pipeline != pipeline:
                 raise _CopyError(
-                    f"{where} is that of {state.head.pipeline!r}: remove the folder if somebody "
-                    "made it as a copy; otherwise restore the transaction log from a copy"
+                    f"{where} is that of {state.head.pipeline!r}: remove the folder if it is a "
+                    "copy that somebody made; otherwise restore the transaction log from a copy"
                 )
             seen = _Seen(found.version, state)
             self._met.add(pipeline)
@@ -215,7 +212,7 @@ class DocumentLog(OptimisticLog):
 
     def _swap(self, pipeline: str, seen: _Seen, new: _Pipeline) -> bool:
         new, text = self._archived(pipeline, new)
-        self._cache.pop(pipeline, None)  # until the answer arrives
+        self._cache.pop(pipeline, None)  # what is stored is unknown until the answer arrives
         version = self._place.swap(f"{pipeline}/head", seen.version, text)
         if version is None:
             return False
@@ -226,7 +223,7 @@ class DocumentLog(OptimisticLog):
         return True
 
     def _archived(self, pipeline: str, new: _Pipeline) -> tuple[_Pipeline, str]:
-        """The pipeline's document; old records are moved out of one that has grown."""
+        """The head and its text; if it has grown too large, its old records are archived first."""
         text = new.encode()
         old = new.archivable()
         if not old or (len(new.records) <= _MOST_IN_HEAD and len(text) < _LARGE_HEAD_BYTES):
@@ -245,7 +242,7 @@ class DocumentLog(OptimisticLog):
         return lean, lean.encode()
 
     def _drop_archives(self, pipeline: str, floors: Mapping[str, int]) -> None:
-        """Delete archives that the swap made invisible; after a failure the next swap does it."""
+        """Delete archives below the floors. If that fails, a later call deletes them."""
         try:
             found = self._archives(pipeline)
             self._place.delete([a.name for a in found if a.last < floors.get(a.query_id, 0)])
@@ -260,7 +257,7 @@ class DocumentLog(OptimisticLog):
     def _read_archive(self, archive: _Archive, pipeline: str) -> Iterator[TransactionRecord]:
         text = self._place.read(archive.name)
         if text is None:
-            return  # it was forgotten a moment ago
+            return  # another driver has just forgotten it
         where = f"{archive.name} in {self.address}"
         for body in unseal(text, where)["records"]:
             record = TransactionRecord.from_json(body)
@@ -279,7 +276,7 @@ class _Archive(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> _Archive | None:
-        """None for a foreign name, such as an object that a tool made for a folder."""
+        """None for a foreign name, such as that of an object that a tool made for a folder."""
         match = _ARCHIVE.fullmatch(name)
         if match is None:
             return None
@@ -309,7 +306,8 @@ class _DocumentView:
         return self._load(pipeline).head
 
     def find(self, transaction_id: TransactionId) -> TransactionRecord | None:
-        pipeline, query_id, batch_id = _parts(transaction_id)
+        pipeline, query_id = transaction_id.pipeline, transaction_id.query_id
+        batch_id = transaction_id.batch_id
         state = self._load(pipeline)
         newest = self.newest(pipeline, query_id)
         if transaction_id in state.records:
@@ -385,7 +383,3 @@ class _DocumentView:
 
 def _batch(record: TransactionRecord) -> int:
     return record.id.batch_id
-
-
-def _parts(transaction_id: TransactionId) -> tuple[str, str, int]:
-    return transaction_id.pipeline, transaction_id.query_id, transaction_id.batch_id

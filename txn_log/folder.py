@@ -1,13 +1,13 @@
-"""Documents in a folder of a file system that can create a file atomically, and nothing more.
+"""Documents in a folder of a file system whose only atomic step is to create a file.
 
-    ROOT/orders/head/00000000000000000041.json     what is swapped is a sequence of files:
+    ROOT/orders/head/00000000000000000041.json     a swapped document is a sequence of files:
                     /00000000000000000042.json     the highest number counts
 
-A swap creates the next number, if it does not exist. Old numbers are removed, so a writer that was
-paused for long finds its number free again, and creates a file in the past. Therefore it lists the
-folder afterwards. Unless its number is the highest, its write did not count, or another write has
-followed it already, and the log has to be read again. The highest file is always that of the last
-write that counted, whatever is below it.
+A swap creates the file with the next number, unless it exists. Old files are removed, so a writer
+that was paused for a long time may find its number free again and create a file below the highest.
+Therefore each writer lists the folder after its write. If its number is not the highest, either its
+write did not count or another write has followed, and it must read the log again. The highest file
+always holds the last write that counted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FolderPlace:
             self._folder.delete(name)
 
     def load(self, name: str, known: Version | None) -> Found | None:
-        for _ in range(_MOST_READS):  # others may have removed the file since it was listed
+        for _ in range(_MOST_READS):  # another writer may remove the file once it was listed
             numbers = self._numbers(name)
             if not numbers:
                 return None
@@ -68,10 +68,10 @@ class FolderPlace:
             if text is not None:
                 return Found(numbers[-1], text)
         raise LogUnavailableError(
-            f"{self.address}: {_file(name, numbers[-1])} is listed there, and reading it reports "
-            "that it does not exist; nothing was written. If that stays (a link to nowhere, half a "
+            f"{self.address}: {_file(name, numbers[-1])} is listed there, but a read reports that "
+            "it does not exist; nothing was written. If this persists (a broken link, half a "
             "restore), stop the query and restore it from a whole copy that has the newest batch "
-            "(docs/operations.md, LogCorruptError); do not delete it, or an older file counts"
+            "(docs/operations.md, LogCorruptError). Do not delete it, or an older file would count"
         )
 
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
@@ -97,17 +97,17 @@ class FolderPlace:
 
     def _numbers(self, name: str) -> list[int]:
         reach("log.before", request="list")
-        # Next to ours there may be an operator's copy of one.
+        # An operator may have put a copy of a file next to it.
         ours = re.compile(rf"(?:.*/)?{re.escape(name)}/([0-9]{{20}})\.json", re.DOTALL)
         found = map(ours.fullmatch, self._folder.names(name))
         return sorted(int(match[1]) for match in found if match)
 
 
 def check_create(folder: Folder) -> None:
-    """Race for files: of all writers that create one at the same time, exactly one may succeed.
+    """Check that of several writers that create one file at the same time, exactly one succeeds.
 
     Raises:
-        ConfigurationError: the file system cannot do it; the message names the way out.
+        ConfigurationError: several succeeded, or none; the message names other logs.
         LogUnavailableError: the file system did not respond; nothing of the log was written.
     """
     probe = f"probe-{secrets.token_hex(8)}"
@@ -118,15 +118,15 @@ def check_create(folder: Folder) -> None:
                 name = f"{probe}-{number}.json"
                 winners.append(sum(race(lambda racer, name: folder.create(name, str(racer)), name)))
                 folder.delete(name)
-    except DecisionUnknownError as error:  # which decides nothing: it is a probe
+    except DecisionUnknownError as error:  # it was a probe, so nothing is in doubt
         raise LogUnavailableError(
             f"{error}. It was a probe, so nothing is lost: start again later"
         ) from error
     if winners != [1] * _RACES:
         raise ConfigurationError(
-            f"{folder.address}: of {_RACERS} writers that created one file at the same time, up to "
-            f"{max(winners)} were told that they had. A transaction log there would let two "
-            "drivers decide; use log=postgresql://…, s3://… or sqlite:///…"
+            f"{folder.address}: {_RACERS} writers created one file at the same time, and the file "
+            f"system reported success to up to {max(winners)} of them. A transaction log there "
+            "would let two drivers decide; use log=postgresql://…, s3://… or sqlite:///…"
         )
 
 

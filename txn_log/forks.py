@@ -1,12 +1,12 @@
-"""A log has nothing open while its process forks; parent and child each open their own afterwards.
+"""Closes every log before its process forks; parent and child each open their own connections.
 
-A socket that two processes share gives one of them the other's answer. With SQLite even a
-connection of the child's own does not help. SQLite trusts the locks that its process holds as far
-as it knows, and those of an inherited connection ended with the fork. The parent then believes that
-it is the file's last user, and removes the write-ahead log that the child writes to. Closing what
-is inherited does not help either: it sends on the parent's socket, and drops the child's locks.
+If two processes share a socket, one of them may read the other's answer. With SQLite it does not
+even help that the child opens a connection of its own. SQLite in the child relies on the locks of
+the inherited connection, but a fork passes no locks on. The parent then believes that it is the
+file's last user, and removes the write-ahead log that the child writes to. Nor can the child close
+what it inherited: that sends on the parent's socket, and drops the child's locks.
 
-So a fork waits until no other thread is in a log, and closes them all. A child has fresh locks.
+So a fork waits until no other thread uses a log, and closes all logs. A child gets fresh locks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparkonce.once import once
 
 
 class Closable(Protocol):
-    """A log that opens again by itself what was closed; its lock guards what it has open."""
+    """A log that reopens its connection when needed; its lock guards that connection."""
 
     _lock: threading.RLock
 
@@ -28,7 +28,7 @@ class Closable(Protocol):
 
 
 def closed_at_forks(log: Closable) -> None:
-    """Close the log before every fork of this process, from now on, as long as it is in use."""
+    """Close the log before every fork of this process, as long as the log object lives."""
     once(_Forks).add(log)
 
 
@@ -52,7 +52,7 @@ class _Forks:
     def _close_all(self) -> None:
         self._lock.acquire()
         for log in list(self._logs):
-            log._lock.acquire()  # noqa: SLF001 - as agreed above
+            log._lock.acquire()  # noqa: SLF001 - see Closable
             self._held.append(log)
             log.close()
 
@@ -64,4 +64,4 @@ class _Forks:
     def _renew_all(self) -> None:
         while self._held:
             self._held.pop()._lock = threading.RLock()  # noqa: SLF001
-        self._lock = threading.Lock()  # threads of the parent may have waited for the old one
+        self._lock = threading.Lock()  # threads of the parent may wait for the old one

@@ -5,7 +5,7 @@
 
 `admit` refuses a start that would deliver rows again or skip some. It refuses before the start has
 taken a token, because a refused start must not fence the healthy driver. It is a pure function: a
-log calls it inside the conditional write that takes the token. `refusals` words what it refuses.
+log calls it inside the conditional write that takes the token. `refusals` has the error messages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from sparkonce.txn_log.places import is_same_place, place_of_log
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.refusals import MOVED_FROM
 
-_WORD: Final = re.compile(rf"batch [0-9]+|[0-9a-f]{{16}}|{MOVED_FROM}\S.*", re.DOTALL)
+_FORM: Final = re.compile(rf"batch [0-9]+|[0-9a-f]{{16}}|{MOVED_FROM}\S.*", re.DOTALL)
 
 
 def adopted(given: object) -> tuple[str, ...]:
-    """The argument adopt= of `ExactlyOnce`, checked: None, one form, or a sequence of them.
+    """Check the argument adopt= of `ExactlyOnce`: None, one form, or a sequence of forms.
 
-        "batch 12"              the checkpoint is at batch 12, all below is delivered, nothing of 12
-        "0123456789abcdef"      the checkpoint's own log, with this id, is lost; the same holds
+        "batch 12"              the checkpoint is at batch 12, every lower batch is delivered, and
+                                nothing of batch 12
+        "0123456789abcdef"      the checkpoint's own log, with this id, is lost; the same holds for
+                                the checkpoint's batch
         "moved from /old/ckpt"  the checkpoint was moved with the log inside it, and the old place
                                 is never run again
 
@@ -37,11 +39,11 @@ def adopted(given: object) -> tuple[str, ...]:
     """
     if given is None:
         return ()
-    words = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
-    for word in words:
-        if not isinstance(word, str) or not _WORD.fullmatch(word):
-            raise refusals.unknown_word(word)
-    return tuple(words)
+    forms = [given] if isinstance(given, str) or not isinstance(given, Sequence) else given
+    for form in forms:
+        if not isinstance(form, str) or not _FORM.fullmatch(form):
+            raise refusals.unknown_form(form)
+    return tuple(forms)
 
 
 def admit(claim: Claim, known: Known, now: float) -> Head:
@@ -49,7 +51,7 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
 
     Raises:
         ConfigurationError: this start would lose or repeat rows; the error names the next step.
-        FencedError: another run has taken a token that this one may not take over.
+        FencedError: another run holds the token, and this run must not fence it.
     """
     head = known.head
     _check_is_newest(claim, head)
@@ -78,7 +80,7 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
     )
     if head is None:
         return first
-    goes_on = replace(
+    following = replace(
         first,
         token=head.token + 1,
         sinks={**head.sinks, **claim.sinks},
@@ -87,33 +89,33 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
     )
     if head.query_id != claim.query_id:
         retired = tuple(q for q in (*head.retired, head.query_id) if q != claim.query_id)
-        return replace(goes_on, retired=retired)
+        return replace(following, retired=retired)
     is_gap = claim.batch_id > next_batch(known.newest, head)
     first_batch = claim.batch_id if is_gap else head.first_batch
-    return replace(goes_on, first_batch=first_batch, retired=head.retired)
+    return replace(following, first_batch=first_batch, retired=head.retired)
 
 
 def next_batch(newest: TransactionRecord | None, head: Head) -> int:
-    """The batch that follows all that the log knows of the query."""
+    """The batch that must follow what the log knows of the query."""
     if newest is None:
         return head.first_batch
     follows = newest.id.batch_id + (newest.state is not State.ABANDONED)
     return max(head.first_batch, follows)
 
 
-# -- who asks --------------------------------------------------------------------------------------
+# -- the driver ------------------------------------------------------------------------------------
 
 
 def _check_is_newest(claim: Claim, head: Head | None) -> None:
-    """Refuse a run that was paused while another one took a token: the last token would win."""
-    if claim.goes_on and (head is None or head.run_id != claim.run_id):
+    """Refuse a run that was paused while another run took a token: it would fence that run."""
+    if claim.had_token and (head is None or head.run_id != claim.run_id):
         raise refusals.overtaken(claim, head)
     if head is None or claim.seen_run is None:
         return
-    # Its own run: the answer to an earlier try was lost.
+    # Its own run id: an earlier attempt took the token, and the answer was lost.
     if head.run_id not in {claim.seen_run, claim.run_id}:
         raise refusals.late(claim, head)
-    if head.run_id == claim.run_id and not (claim.has_batch or claim.goes_on):
+    if head.run_id == claim.run_id and not (claim.has_batch or claim.had_token):
         raise refusals.not_needed(claim, head)
 
 
@@ -127,24 +129,25 @@ def _check_checkpoint_knows_this_log(claim: Claim, known: Known) -> None:
 def _check_is_where_it_was(claim: Claim, known: Known) -> None:
     """Refuse a copy of a checkpoint that has its log inside.
 
-    The log was copied too, so it can neither fence the other place nor notice what that delivers.
-    A log elsewhere is one for both places. A head of an older version has no location yet.
+    The log was copied too, so it can neither fence the driver of the other place nor notice what
+    that driver delivers. A log outside the checkpoint serves both places. A head from an older
+    version has no location yet.
     """
     place, head = place_of_log(known.log), known.head
     if place is None or head is None or not head.checkpoint:
         return
     if not is_same_place(place, claim.checkpoint):
         return
-    words = [word.removeprefix(MOVED_FROM) for word in claim.adopt if word.startswith(MOVED_FROM)]
-    if not any(is_same_place(head.checkpoint, expected) for expected in (place, *words)):
+    moved = [form.removeprefix(MOVED_FROM) for form in claim.adopt if form.startswith(MOVED_FROM)]
+    if not any(is_same_place(head.checkpoint, expected) for expected in (place, *moved)):
         raise refusals.copied_or_moved(claim, head)
 
 
 def _check_sinks_can_finish(claim: Claim, known: Known) -> None:
     for record in known.unfinished:
         for name, share in record.shares.items():
-            standing = [c for c in share.committables if not record.is_ruled_out(c)]
-            if standing and claim.sinks.get(name) != share.target:
+            is_needed = any(not record.is_ruled_out(c) for c in share.committables)
+            if is_needed and claim.sinks.get(name) != share.target:
                 raise refusals.sink_is_missing(claim, record, name, share)
 
 
@@ -186,7 +189,7 @@ def _check_new_query(claim: Claim, known: Known) -> None:
 def check_offsets(record: TransactionRecord, shown: Sequence[str], checkpoint: str) -> None:
     """Refuse a batch that the log knows with other source offsets.
 
-    Nothing of an abandoned batch is delivered, so Spark may make it again with other rows.
+    Nothing of an abandoned batch is delivered, so Spark may run it again with other rows.
 
     Raises:
         ConfigurationError: the checkpoint was rolled back or copied.
@@ -209,7 +212,7 @@ def _check_batch_continues(claim: Claim, known: Known, head: Head) -> None:
 
 
 def _check_has_begun(claim: Claim, known: Known) -> None:
-    """Refuse a checkpoint that is older than what is prepared: only a newer one settles that."""
+    """Refuse a checkpoint older than a prepared batch: only a newer one shows if that commits."""
     for record in known.unfinished:
         batch_id = record.id.batch_id
         if record.state is not State.PREPARED or batch_id < claim.batch_id:
@@ -219,13 +222,13 @@ def _check_has_begun(claim: Claim, known: Known) -> None:
 
 
 def _check_gap(claim: Claim, known: Known, expected: int) -> None:
-    """Refuse to go on after batches of the query that are not decided here.
+    """Refuse to skip batches of the query that are not decided here.
 
-    adopt="batch N" passes one gap, the one before batch N; a lost log explains any gap.
+    adopt="batch N" admits one gap, the one before batch N; a lost log explains any gap.
     """
     newest = known.newest
     if newest is not None and newest.state is State.ABANDONED and newest.id.batch_id == expected:
         raise refusals.abandoned_gap(claim, known, expected)
-    is_of_lost_log = claim.checkpoint_log_id not in {None, known.log_id}  # which adopt= names
+    is_of_lost_log = claim.checkpoint_log_id not in {None, known.log_id}  # adopt= names it
     if not is_of_lost_log and f"batch {claim.batch_id}" not in claim.adopt:
         raise refusals.gap(claim, known, expected)

@@ -47,13 +47,9 @@ _NETWORK: Final = frozenset(
 
 
 def network_file_system(path: Path, mounts: Path = MOUNTS) -> str | None:
-    """The type of the network file system that `path` is on, such as "nfs4".
+    """The type of the network file system that the resolved `path` is on, such as "nfs4".
 
-    None for a local disk, and on systems without a list of mounts (Linux has one).
-
-    Args:
-        path: absolute and resolved.
-        mounts: the list, in the format of ``/proc/self/mounts``.
+    None for a local disk, and on systems that have no list of mounts (Linux has one).
     """
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -3,14 +3,13 @@
     target: head, moved_to source ──► finished records ─┐        ┌► the other records ──► head
     source: (all of it is read)                         └► closed: head, moved_to target
 
-Until the source is closed, its driver continues to run, and only records that can never change are
-copied. After that the other records are copied, and last the head that admits drivers: at no moment
-do both logs admit drivers. Until then the target has a head with token 0, which no driver ever
-holds. That head refuses drivers, and names the copy that may write.
+Until the source is closed, its driver continues to run, and the move copies only records that can
+never change. Then it copies the other records, and last the head that admits drivers. So both logs
+never admit drivers at the same time. Until the end, the target's head has token 0, which no driver
+ever holds. That head refuses drivers, and names the copy that may write.
 
-The branches of a pipeline carry the id of the log in which the pipeline began, in Kafka, Postgres,
-S3 and in its checkpoint. That id moves along with the pipeline (`Head.log_id`), so the names stay
-valid.
+The branches of a pipeline carry the id of the log in which the pipeline began; so does its
+checkpoint. That id moves along with the pipeline (`Head.log_id`), so all names stay valid.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from sparkonce.txn_log.record import Head, TransactionRecord
 _ALL = 10**9
 _PART_CHARACTERS = 4 << 20
 _NOT_YET = 0
-"""The token of a pipeline's head while the pipeline is being copied here."""
+"""The token in the target's head while a pipeline is being copied."""
 
 
 def copy(
@@ -35,11 +34,11 @@ def copy(
 ) -> Sequence[TransactionRecord]:
     """Move a pipeline with its unfinished transactions, and fence its driver.
 
-    Idempotent: after any error, call it again. All records are read, and nearly all are written,
-    before the source is closed, so a pipeline that cannot be copied stays usable where it is.
+    Idempotent: after any error, call it again. The move reads all records, and writes nearly all of
+    them, before it closes the source. So a pipeline that cannot be copied stays usable there.
 
     Args:
-        source: the log that has the pipeline; it refuses the pipeline afterwards.
+        source: the log that has the pipeline; it refuses the pipeline's drivers afterwards.
         target: another log, which does not have the pipeline.
         pipeline: its name.
 
@@ -54,8 +53,8 @@ def copy(
     """
     if source.log_id == target.log_id:
         raise ConfigurationError(
-            f"{source.address} and {target.address} are one log, with id {source.log_id}: name "
-            "another log as the target"
+            f"{source.address} and {target.address} are the same log, with id {source.log_id}: "
+            "name another log as the target"
         )
     head = _movable(source.head(pipeline), source, target, pipeline)
     records = source.history(pipeline, _ALL)
@@ -72,7 +71,7 @@ def copy(
 
 
 def _head_of_copy(head: Head, source: TransactionLog) -> Head:
-    """The target's head while it is copied to: it refuses drivers, and names this copy."""
+    """The target's head during the copy: it refuses drivers, and names this copy."""
     return replace(
         head,
         token=_NOT_YET,
@@ -120,16 +119,16 @@ def _open(store: Store, here: Head, closed: Head, target: TransactionLog) -> Non
 
 def _reserve(store: Store, here: Head, head: Head, target: TransactionLog) -> bool:
     """Keep drivers and other copies out of the target; False if the pipeline is there already."""
-    standing = store.head(here.pipeline)
-    is_this = standing is not None and standing.log_id == here.log_id
-    if standing is None or (is_this and standing.token == _NOT_YET):
+    found = store.head(here.pipeline)
+    is_this = found is not None and found.log_id == here.log_id
+    if found is None or (is_this and found.token == _NOT_YET):
         store.put_head(here)
         return True
-    if is_this and standing.moved_to is None and head.moved_to is not None:
+    if is_this and found.moved_to is None and head.moved_to is not None:
         return False
     raise ConfigurationError(
-        f"{target.address} has a pipeline {here.pipeline!r} already"
-        + (f", that was moved to {standing.moved_to}" if standing.moved_to else "")
+        f"{target.address} already has a pipeline {here.pipeline!r}"
+        + (f", which was moved to {found.moved_to}" if found.moved_to else "")
         + ": copy to a log that never had a pipeline of this name"
     )
 
@@ -146,7 +145,7 @@ def _put(target: TransactionLog, here: Head, records: Iterable[TransactionRecord
 
 
 def _parts(records: Iterable[TransactionRecord]) -> Iterator[list[TransactionRecord]]:
-    """The records in parts that a server accepts in one write."""
+    """Split the records into parts that a server accepts in one write."""
     part: list[TransactionRecord] = []
     size = 0
     for record in records:
@@ -160,9 +159,9 @@ def _parts(records: Iterable[TransactionRecord]) -> Iterator[list[TransactionRec
 
 
 def _require_reserved(store: Store, here: Head, target: TransactionLog) -> None:
-    standing = store.head(here.pipeline)
-    if standing is None or (standing.token, standing.run_id) != (_NOT_YET, here.run_id):
+    found = store.head(here.pipeline)
+    if found is None or (found.token, found.run_id) != (_NOT_YET, here.run_id):
         raise LogUnavailableError(
-            f"another copy of pipeline {here.pipeline!r} to {target.address} has started since, or "
-            "is finished, and this one wrote nothing more: copy again once the other is finished"
+            f"another copy of pipeline {here.pipeline!r} to {target.address} has started or "
+            "finished meanwhile; this one has stopped writing: copy again once the other finishes"
         )

@@ -1,9 +1,9 @@
 """The transaction log's documents in an object store with conditional writes.
 
-The document that is swapped is one object, put with ``If-Match`` and the entity tag that was read.
-So a swap is one request, and a request that arrives late meets another tag and changes nothing. A
-server that ignores such a condition, or lets several racing requests meet it, would let two drivers
-decide: a race at the start finds out.
+A swapped document is one object, put with ``If-Match`` and the entity tag that was read. So a swap
+is one request, and a request that arrives late meets another tag and changes nothing. A server that
+ignores such a condition, or lets several racing requests meet it, would let two drivers decide. A
+race at the start finds such servers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ObjectPlace:
 
     Raises:
         ConfigurationError: the URL cannot be read, or the bucket cannot be used.
-        LogUnavailableError: boto3 can make no client now.
+        LogUnavailableError: boto3 cannot create a client now.
     """
 
     def __init__(self, url: str) -> None:
@@ -81,21 +81,21 @@ class ObjectPlace:
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
         return self._folder.put(name, text, _NEW if seen is None else {"IfMatch": str(seen)})
 
-    # -- can the server do it? ---------------------------------------------------------------------
+    # -- whether the server can do it --------------------------------------------------------------
 
     def check(self) -> None:
-        """Race for objects: of all writers that meet one condition at once, one may succeed.
+        """Check that of several writers that meet one condition at once, at most one succeeds.
 
         Raises:
-            ConfigurationError: the server ignores conditions, or several of a race meet one.
-            LogUnavailableError: the server did not answer all of it; nothing of the log was
-                written.
+            ConfigurationError: the server ignores conditions, or several racers meet one.
+            LogUnavailableError: the server did not respond to every request; nothing of the log
+                was written.
         """
         name = f"probe-{secrets.token_hex(8)}"
         try:
-            self._check_alone(name)
+            self._check_conditions(name)
             self._check_races(name)
-        except DecisionUnknownError as error:  # which decides nothing: it is a probe
+        except DecisionUnknownError as error:  # it was a probe, so nothing is in doubt
             self._forget(name)
             raise LogUnavailableError(
                 f"{error}. It was a probe, so nothing is lost: start again later"
@@ -106,11 +106,11 @@ class ObjectPlace:
         self._folder.delete(name)
 
     def _forget(self, name: str) -> None:
-        """Remove the probe after a failure, which is what counts."""
+        """Remove the probe; the failure before it is the one to report."""
         with contextlib.suppress(LogUnavailableError):
             self._folder.delete(name)
 
-    def _check_alone(self, name: str) -> None:
+    def _check_conditions(self, name: str) -> None:
         first = self._put_patiently(name, "first", _NEW)
         if not isinstance(first, str):
             if status_of(first) == _PRECONDITION_FAILED:
@@ -122,9 +122,9 @@ class ObjectPlace:
             raise self._refusal("it ignores the condition of a conditional PUT")
 
     def _put_patiently(self, name: str, text: str, condition: Mapping[str, str]) -> str | Exception:
-        """The new entity tag, or the answer that says that the condition is not met.
+        """The new entity tag, or the error that reports that the condition is not met.
 
-        Some servers take one write of an object a second.
+        Some servers accept only one write per object and second, so a throttled write is repeated.
         """
         for pause_s in (*_THROTTLED_PAUSES_S, None):
             try:
@@ -143,13 +143,13 @@ class ObjectPlace:
 
     def _check_races(self, name: str) -> None:
         def put(racer: int, condition: Mapping[str, str]) -> str | None:
-            # No two are equal, or a swap would not change the tag; and they are large, so that a
-            # server that looks first and writes later shows it.
+            # All texts differ, or a swap would not change the tag. They are large, to expose a
+            # server that checks the condition first and writes later.
             text = f"{secrets.token_hex(8)} {racer}".ljust(_RACING_BYTES)
             try:
                 return self._folder.put(name, text, condition)
             except LogUnavailableError:
-                return None  # not written, so it has not won: many servers throttle such a race
+                return None  # not written, so it did not win; many servers throttle such a race
 
         condition: Mapping[str, str] = _NEW
         with racing(_RACERS) as race:
@@ -160,14 +160,14 @@ class ObjectPlace:
                 won = [tag for tag in race(put, condition) if tag]
                 if len(won) > 1:
                     raise self._refusal(
-                        f"{len(won)} of {_RACERS} conditional PUTs that raced for one object were "
-                        "told that they had met the condition"
+                        f"{_RACERS} conditional PUTs raced for one object, and the server reported "
+                        f"to {len(won)} of them that they met the condition"
                     )
                 condition = {"IfMatch": won[0]} if won else condition
 
     def _refusal(self, why: str) -> ConfigurationError:
         server = "no name given"
-        with contextlib.suppress(*S3_ERRORS):  # the verdict does not need the server's name
+        with contextlib.suppress(*S3_ERRORS):  # the refusal holds without the server's name
             answer: Any = self.client.list_objects_v2(Bucket=self._folder.bucket, MaxKeys=1)
             server = answer["ResponseMetadata"]["HTTPHeaders"].get("server", server)
         return ConfigurationError(
@@ -189,8 +189,8 @@ def _folder_at(url: str) -> S3Folder:
         )
     if "#" in url:
         raise ConfigurationError(
-            "log=s3://…: a # and what follows it are no part of an address, so logs that differ "
-            "only there would share one place: give each log a prefix without it"
+            "log=s3://…: # and everything after it is not part of an address, so logs that differ "
+            "only there would share one place: give each log a prefix without #"
         )
     if ":" in parts.netloc:
         raise ConfigurationError(

@@ -24,7 +24,7 @@ from sparkonce.txn_log.folder import FolderPlace, check_create
 from sparkonce.txn_log.sqlite import SqliteLog
 
 IN_CHECKPOINT = "checkpoint"
-"""What `ExactlyOnce` takes as ``log=`` for the log inside its query's checkpoint."""
+"""The ``log=`` of `ExactlyOnce` for a log inside its query's checkpoint."""
 
 _may_create = ContextVar("may_create", default=True)
 
@@ -42,14 +42,14 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
         url: ``sqlite:///relative/path.db`` or ``sqlite:////absolute/path.db``;
             ``postgresql://user@host/database?schema=sparkonce``;
             ``s3://bucket/prefix?endpoint_url=…&region=…&path_style=true``;
-            ``checkpoint:/path/of/the/checkpoint`` or ``checkpoint:hdfs://…``. A log that is open
-            already is returned unchanged.
-        create: make the log when it does not exist. Pass False to look at a log: a typing error in
-            the address would make another one.
+            ``checkpoint:/path/of/the/checkpoint`` or ``checkpoint:hdfs://…``. An open log is
+            returned unchanged.
+        create: make the log when it does not exist. Pass False to look at a log; otherwise a typing
+            error in the address would create another one.
 
     Raises:
-        ConfigurationError: the address is of no known kind, or cannot be used; there is no log,
-            and none may be made.
+        ConfigurationError: the address is of no known kind, or cannot be used; or the log does not
+            exist and may not be created.
         LogUnavailableError: the log's server cannot be reached now.
     """
     if isinstance(url, TransactionLog):
@@ -57,8 +57,8 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
     create = create and _may_create.get()
     if url == IN_CHECKPOINT:
         raise ConfigurationError(
-            'log="checkpoint" is opened by the query that has the checkpoint; give its location: '
-            "checkpoint:/path/of/the/checkpoint"
+            'only the query that has the checkpoint can open log="checkpoint": give its location '
+            "instead, as in checkpoint:/path/of/the/checkpoint"
         )
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return SqliteLog(url.removeprefix(_SQLITE), create=create)
@@ -88,8 +88,8 @@ def checkpoint_log(
         create: see `open_log`.
 
     Raises:
-        ConfigurationError: files cannot be created atomically there; there is no log, and none may
-            be made.
+        ConfigurationError: files cannot be created atomically there; or the log does not exist and
+            `create` is False.
     """
     folder = open_folder(
         location, conf, inside=_FOLDER, scheme=_CHECKPOINT, create=create, mode=0o600
@@ -101,7 +101,7 @@ def checkpoint_log(
 
 @contextlib.contextmanager
 def without_making() -> Iterator[None]:
-    """Inside the block `open_log` makes no log: for looking at a pipeline that opens its own."""
+    """Inside the block, `open_log` creates no log, also where a pipeline opens its own."""
     before = _may_create.set(False)
     try:
         yield
@@ -120,7 +120,7 @@ def _s3_log(url: str, *, create: bool) -> TransactionLog:
 
 @contextlib.contextmanager
 def _extra(name: str) -> Iterator[None]:
-    """Around the import of a module that needs an extra."""
+    """Name the extra that is missing when an import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -132,6 +132,6 @@ def _extra(name: str) -> Iterator[None]:
 
 
 def _kind(url: str) -> str:
-    """The part of an unknown address that may be shown: any other part may be a password."""
+    """The part of an unknown address that may be shown; the rest may contain a password."""
     scheme, colon, _ = url.partition(":")
     return f"{scheme}:…" if colon and re.fullmatch(r"[\w+.-]+", scheme) else "…"

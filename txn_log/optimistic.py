@@ -4,10 +4,9 @@
       ▲                  └─ another writer was faster ─┐
       └────────────────────────────────────────────────┘
 
-So a driver that is paused between two round trips keeps nobody waiting, and its swap fails once any
-other driver has written. A step that changes nothing, or refuses, has no swap. Nothing proves then
-that it saw the newest state, or that this state is durable, so the log checks both before the
-answer counts.
+So a driver that is paused between two round trips blocks no other, and its swap fails once another
+driver has written. A step that changes nothing, or refuses, has no swap to prove that it saw the
+newest state, and that this state is durable. So the log checks both before the answer counts.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class View(Store, Protocol):
         """Whether the step wants to write anything."""
 
     def is_current(self) -> bool:
-        """Whether nobody has written since the view was loaded; True is as durable as a write.
+        """Whether nobody has written since the view was loaded, and what it shows is durable.
 
         Raises:
-            DecisionUnknownError: what was seen may not be durable.
+            DecisionUnknownError: what the view shows may not be durable.
         """
 
     def swap(self) -> bool:
@@ -50,7 +49,7 @@ class OptimisticLog(TransactionLog):
 
     @abstractmethod
     def _view(self) -> View:
-        """A view that loads what it is asked for, the pipeline's version first."""
+        """A view that loads on demand, and the pipeline's version first."""
 
     def _write(self, step: Callable[[Store], ResultT]) -> ResultT:
         for _ in range(_MOST_RACES):

@@ -1,4 +1,4 @@
-"""Where a log keeps its documents: what `FolderPlace` and `ObjectPlace` give to `DocumentLog`."""
+"""Where a `DocumentLog` keeps its documents; `FolderPlace` and `ObjectPlace` implement it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Version = str | int
 
 
 class Found(NamedTuple):
-    """A document as it was read; without its text when its version is known already."""
+    """A document as it was read; `text` is None when the reader already knows that version."""
 
     version: Version
     text: str | None
@@ -32,12 +32,12 @@ class Place(Protocol):
     def read(self, name: str) -> str | None: ...
 
     def names(self, folder: str) -> Sequence[str]:
-        """Of all documents somewhere below the folder, or everywhere for an empty one."""
+        """The names of all documents at any depth below `folder`; of all, if it is empty."""
 
     def delete(self, names: Iterable[str]) -> None: ...
 
     def load(self, name: str, known: Version | None) -> Found | None:
-        """Read a document that is swapped, as it is now; None only where it is proven absent."""
+        """Read the current version of a swapped document; None only if it is proven absent."""
 
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:
         """Replace the document if it has the version that was seen, or is new.

@@ -1,10 +1,10 @@
-"""Whether two locations of a checkpoint are one place.
+"""Compares locations of checkpoints: do two of them name one place?
 
     file:/a    file:///a/    /a    a link to /a       one place on this machine
     hdfs://NameNode:8020/a   hdfs://namenode:8020//a  one place
     s3a://bucket/a           s3://bucket/a            one place
 
-Spark, Hadoop and people write a location in different ways; links are followed on this machine.
+Spark, Hadoop and people write a location in different ways. Links on this machine are followed.
 """
 
 from __future__ import annotations

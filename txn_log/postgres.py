@@ -1,8 +1,8 @@
-"""The transaction log in a Postgres schema of its own; it may be a sink's database.
+"""The transaction log in its own Postgres schema, which may be in a sink's database.
 
 A write is one message, and so one transaction in one round trip: it changes the pipeline's head
 row only if its version is still the one that was read, and the records only if it changed the head.
-No lock is held between two round trips.
+The log holds no lock between two round trips.
 
 A sink in the same database may run that statement in its own transaction (`shared_write`).
 """
@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
@@ -29,9 +30,8 @@ from sparkonce.clients.postgres import (
     said,
     shown_port,
 )
-from sparkonce.errors import (
-    ConfigurationError,
-)
+from sparkonce.errors import ConfigurationError
+from sparkonce.txn_log import rules
 from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
@@ -56,15 +56,15 @@ class PostgresLog(OptimisticLog, SharedTransactions):
     """A transaction log in a schema of a Postgres database.
 
     Args:
-        url: ``postgresql://user@host:port/database?schema=sparkonce``; everything but ``schema``
-            is for libpq, which takes a password from ``~/.pgpass`` or ``PGPASSWORD`` too.
+        url: ``postgresql://user@host:port/database?schema=sparkonce``; libpq reads everything but
+            ``schema``. It also takes a password from ``~/.pgpass`` or ``PGPASSWORD``.
         create: make the log's tables when they do not exist.
         statement_timeout_s: how long one statement may take, including a wait for a lock, in
             seconds.
 
     Raises:
-        ConfigurationError: the URL cannot be read, a right is missing, or there is no log and none
-            may be made.
+        ConfigurationError: the URL cannot be read, a right is missing, or the log does not exist
+            and `create` is False.
         LogUnavailableError: the server cannot be reached now.
     """
 
@@ -76,12 +76,12 @@ class PostgresLog(OptimisticLog, SharedTransactions):
         host, port = known.get("host", "localhost"), shown_port(known)
         self._schema = schema
         self._lock = threading.RLock()
-        # In closures, so that no dump of the object shows the password.
+        # Closures hold the password, so that no dump of this object shows it.
         self._session = PostgresSession(
             lambda: psycopg.connect(
                 conninfo,
                 autocommit=True,
-                prepare_threshold=None,  # poolers forget prepared statements
+                prepare_threshold=None,  # poolers lose prepared statements
                 client_encoding="UTF8",
                 **settings,  # type: ignore[arg-type]
             ),
@@ -109,13 +109,10 @@ class PostgresLog(OptimisticLog, SharedTransactions):
         with self._lock:
             self._session.close()
 
-    def __repr__(self) -> str:
-        return f"<PostgresLog {self.address}>"
-
     # -- the schema --------------------------------------------------------------------------------
 
     def _prepare_schema(self, *, create: bool) -> str:
-        """Bring the schema to the newest version; returns the log's id."""
+        """Migrate the schema to the newest version; return the log's id."""
         with self._lock, self._session.named_errors():
             connection = self._session.connect()
             found = self._meta(connection)
@@ -130,7 +127,7 @@ class PostgresLog(OptimisticLog, SharedTransactions):
                 if value != "on":
                     logger.warning(
                         "%s: the server runs with fsync=%s: a power loss can lose decisions, and "
-                        "so lose or repeat rows",
+                        "then rows are lost or repeated",
                         self.address,
                         value,
                     )
@@ -152,7 +149,7 @@ class PostgresLog(OptimisticLog, SharedTransactions):
         return found
 
     def _migrate(self, connection: Connection) -> None:
-        # Several drivers may start at once; a lock by name, since there is no table yet.
+        # Several drivers may start at once. There is no table to lock yet, so they lock a name.
         connection.execute(
             "SELECT pg_advisory_xact_lock(hashtextextended('sparkonce.log.' || %s, 0))",
             (self._schema,),
@@ -184,7 +181,7 @@ class PostgresLog(OptimisticLog, SharedTransactions):
         with self._lock, self._session.named_errors():
             self._session.ask(
                 "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;"
-                # It keeps nobody waiting while a long history is decoded.
+                # Decoding a long history takes time, and this transaction blocks nobody.
                 " SET LOCAL idle_in_transaction_session_timeout = 0"
             )
             try:
@@ -209,25 +206,25 @@ class PostgresLog(OptimisticLog, SharedTransactions):
                 return f"{self.address}: {self._session.said(error)}"
         if database.ask(PLACE) != place:
             return "the transaction log is in another database"
-        database.ask(f"EXPLAIN {write}")  # which checks all rights that the write needs
+        database.ask(f"EXPLAIN {write}")  # checks all rights that the write needs
         return None
 
     def shared_write(self, record: TransactionRecord) -> SharedWrite:
         with self._lock, self._session.named_errors():
             view = PostgresView(self._session)
-            done = self._one_phase(view, record)
+            done = rules.one_phase(view, record, time.time())
             return SharedWrite(done, Statement(view.as_sql()))
 
 
 def _split(url: str) -> tuple[str, str]:
-    """What is for libpq, and the schema."""
+    """The URL for libpq, and the schema."""
     server, _, parameters = url.partition("?")
-    if "@" in parameters:  # nothing of it is shown
+    if "@" in parameters:  # they may hold a password: show nothing of them
         raise ConfigurationError(
             "log=postgresql://… has an @ after a ?: write a ? in a password as %3F, and such "
             "an @ as %40"
         )
-    # To libpq a + is a plus, as in a password, and not a blank.
+    # libpq reads + as a plus sign (in a password, for example), not as a space.
     query = dict(parse_qsl(parameters.replace("+", "%2B"), keep_blank_values=True))
     schema = query.pop("schema", "sparkonce")
     if _LABEL.fullmatch(schema) is None:

@@ -1,8 +1,8 @@
-"""One connection to a Postgres server that has a log: statements, and what their errors mean.
+"""The log's connection to its Postgres server: statements, and what their errors mean.
 
-refused, timeout, "starting up", a standby        nothing was written    LogUnavailableError
-a right is missing                                nothing was written    ConfigurationError
-the connection broke during the write             it may be written      DecisionUnknownError
+refused, timeout, "starting up", a standby    nothing was written        LogUnavailableError
+a right is missing                            nothing was written        ConfigurationError
+the connection broke during the write         it may have been written   DecisionUnknownError
 """
 
 from __future__ import annotations
@@ -22,14 +22,10 @@ Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 
 class PostgresSession:
-    """The log's connection, made again when it has broken. One thread at a time uses it.
+    """The log's connection, reopened after it breaks. One thread at a time uses it.
 
-    Args:
-        connect: opens a connection.
-        said: one line about an error, without secrets.
-        address: of the log, for messages.
-        schema: that has the log's tables.
-        timeout_ms: how long one statement may take, and a transaction may be idle.
+    `said` returns one line about an error, without secrets. `timeout_ms` limits how long a
+    statement may take, and how long a transaction may be idle.
     """
 
     def __init__(
@@ -59,11 +55,11 @@ class PostgresSession:
         return None if self._open is None or self._open.closed else self._open
 
     def statement(self, text: str, **parts: sql.Composable) -> sql.Composed:
-        """The statement for the log's schema."""
+        """The statement with the log's schema filled in."""
         return sql.SQL(text).format(schema=sql.Identifier(self._schema), **parts)
 
     def connect(self) -> Connection:
-        """The connection, which is opened if there is none."""
+        """The connection; opens it if there is none."""
         if self._open is None or self._open.closed:
             connection = self._new_connection()
             try:
@@ -77,7 +73,7 @@ class PostgresSession:
             except BaseException:
                 connection.close()
                 raise
-            if asked[0][0]:  # it may not have what is decided, not even where commits wait for it
+            if asked[0][0]:  # a standby may lack decisions, even where commits wait for it
                 connection.close()
                 raise LogUnavailableError(
                     f"{self.address} leads to a standby now; let the URL lead to the primary"
@@ -86,10 +82,10 @@ class PostgresSession:
         return self._open
 
     def ask(self, text: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows; a kept connection that has died since its last use is replaced once."""
+        """The rows; if the connection died since its last use, a new one asks again, once."""
         statement = self.statement(text)
         reach("log.before", request=text.split(maxsplit=1)[0].lower())
-        had_one = self._open is not None and not self._open.closed
+        had_one = self.opened is not None
         try:
             return run(self.connect(), statement, values)
         except psycopg.OperationalError:
@@ -98,12 +94,12 @@ class PostgresSession:
             return run(self.connect(), statement, values)
 
     def as_sql(self, head: str, values: Mapping[str, object]) -> str:
-        """The swap as text, which fails where `swap` would give False."""
+        """The SQL text of the swap; it raises an error where `swap` would return False."""
         statement = self.statement(SWAP, head=self.statement(head), found=sql.SQL(REQUIRED))
         return psycopg.ClientCursor(self.connect()).mogrify(statement, values)
 
     def swap(self, head: str, values: Mapping[str, object]) -> bool:
-        """Whether the head had the version that was seen, and everything is written."""
+        """Write everything if the head still has the version that was seen; whether it did."""
         statement = self.statement(
             UNHIDDEN + SWAP, head=self.statement(head), found=sql.SQL(COUNTED)
         )
@@ -114,11 +110,11 @@ class PostgresSession:
         try:
             ((count, _),) = run(connection, statement, values)
         except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
-            return False  # the server undid it, since others wrote at the same time
+            return False  # the server rolled it back, because others wrote at the same time
         except psycopg.Error as error:
-            # FATAL may come after the commit too, as when a wait for a standby is ended.
+            # FATAL may also follow the commit, as when a wait for a standby is terminated.
             if not connection.closed and error.diag.severity_nonlocalized == "ERROR":
-                raise  # the statement failed, and is undone
+                raise  # the statement failed, and the server rolled it back
             self.close()
             raise DecisionUnknownError(
                 f"{self.address} was cut off during a commit ({self.said(error)}); read the "
@@ -126,9 +122,9 @@ class PostgresSession:
             ) from None
         finally:
             connection.remove_notice_handler(warnings.append)
-        if warnings:  # a wait for a standby that is cancelled is no error
+        if warnings:  # the server only warns when a wait for a standby is cancelled
             raise DecisionUnknownError(
-                f"{self.address} has committed, and it is not known whether its standbys have "
+                f"{self.address} has committed, but its standbys may not have "
                 f"({warnings[0].message_primary}); read the log again"
             )
         reach("log.after", request="swap")
@@ -136,7 +132,7 @@ class PostgresSession:
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
-        """Around statements: psycopg's errors by what the caller must do next."""
+        """Turn psycopg's errors into errors that say what the caller must do next."""
         try:
             yield
         except psycopg.errors.InsufficientPrivilege as error:
@@ -163,7 +159,7 @@ def run(
     statements: sql.Composed,
     values: Sequence[object] | Mapping[str, object] = (),
 ) -> list[tuple[Any, ...]]:
-    """The rows of the last of several statements, which are one message, and so one transaction."""
+    """Run statements as one message, and so in one transaction; return the rows of the last."""
     cursor = psycopg.ClientCursor(connection)  # the server binds values to single statements only
     cursor.execute(statements, values or None)
     while cursor.nextset():

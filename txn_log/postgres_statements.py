@@ -1,4 +1,4 @@
-"""The statements of a log in Postgres, and the tables that they work on."""
+"""The SQL statements of a log in Postgres, and its tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIGRATIONS: Final = (
     CREATE INDEX records_newest ON {schema}.records (pipeline, batch_id DESC);
     """,
 )
-"""Number n, from 1, takes the schema from version n-1 to n. Never changed, only added to."""
+"""Migration n, counted from 1, takes the schema from version n-1 to n. Only append to them."""
 
 SWAP = """
 WITH head AS ({head}),
@@ -43,28 +43,28 @@ SELECT {found}, set_config('synchronous_commit',
     CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply'
     ELSE 'on' END, true)
 """
-"""The setting holds for this transaction: a decision is on the disk before the server answers."""
+"""The setting holds for this transaction: a decision is on disk before the server answers."""
 
 UNHIDDEN = "SELECT set_config('row_security', 'off', true);"
-"""Before a statement, in its message and so in its transaction, also through a pooler: row security
-then fails the statement in place of leaving records out."""
+"""A prefix of a statement. Both are one message, and so one transaction, also through a pooler. Row
+security then makes the statement fail instead of hiding records."""
 
 HIDDEN = "check_enable_rls"
-"""The server's function that reports it; the words differ with the server's language."""
+"""The server's function that reports that error; its text depends on the server's language."""
 
 COUNTED = "(SELECT count(*) FROM head)"
 REQUIRED = """
     CASE (SELECT count(*) FROM head)
     WHEN 0 THEN concat('another driver has written the log')::int END
 """
-"""Ends the transaction where the head was not changed. (`concat`, since a constant would be cast
-when the statement is planned.)"""
+"""Makes the transaction fail where the head was not changed. The planner would cast a constant at
+once and always fail; `concat` delays the cast."""
 
 PLACE = """
     SELECT system_identifier, oid, extract(epoch FROM pg_postmaster_start_time())::numeric
     FROM pg_catalog.pg_control_system(), pg_catalog.pg_database WHERE datname = current_database()
 """
-"""One database of one running server: a copy of it has the same identifiers, and not the start."""
+"""One database of one running server. A copy has the same identifiers, but another start time."""
 
 FIRST_HEAD = """
     INSERT INTO {schema}.heads VALUES (%(pipeline)s, 1, %(token)s, %(body)s)
@@ -78,4 +78,5 @@ SAME_HEAD = """
     UPDATE {schema}.heads SET version = version
     WHERE pipeline = %(pipeline)s AND version = %(version)s RETURNING 1
 """
-"""Standbys confirm it after all that was seen, which may have been committed without them."""
+"""A write without changes. Once the standbys confirm it, they also have everything that was seen;
+before, that may have been committed without them."""

@@ -1,4 +1,4 @@
-"""The rows of one pipeline in Postgres, as one step of the log sees and changes them."""
+"""One pipeline's rows in Postgres, as one step of the log reads and changes them."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ class PostgresView:
         return self._session.as_sql(*self._changes())
 
     def _changes(self) -> tuple[str, Mapping[str, object]]:
-        """The statement for the head, and the values of the whole write."""
+        """The head's statement, and the values of the whole write."""
         head = self._new_head or self._head
         if head is None:
             raise LogCorruptError(
-                f"{self._session.address} has records of pipeline {self._pipeline!r} and no head; "
+                f"{self._session.address} has records of pipeline {self._pipeline!r} but no head; "
                 "restore the transaction log from a copy"
             )
         values: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Lets several writers start at the same moment, to see how many of them a place lets succeed."""
+"""Starts several writers at the same moment, to see how many of them a place lets succeed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,7 @@ class Race(Protocol):
 
 @contextlib.contextmanager
 def racing(racers: int) -> Iterator[Race]:
-    """Threads for races, one after the other.
-
-    Args:
-        racers: how many run in each race. Where the system gives fewer threads, the race ends
-            with an error in place of waiting forever.
-    """
+    """Threads for several races. If the system starts fewer, a race fails instead of hanging."""
     gate = threading.Barrier(racers, timeout=_START_S)
     with ThreadPoolExecutor(racers) as pool:
 

@@ -3,7 +3,7 @@
     {"v": 2, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
 
 A record is versioned JSON with a checksum over its body. A record that differs from what was
-written raises `LogCorruptError`; nothing is ever guessed from it.
+written raises `LogCorruptError`; sparkonce never guesses what it said.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sparkonce.model import Committable, JsonValue, Owner, TransactionId
 from sparkonce.txn_log.settlement import Ruling, Settlement
 
 FORMAT_VERSION = 2
-"""The version that is written. Version 1, without settlements, `Head.checkpoint` and moves, can be
-read."""
+"""The version that is written. Version 1, which lacks settlements, `Head.checkpoint` and moves, can
+still be read."""
 
 _READABLE = range(1, FORMAT_VERSION + 1)
 
@@ -32,8 +32,8 @@ class State(StrEnum):
     PREPARED = "prepared"
     """Every branch is prepared; Spark's checkpoint will show whether the batch commits."""
     ABANDONED = "abandoned"
-    """Spark's checkpoint has not reached the prepared batch: its branches are aborted, and Spark's
-    replay may make it again."""
+    """Spark's checkpoint has not reached the prepared batch. The branches are aborted, and Spark
+    may run the batch again."""
     DECIDED = "decided"
     """Every branch is prepared, and will be committed whatever happens."""
     COMPLETE = "complete"
@@ -44,7 +44,7 @@ class State(StrEnum):
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether branches that the record names may still have to be committed."""
+        """Whether some branches of the record may still have to be committed."""
         return self in {State.PREPARED, State.DECIDED}
 
     @property
@@ -55,10 +55,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The content of some rows, in any order; equal rows count as often as they occur.
+    """The content of a set of rows, in any order; duplicate rows count each time they occur.
 
     Attributes:
-        algorithm: how `value` was computed; only fingerprints of one algorithm compare.
+        algorithm: how `value` was computed; only fingerprints of one algorithm are comparable.
         rows: number of rows.
         value: sum of the rows' hashes modulo 2^64.
     """
@@ -68,7 +68,7 @@ class Fingerprint:
     value: int
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
-        """The fingerprint of the rows of both.
+        """The fingerprint of both sets of rows together.
 
         Raises:
             ValueError: the algorithms differ.
@@ -80,7 +80,7 @@ class Fingerprint:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        # Hexadecimal, because most readers of JSON round integers above 2^53.
+        # Hexadecimal, because most JSON parsers round integers above 2^53.
         return {"algorithm": self.algorithm, "rows": self.rows, "value": f"{self.value:016x}"}
 
     @classmethod
@@ -95,7 +95,7 @@ class Part:
     Attributes:
         partition: Spark's partition id.
         branch: name of the task's branch.
-        bytes: size of the rows as Arrow memory, in bytes.
+        bytes: size of the rows in Arrow memory, in bytes.
         content: fingerprint of the rows that this sink received.
     """
 
@@ -139,7 +139,7 @@ class Share:
 
     @property
     def bytes(self) -> int:
-        """Size of those rows as Arrow memory, in bytes."""
+        """Size of those rows in Arrow memory, in bytes."""
         return sum(part.bytes for part in self.parts)
 
     def to_json(self) -> dict[str, JsonValue]:
@@ -163,13 +163,13 @@ class TransactionRecord:
     """The decision on one micro-batch, and its progress.
 
     Attributes:
-        id: which batch.
+        id: of the batch.
         token: of the incarnation that prepared it.
         state: see `State`.
         offsets: source offsets of the batch, as Spark's checkpoint shows them, one per source.
         shares: by sink name.
         times: Unix time in seconds at which each state was reached.
-        revision: how often the decision was amended.
+        revision: number of amendments of the decision.
         lost: branches that were lost after the decision, and rewritten.
         settled: operators' rulings on branches, oldest first.
     """
@@ -190,7 +190,7 @@ class TransactionRecord:
             yield from share.committables
 
     def branch_names(self) -> Iterator[str]:
-        """Names of all branches that the record needs, including the driver's own branches."""
+        """Names of all branches that the record needs: those to commit, and the tasks' branches."""
         for share in self.shares.values():
             yield from (committable.branch_id.name for committable in share.committables)
             yield from (part.branch for part in share.parts)
@@ -211,7 +211,7 @@ class TransactionRecord:
     def amended(
         self, shares: Mapping[str, Share], lost: Iterable[Committable]
     ) -> TransactionRecord:
-        """This record with the shares that replace those of `lost`."""
+        """This record with new shares in place of those that held the branches in `lost`."""
         return replace(
             self,
             shares={**self.shares, **shares},
@@ -241,12 +241,12 @@ class TransactionRecord:
 
     @classmethod
     def of_row(cls, tid: TransactionId, state: str, text: str, address: str) -> Self:
-        """Decode a database's row, whose columns must agree with the record."""
+        """Decode a database row, whose columns must agree with the record."""
         record = cls.decode(text, f"the record of {tid} in {address}")
         if (record.id, record.state.value) != (tid, state):
             raise LogCorruptError(
-                f"the record of {tid} in {address} is that of {record.id}, {record.state.value}; "
-                "restore the transaction log from a copy"
+                f"the row of {tid}, {state}, in {address} holds the record of {record.id}, "
+                f"{record.state.value}; restore the transaction log from a copy"
             )
         return record
 
@@ -267,7 +267,7 @@ class TransactionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the log knows about a pipeline as a whole; the only record that is overwritten.
+    """What the log knows about a pipeline as a whole.
 
     Attributes:
         pipeline: the pipeline's permanent name.
@@ -276,14 +276,14 @@ class Head:
         run_id: Spark's id of the run that holds the token.
         driver: host and process of that run, for messages.
         started_at: Unix time in seconds when the token was taken.
-        first_batch: the first batch that this log has to know; 0 unless a checkpoint was adopted.
+        first_batch: the first batch that this log must know; 0 unless a checkpoint was adopted.
         sinks: targets of all sinks that the pipeline ever had, by name.
-        retired: query ids that the pipeline had before (``replaces=``).
-        log_id: the log in which the pipeline began, if the pipeline was moved here; its branches
-            carry that id in their names.
+        retired: ids of the queries that had the pipeline before (``replaces=``).
+        log_id: id of the log in which the pipeline began, if the pipeline was moved here; its
+            branches carry that id in their names.
         moved_to: address of the log that the pipeline was moved to; this log takes no more writes.
-        checkpoint: location of the query's checkpoint at the last run; empty where it is not
-            known. A log inside the checkpoint refuses a start anywhere else.
+        checkpoint: location of the query's checkpoint at the last run; empty if it is not known.
+            A log inside the checkpoint refuses a start from any other location.
     """
 
     pipeline: str
@@ -311,13 +311,13 @@ class Head:
 
     @classmethod
     def of_row(cls, pipeline: str, token: int, text: str, address: str) -> Self:
-        """Decode a database's row, whose columns must agree with the head."""
+        """Decode a database row, whose columns must agree with the head."""
         where = f"the head of pipeline {pipeline!r} in {address}"
         head = cls.decode(text, where)
         if (head.pipeline, head.token) != (pipeline, token):
             raise LogCorruptError(
-                f"{where} holds token {token} beside {head.token} of {head.pipeline!r}; restore "
-                "the transaction log from a copy"
+                f"{where} has token {token} in its row, but token {head.token} of "
+                f"{head.pipeline!r} in its body; restore the transaction log from a copy"
             )
         return head
 
@@ -332,10 +332,10 @@ class Incarnation:
 
     Attributes:
         pipeline: its name.
-        owner: the beginning of the names of its branches.
+        owner: log id and query id, with which the names of its branches begin.
         token: the fencing token.
         retired: owners of the queries that had the pipeline before.
-        fenced_run: the run whose token this one replaced.
+        fenced_run: the run whose token this one replaced; None for a new pipeline.
     """
 
     pipeline: str
@@ -357,14 +357,14 @@ def unseal(text: str, where: str) -> dict[str, Any]:
     """Decode what `seal` wrote.
 
     Raises:
-        LogCorruptError: the text is torn or was changed, or is of a newer format.
+        LogCorruptError: the text is incomplete or was changed, or its format is newer.
     """
     try:
         outer = json.loads(text)
-        if (version := outer["v"]) not in _READABLE:  # which may have other fields
+        if (version := outer["v"]) not in _READABLE:  # a newer format may have other fields
             raise LogCorruptError(
-                f"{where} has format {version}, this sparkonce reads up to {FORMAT_VERSION}: use a "
-                "newer one"
+                f"{where} has format {version}, but this sparkonce reads up to {FORMAT_VERSION}: "
+                "use a newer one"
             )
         body, checksum = outer["body"], outer["sha256"]
     except (ValueError, KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
-"""What the identity guard tells the operator: what failed, why, and the next step.
+"""The error messages of the identity guard: what failed, why, and the next step.
 
-`sparkonce.txn_log.identity` decides; each function here words one of its refusals. In every text
-"pass adopt=…" and "pass replaces=…" name arguments of `ExactlyOnce`.
+`sparkonce.txn_log.identity` decides; each function here makes the error of one refusal. In every
+message, "pass adopt=…" and "pass replaces=…" name arguments of `ExactlyOnce`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ _IF_LOST: Final = (
 
 MOVED_FROM: Final = "moved from "
 
-ADOPT_FORMS: Final = (
+_ADOPT_FORMS: Final = (
     'adopt="batch 12" (the checkpoint is at batch 12, and every batch below is delivered), '
     'adopt="0123456789abcdef" (the id of a lost transaction log), or '
     f'adopt="{MOVED_FROM}/old/checkpoint" (a checkpoint that was moved with the log inside it)'
 )
 
 
-def unknown_word(word: object) -> ConfigurationError:
-    """adopt= is given in no known form."""
+def unknown_form(form: object) -> ConfigurationError:
+    """adopt= has an unknown form."""
     return ConfigurationError(
-        f"adopt={word!r}: say what is adopted, with one of these forms or a list of them: "
-        f"{ADOPT_FORMS}"
+        f"adopt={form!r} is unknown: pass one of these forms, or a list of them: {_ADOPT_FORMS}"
     )
 
 
@@ -53,15 +52,15 @@ def late(claim: Claim, head: Head) -> FencedError:
         f"{_holder(head)} took a fencing token of pipeline {claim.pipeline!r} after the run "
         f"{claim.run_id} had looked at the log and before it had a token of its own. This run is "
         "the older one: it takes no token and has written nothing. Let that driver run, or stop "
-        "it and start this query again (an operator: run the command again)"
+        "it and start this query again (if this is an operator's command, run it again)"
     )
 
 
 def not_needed(claim: Claim, head: Head) -> FencedError:
-    """Another object has turned to the run that this one was about to recover."""
+    """Another object already holds the token of the run that this one was about to recover."""
     return FencedError(
-        f"the run {claim.run_id} of pipeline {claim.pipeline!r} has token {head.token} already, by "
-        "another ExactlyOnce of its process, which recovers it: there is nothing to do"
+        f"another ExactlyOnce of this process already holds token {head.token} for the run "
+        f"{claim.run_id} of pipeline {claim.pipeline!r}, and recovers it: there is nothing to do"
     )
 
 
@@ -99,7 +98,7 @@ def copied_or_moved(claim: Claim, head: Head) -> ConfigurationError:
         f"the checkpoint {claim.checkpoint}, with the transaction log of pipeline "
         f"{claim.pipeline!r} inside it, is a copy, or was moved: its last run used it at "
         f"{head.checkpoint}. If both places were run, their branches would have equal names, and "
-        "each would overwrite or abort what the other has written. Nobody was fenced. Start the "
+        "each would overwrite or abort what the other has written. No driver was fenced. Start the "
         f"query at {head.checkpoint}. If the checkpoint was moved, and the old place is never run "
         f'again (delete it first), pass adopt="{MOVED_FROM}{head.checkpoint}". To run both, give '
         "the copy a new checkpoint and targets of its own."
@@ -130,10 +129,10 @@ def fresh_checkpoint(claim: Claim, head: Head) -> ConfigurationError:
 
 
 def prepared_by_replaced(record: TransactionRecord) -> ConfigurationError:
-    """Only the checkpoint that is being replaced says whether the batch commits."""
+    """Only the checkpoint that is being replaced shows whether the batch commits."""
     return ConfigurationError(
         f"{record.id} is prepared, and only its own checkpoint shows whether it commits: start "
-        "once with that checkpoint, then with the new one; or settle the batch without Spark: "
+        "once with that checkpoint, then with the new one; or finish the batch without Spark: "
         "sparkonce recover JOB --checkpoint LOCATION. If that checkpoint is lost, add "
         f"--abandon {record.id.batch_id}: the batch is then in no sink, and the new checkpoint "
         "must read its rows"
@@ -174,9 +173,9 @@ def sink_is_missing(
     """An unfinished batch has branches in a sink that the pipeline lacks, or has elsewhere."""
     now = claim.sinks.get(name, "not among the pipeline's sinks")
     return ConfigurationError(
-        f"{record.id} is {record.state} and not finished. The sink {name!r} holds prepared "
-        f"branches of it in {share.target}, and now it is {now}. Start once with the old sinks and "
-        "let the batch finish, or pass the old sink in removed=[…]."
+        f"{record.id} is {record.state} and not finished. It has branches of the sink {name!r} in "
+        f"{share.target}, but that sink is now {now}. Start once with the old sinks and let the "
+        "batch finish, or pass the old sink in removed=[…]."
     )
 
 
@@ -190,7 +189,7 @@ def not_begun(claim: Claim, record: TransactionRecord) -> ConfigurationError:
         f"{record.id} is prepared, and the checkpoint {claim.checkpoint}, which is at batch "
         f"{claim.batch_id}, has not begun it: it was rolled back, copied before, or lost its last "
         "files in a power cut. Only the checkpoint that has begun the batch shows whether it "
-        "commits: start with that one. If it is lost, abort what is prepared, and Spark makes the "
+        "commits: start with that one. If it is lost, abort what is prepared, and Spark runs the "
         f"batch again: sparkonce recover JOB --abandon {batch_id}"
     )
 
@@ -200,7 +199,7 @@ def other_offsets(
 ) -> ConfigurationError:
     """The batch is known with other source offsets."""
     made_again = (
-        " If Spark made that batch again because its files were deleted here, abort what is "
+        " If Spark planned that batch again because its files were deleted here, abort what is "
         "prepared of it: sparkonce recover JOB --checkpoint LOCATION"
     )
     return ConfigurationError(
@@ -234,14 +233,14 @@ def abandoned_gap(claim: Claim, known: Known, expected: int) -> ConfigurationErr
 def gap(claim: Claim, known: Known, expected: int) -> ConfigurationError:
     """Spark has moved on past batches that the log does not know."""
     return ConfigurationError(
-        f"{_gap(claim, known, expected)}the ones between ran without it. Either the query ran with "
-        "another log; or the function returned without calling the pipeline, as with "
+        f"{_gap(claim, known, expected)}the batches between ran without it. Either the query ran "
+        "with another log; or the function returned without calling the pipeline, as with "
         "`if df.isEmpty(): return` (call it for each batch, empty ones too); or Spark's state was "
         "repartitioned offline, which adds a batch of its own without rows. Point log= to the log "
         f'that was in use; else pass adopt="batch {claim.batch_id}" if {_you_know(claim)}. '
         f"If the log and its targets were restored to an earlier time, and nothing of batch "
         f"{expected} and the later ones is in any sink, delete {_files_from(expected)} from the "
-        "checkpoint, so that Spark makes them again."
+        "checkpoint, so that Spark runs them again."
     )
 
 
@@ -255,8 +254,8 @@ def _gap(claim: Claim, known: Known, expected: int) -> str:
 def _files_from(batch_id: int) -> str:
     """The files to delete so that Spark runs the batch, and all later ones, again.
 
-    offsets/N of the batch itself stays: without it Spark would make the batch with other rows. An
-    old snapshot of a state version that Spark writes again would hide the new state.
+    offsets/N of the batch itself stays: without it, Spark would run the batch with other rows. An
+    old snapshot of a state version would hide the new state once Spark writes that version again.
     """
     return (
         f"commits/{batch_id} and all later files of commits/, the files after offsets/{batch_id} "

@@ -19,12 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from sparkonce.errors import (
-    ConfigurationError,
-    FencedError,
-    ProtocolError,
-    SparkOnceError,
-)
+from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SparkOnceError
 from sparkonce.model import TransactionId
 from sparkonce.txn_log.claim import Claim, Known
 from sparkonce.txn_log.identity import admit, next_batch
@@ -33,7 +28,7 @@ from sparkonce.txn_log.settlement import Settlement
 
 
 class Store(Protocol):
-    """What a backend shows to one atomic step of the log, and what it takes from the step."""
+    """What one atomic step of the log can read and write in a backend."""
 
     def pipelines(self) -> Sequence[str]:
         """The names of all pipelines, sorted."""
@@ -68,24 +63,24 @@ class Store(Protocol):
 def begin(
     store: Store, claim: Claim, *, log_id: str, address: str, now: float
 ) -> tuple[Head, Head | None]:
-    """Admit a driver and give it the next token; the new head, and the one before it."""
+    """Admit a driver and give it the next token; return the new head and the one before it."""
     near = [
         store.find(TransactionId(claim.pipeline, claim.query_id, batch_id))
         for batch_id in (claim.batch_id - 1, claim.batch_id)
     ]
-    standing = store.head(claim.pipeline)
-    _require_here(standing, ConfigurationError)
+    before = store.head(claim.pipeline)
+    _require_here(before, ConfigurationError)
     known = Known(
-        log_id=id_of(standing, log_id),
+        log_id=id_of(before, log_id),
         log=address,
-        head=standing,
+        head=before,
         newest=store.newest(claim.pipeline, claim.query_id),
         records={record.id.batch_id: record for record in near if record is not None},
         unfinished=store.unfinished(claim.pipeline),
     )
     head = admit(claim, known, now)
     store.put_head(head)
-    return head, standing
+    return head, before
 
 
 def require_token(store: Store, pipeline: str, token: int) -> Head:
@@ -97,7 +92,7 @@ def require_token(store: Store, pipeline: str, token: int) -> Head:
     head = store.head(pipeline)
     _require_here(head, FencedError)
     if head is None or head.token != token:
-        newer = "the log does not know the pipeline" if head is None else _who(head)
+        newer = "the log does not know the pipeline" if head is None else _holder(head)
         raise FencedError(
             f"this driver holds token {token} of pipeline {pipeline!r}, but {newer}. "
             "This driver writes nothing more. Let the newer driver run, or stop it and start again."
@@ -109,11 +104,11 @@ def require_token(store: Store, pipeline: str, token: int) -> Head:
 
 
 def first(store: Store, record: TransactionRecord) -> TransactionRecord:
-    """Put the first record of a batch, or of its replay after it was abandoned."""
+    """Store the first record of a batch, or of its replay after the batch was abandoned."""
     head = require_token(store, record.id.pipeline, record.token)
-    standing = store.find(record.id)
-    if standing is not None and standing.state is not State.ABANDONED:
-        return standing
+    stored = store.find(record.id)
+    if stored is not None and stored.state is not State.ABANDONED:
+        return stored
     undecided = [
         other for other in store.unfinished(record.id.pipeline) if other.state is State.PREPARED
     ]
@@ -122,7 +117,7 @@ def first(store: Store, record: TransactionRecord) -> TransactionRecord:
     expected = next_batch(store.newest(record.id.pipeline, record.id.query_id), head)
     if record.id.batch_id != expected:
         raise ProtocolError(
-            f"{record.id} cannot follow: the next batch of the log is {expected}. Call "
+            f"{record.id} is out of order: the next batch of the log is {expected}. Call "
             "ExactlyOnce for every batch of the query, in order. If the log was restored to an "
             "earlier time, start the query again: the error of the start names the next step"
         )
@@ -138,24 +133,24 @@ def decide(
     if record.state is not State.PREPARED:
         return first(store, decided)
     require_token(store, record.id.pipeline, record.token if token is None else token)
-    standing = store.find(record.id)
-    if standing is None or standing.state is State.ABANDONED:
+    stored = store.find(record.id)
+    if stored is None or stored.state is State.ABANDONED:
         raise ProtocolError(f"{record.id} cannot be decided: it was abandoned")
-    if standing.state is not State.PREPARED:
-        return standing
+    if stored.state is not State.PREPARED:
+        return stored
     store.put(decided)
     return decided
 
 
 def abandon(store: Store, record: TransactionRecord, token: int, now: float) -> TransactionRecord:
-    """Abandon a prepared record, unless it was decided or prepared again since."""
+    """Abandon a prepared record, unless it was since decided or prepared again."""
     require_token(store, record.id.pipeline, token)
-    standing = store.find(record.id)
-    if standing is None or standing.state is not State.PREPARED:
-        return standing or record.moved(State.ABANDONED, now)
-    if standing.token != record.token:  # the replay was prepared before this call arrived
-        return standing
-    abandoned = standing.moved(State.ABANDONED, now)
+    stored = store.find(record.id)
+    if stored is None or stored.state is not State.PREPARED:
+        return stored or record.moved(State.ABANDONED, now)
+    if stored.token != record.token:  # the replay was prepared before this call arrived
+        return stored
+    abandoned = stored.moved(State.ABANDONED, now)
     store.put(abandoned)
     return abandoned
 
@@ -163,15 +158,15 @@ def abandon(store: Store, record: TransactionRecord, token: int, now: float) -> 
 def amend(store: Store, record: TransactionRecord, token: int) -> TransactionRecord:
     """Replace a decided record by its next revision."""
     require_token(store, record.id.pipeline, token)
-    standing = store.find(record.id)
-    if standing == record:
+    stored = store.find(record.id)
+    if stored == record:
         return record
     if (
-        standing is None
-        or standing.state is not State.DECIDED
-        or standing.revision != record.revision - 1
+        stored is None
+        or stored.state is not State.DECIDED
+        or stored.revision != record.revision - 1
     ):
-        raise ProtocolError(f"{record.id} cannot be amended: the log has {standing}")
+        raise ProtocolError(f"{record.id} cannot be amended: the log has {stored}")
     store.put(record)
     return record
 
@@ -181,43 +176,43 @@ def settle(
 ) -> TransactionRecord:
     """Add an operator's rulings to a decided record."""
     require_token(store, transaction_id.pipeline, token)
-    standing = store.find(transaction_id)
-    if standing is None or standing.state is not State.DECIDED:
-        state = "not known" if standing is None else standing.state.value
+    stored = store.find(transaction_id)
+    if stored is None or stored.state is not State.DECIDED:
+        state = "not known" if stored is None else stored.state.value
         raise ProtocolError(
-            f"{transaction_id} is {state}: only what is decided and unfinished is settled"
+            f"{transaction_id} is {state}: only what is decided and unfinished can be settled"
         )
-    named = {str(committable.branch_id) for committable in standing.committables()}
+    named = {str(committable.branch_id) for committable in stored.committables()}
     unknown = [s.branch for s in settlements if s.branch not in named]
     if unknown:
         raise ProtocolError(f"{transaction_id} has no branch {unknown[0]}")
-    fresh = tuple(s for s in settlements if s not in standing.settled)
-    settled = replace(standing, settled=(*standing.settled, *fresh))
+    fresh = tuple(s for s in settlements if s not in stored.settled)
+    settled = replace(stored, settled=(*stored.settled, *fresh))
     store.put(settled)
     return settled
 
 
 def complete(store: Store, record: TransactionRecord, token: int, now: float) -> TransactionRecord:
-    """Finish a decided record."""
+    """Record that a decided batch is finished."""
     require_token(store, record.id.pipeline, token)
-    standing = store.find(record.id)
-    if standing is not None and standing.state.is_finished:
-        return standing
-    if standing is None or standing.state is not State.DECIDED:
+    stored = store.find(record.id)
+    if stored is not None and stored.state.is_finished:
+        return stored
+    if stored is None or stored.state is not State.DECIDED:
         raise ProtocolError(f"{record.id} cannot be complete: it was never decided")
-    # An operator's ruling is never shown as a proof, and never forgotten.
-    state = State.SETTLED if standing.settled else State.COMPLETE
-    done = standing.moved(state, now)
+    # The log never shows an operator's ruling as a proof, and never forgets it.
+    state = State.SETTLED if stored.settled else State.COMPLETE
+    done = stored.moved(state, now)
     store.put(done)
     return done
 
 
 def one_phase(store: Store, record: TransactionRecord, now: float) -> TransactionRecord:
-    """Put the first record of a batch as complete."""
+    """Store the first record of a batch as decided and complete."""
     done = record.moved(State.DECIDED, now).moved(State.COMPLETE, now)
-    standing = first(store, done)
-    if standing is not done:
-        raise ProtocolError(f"{record.id} is {standing.state} already")
+    stored = first(store, done)
+    if stored is not done:
+        raise ProtocolError(f"{record.id} is already {stored.state}")
     return done
 
 
@@ -228,7 +223,7 @@ def forget(store: Store, record: TransactionRecord, token: int, retain: int) -> 
     store.forget(record.id.pipeline, record.id.query_id, below)
 
 
-# -- what several rules share ----------------------------------------------------------------------
+# -- shared by several rules -----------------------------------------------------------------------
 
 
 def id_of(head: Head | None, log_id: str) -> str:
@@ -250,6 +245,6 @@ def _require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
     )
 
 
-def _who(head: Head) -> str:
+def _holder(head: Head) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(head.started_at))
     return f"{head.driver} took token {head.token} at {when} UTC (run {head.run_id})"

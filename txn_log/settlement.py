@@ -2,7 +2,7 @@
 
     DECIDED ──settle──► DECIDED, with a settlement ──the next start──► SETTLED
 
-The record keeps a settlement for ever. A batch that has one ends as SETTLED instead of COMPLETE, so
+The record keeps a settlement forever. A batch that has one ends as SETTLED instead of COMPLETE, so
 no listing shows an operator's ruling as a proof.
 """
 

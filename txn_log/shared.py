@@ -1,11 +1,11 @@
-"""A log in a database: a sink there can commit the log's write in its own transaction.
+"""A log in a sink's database: the sink can commit the log's write in its own transaction.
 
     decider: log.why_apart(database of the sink) is None
              log.shared_write(record) ──► SharedWrite(record, statement)
              sink: merge; statement; COMMIT                    one transaction, decided and complete
 
-What a database and a statement are, only the log and the sinks of one vendor know; see
-`sparkonce.clients`. For everybody else they are values to pass on.
+Only the log and the sinks of one vendor know the types of the database and the statement; see
+`sparkonce.clients`. All other code only passes them on.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class SharedWrite:
     """A write of the log for a sink's transaction.
 
     Attributes:
-        record: as the write leaves it, complete.
-        statement: for the sink to run. It fails, and with it the sink's transaction, if another
+        record: the complete record, as the write stores it.
+        statement: the sink runs it. It fails, and with it the sink's transaction, if another
             driver has written the pipeline's log since.
     """
 
@@ -31,17 +31,17 @@ class SharedWrite:
 
 
 class SharedTransactions(ABC):
-    """The ability of a log whose writes a sink's transaction can hold."""
+    """A log whose writes a sink's transaction can include."""
 
     @abstractmethod
     def why_apart(self, database: object) -> str | None:
-        """Why a transaction in this database cannot hold the log's writes.
+        """Why a transaction in this database cannot include the log's writes.
 
         Args:
             database: of a sink, as the sink's role sees it.
 
         Returns:
-            None where it can, and `shared_write` may be used.
+            The reason; None if it can, and `shared_write` may be used.
         """
 
     @abstractmethod
@@ -49,5 +49,5 @@ class SharedTransactions(ABC):
         """The write that decides and completes a new record at once.
 
         Raises:
-            ProtocolError: the batch is known, or a batch was left out.
+            ProtocolError: the batch is known already, or a batch was skipped.
         """

@@ -1,8 +1,8 @@
 """The embedded transaction log: one SQLite file.
 
-Write-ahead log with ``synchronous=FULL``: a commit is on the disk when it returns. Every write is
-one ``BEGIN IMMEDIATE`` transaction that reads the token and writes, so SQLite's own lock puts all
-writes of all processes into one order.
+The database uses a write-ahead log with ``synchronous=FULL``: a commit is on disk when it returns.
+Every write is one ``BEGIN IMMEDIATE`` transaction that checks the token and writes, so SQLite's own
+lock orders the writes of all processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CREATE INDEX IF NOT EXISTS sparkonce_unfinished
 """
 
 _VERSION = 1
-"""Of the tables; a later one would be in sparkonce_meta."""
+"""Version of the tables. A later version would record itself in sparkonce_meta."""
 
 
 class SqliteLog(TransactionLog):
@@ -56,11 +56,13 @@ class SqliteLog(TransactionLog):
         path: the file; its folder must exist. It is created with mode 0600.
         create: make the log when it does not exist; False leaves the file unchanged.
         busy_timeout_s: how long a write waits for another process's write, in seconds.
-        mounts: the system's list of its file systems.
+        mounts: the system's list of mounted file systems.
 
     Raises:
-        ConfigurationError: the folder is missing or not writable, the file is something else, it
-            is on a network file system, or there is no log and none may be made.
+        ConfigurationError: the folder does not exist, the file is on a network file system, its
+            tables have a newer version, or the log does not exist and `create` is False.
+        LogUnavailableError: the file cannot be opened or written now.
+        LogCorruptError: the file is not a SQLite database.
     """
 
     def __init__(
@@ -114,22 +116,19 @@ class SqliteLog(TransactionLog):
                 self._open.close()
                 self._open = None
 
-    def __repr__(self) -> str:
-        return f"<SqliteLog {self._path}>"
-
     def diagnose(self) -> Iterable[Finding]:
         yield Finding(
             Level.WARNING,
-            f"{self.address} is on this machine's disk: a driver that moves to another machine "
-            "does not find it, and a lost disk loses it",
+            f"{self.address} is on this machine's disk: a driver on another machine does not find "
+            "it, and it is lost with the disk",
             "keep it on a disk that moves with the driver, and copy it with sqlite3's .backup (cp "
-            "leaves out what is in the file -wal; remove -wal and -shm where you restore a copy)",
+            "misses what is in the -wal file; remove -wal and -shm before you restore a copy)",
         )
 
     def _find_id(self) -> str:
         with self._lock, self._named_errors():
             connection = self._connect()
-            # It may be a database of another program.
+            # The database may be another program's.
             row = connection.execute(
                 "SELECT 1 FROM sqlite_master WHERE name = 'sparkonce_meta'"
             ).fetchone()
@@ -142,8 +141,8 @@ class SqliteLog(TransactionLog):
         if int(version := found.get("version", _VERSION)) > _VERSION:
             self.close()
             raise ConfigurationError(
-                f"{self.address} has version {version} of the log's tables, this sparkonce knows "
-                f"{_VERSION}: use a newer one"
+                f"{self.address} has version {version} of the log's tables, but this sparkonce "
+                f"knows only version {_VERSION}: use a newer one"
             )
         return str(found["log_id"])
 
@@ -157,7 +156,7 @@ class SqliteLog(TransactionLog):
                 f"{self._path.as_uri()}?mode=rw",
                 uri=True,
                 timeout=self._busy_timeout_s,
-                isolation_level=None,  # transactions are begun and ended here, by name
+                isolation_level=None,  # `_transaction` sends BEGIN and COMMIT itself
                 check_same_thread=False,  # guarded by self._lock
             )
             try:
@@ -174,13 +173,13 @@ class SqliteLog(TransactionLog):
         return self._open
 
     def _check_is_the_same(self, connection: sqlite3.Connection) -> None:
-        """While a disk is not mounted, the folder below its mount point may get another log."""
+        """Refuse a log that was created at the mount point while the log's disk was not mounted."""
         found = connection.execute("SELECT value FROM sparkonce_meta WHERE key = 'log_id'")
         if found.fetchone() != (self._log_id,):
             raise LogUnavailableError(
-                f"{self.address}: the log with id {self._log_id} was there, and another one is "
-                "there now; nothing was written. Check that its disk is mounted; if the log is "
-                "gone, stop the query and restore it from a copy that has the newest batch "
+                f"{self.address} is no longer the log with id {self._log_id}, but another one; "
+                "nothing was written. Check that its disk is mounted. If the log is lost, stop the "
+                "query and restore it from a copy that has the newest batch "
                 "(docs/operations.md, LogCorruptError)"
             )
 
@@ -210,7 +209,7 @@ class SqliteLog(TransactionLog):
                         f"{self.address} failed while committing ({error}); read the log again"
                     ) from error
             except BaseException:
-                # A connection that failed is closed already, which rolls back as well. One that was
+                # A connection that failed was closed, which rolls back too. One that was
                 # interrupted (Ctrl-C) may hold the lock, or have committed.
                 if self._open is not None and self._open.in_transaction:
                     self._open.execute("ROLLBACK")
@@ -231,12 +230,12 @@ class SqliteLog(TransactionLog):
         except sqlite3.DatabaseError as error:
             self.close()
             raise LogCorruptError(
-                f"{self.address} is not a whole SQLite database ({error}); restore it from a copy"
+                f"{self.address} is not an intact SQLite database ({error}); restore it from a copy"
             ) from error
 
 
 class _SqliteStore:
-    """The rows of the database inside one transaction; see `sparkonce.txn_log.base.Store`."""
+    """The database inside one transaction; see `sparkonce.txn_log.base.Store`."""
 
     def __init__(self, connection: sqlite3.Connection, address: str) -> None:
         self._connection = connection

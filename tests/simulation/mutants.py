@@ -374,8 +374,8 @@ _LOG_RULES: Final = (
         (
             Edit(
                 RULES,
-                "    if standing is not None and standing.state is not State.ABANDONED:\n"
-                "        return standing\n",
+                "    if stored is not None and stored.state is not State.ABANDONED:\n"
+                "        return stored\n",
                 "",
             ),
             Edit(RULES, "    if record.id.batch_id != expected:\n", "    if False:\n"),
@@ -395,7 +395,7 @@ _LOG_RULES: Final = (
     Mutant(
         "late abandonment hits the replay",
         "I5",
-        (Edit(RULES, "    if standing.token != record.token:", "    if False:"),),
+        (Edit(RULES, "    if stored.token != record.token:", "    if False:"),),
         ("tests/test_log.py::TestSqliteLog::test_abandonment_that_lands_late_spares_the_replay",),
     ),
     _tested(
@@ -451,7 +451,7 @@ _GUARD_AND_SINKS: Final = (
         "I5",
         Edit(
             IDENTITY,
-            "    if head.run_id == claim.run_id and not (claim.has_batch or claim.goes_on):\n",
+            "    if head.run_id == claim.run_id and not (claim.has_batch or claim.had_token):\n",
             "    if False:\n",
         ),
         "tests/test_identity.py::test_start_without_a_batch_fences_no_other_object_of_its_run",
@@ -537,7 +537,7 @@ _SETTLEMENT: Final = (
     Mutant(
         "operator's word shown as proof",
         "I3",
-        (Edit(RULES, "State.SETTLED if standing.settled else State.COMPLETE", "State.COMPLETE"),),
+        (Edit(RULES, "State.SETTLED if stored.settled else State.COMPLETE", "State.COMPLETE"),),
         ("tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",),
     ),
     _tested(

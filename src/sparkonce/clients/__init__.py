@@ -1,1 +1,1 @@
-"""What a sink and a log share about one vendor's client."""
+"""Code that the sinks and the logs of one vendor share."""

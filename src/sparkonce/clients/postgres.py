@@ -1,12 +1,12 @@
-"""What the Postgres sink and the Postgres log share: connection strings, and one transaction.
+"""Shared by the Postgres sink and the Postgres log: connection strings, and one transaction.
 
     PostgresLog                                    PostgresSink
     why_apart(Database) ◄─── asks the log ──────── why_two_phases: its own database
     shared_write(record) ──► Statement ──────────► commit_one_phase: runs it in its transaction
 
 libpq ends an unescaped password at a `/` or a second `@`. It then takes the rest of the password
-for the host, the port or the database, which errors and logs show. So connection strings are read
-here, once, and what an error says is shown without secrets.
+for the host, the port or the database, which errors and logs would show. So this module parses all
+connection strings, and removes secrets from the texts of errors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sparkonce.errors import ConfigurationError
 _SECRETS: Final = ("password", "sslpassword")
 KEPT_ALIVE: Final[Mapping[str, str]] = {
     "connect_timeout": "10",
-    # A server that vanishes without closing its connections is noticed after a minute; the
-    # system's own default is two hours.
+    # These detect a server that vanished without closing its connections after a minute; the
+    # system's default is two hours.
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
     "tcp_user_timeout": "60000",
 }
-"""Connection parameters for what the user's connection string leaves open."""
+"""Connection parameters that the user's connection string overrides."""
 
 _URLS: Final = ("postgresql://", "postgres://")
 
@@ -42,7 +42,7 @@ _URLS: Final = ("postgresql://", "postgres://")
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A sink's database, for a log that checks whether it is its own.
+    """A sink's database; the log checks whether it is the log's own.
 
     Attributes:
         ask: runs a query as the sink's role and returns its rows.
@@ -65,15 +65,15 @@ class Statement:
 
 
 def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
-    """Read the parameters that a connection string names.
+    """Parse a connection string into its parameters.
 
     Args:
         conninfo: a URL or a list of `key=value`.
-        expected: start of the error text: the setting, and the form that it needs.
+        expected: start of the error text: the setting, and its expected form.
 
     Raises:
-        ConfigurationError: libpq cannot read the string, or reads something else than the user
-            meant. The text repeats nothing of the string but a key that libpq does not know.
+        ConfigurationError: libpq cannot read the string, or would read it differently than the user
+            meant. The text quotes at most a key that libpq does not know.
     """
     refusal = ConfigurationError(
         f"{expected} (is a special character of the password not percent-encoded?)"
@@ -89,7 +89,7 @@ def read_conninfo(conninfo: str, expected: str) -> dict[str, str]:
         credentials, *more = rest.partition("?")[0].split("@")
         if len(more) > 1 or (more and "/" in credentials):
             raise refusal
-    # One port for each host; empty for libpq's default.
+    # One port for each host; an empty one is libpq's default.
     if not all(port.isdigit() for port in known.get("port", "").split(",") if port):
         raise refusal
     return known
@@ -104,15 +104,11 @@ def shown_port(known: Mapping[str, str]) -> str:
 def check_service(known: Mapping[str, str], setting: str) -> None:
     """Refuse a libpq service that is the only source of the host or the database.
 
-    The service file is not read here and may differ between machines. Without host and database
-    the target would go by libpq's defaults, and two services would share one name.
-
-    Args:
-        known: what `read_conninfo` returned.
-        setting: the setting, for the error text.
+    sparkonce does not read the service file, which may differ between machines. Without host and
+    database, the target's name would hold libpq's defaults, and two services would share it.
 
     Raises:
-        ConfigurationError: the connection string names a service without host and database.
+        ConfigurationError: a service is set, but the connection string lacks host or database.
     """
     service = known.get("service") or os.environ.get("PGSERVICE")
     is_placed = (known.get("host") or known.get("hostaddr")) and known.get("dbname")
@@ -125,11 +121,9 @@ def check_service(known: Mapping[str, str], setting: str) -> None:
 
 
 def said(error: Exception, known: Mapping[str, object]) -> str:
-    """Postgres' first sentence about an error; its details would show rows.
+    """The primary message of a Postgres error, without its details, which could show rows.
 
-    Args:
-        error: of psycopg.
-        known: the connection's parameters; libpq's text may quote their secrets.
+    It also leaves out the secrets among the connection's parameters, which libpq's text may quote.
     """
     text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     text = text or str(error).partition("\nDETAIL:")[0].strip() or type(error).__name__
@@ -140,7 +134,7 @@ def said(error: Exception, known: Mapping[str, object]) -> str:
 
 
 def _unknown_key(conninfo: str, text: str) -> str | None:
-    """The key that libpq rejects; None where it may be a piece of a password."""
+    """The key that libpq rejects; None if it may be part of a password."""
     found = re.fullmatch(r'invalid (?:connection option|URI query parameter:) "(\w+)"\s*', text)
     if found is None:
         return None

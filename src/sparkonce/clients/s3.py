@@ -1,8 +1,7 @@
-"""boto3's clients of S3: what an answer means, which setting names the server, fresh credentials.
+"""boto3's S3 clients: what an answer means, which setting names the server, fresh credentials.
 
-boto3 reads ``~/.aws/credentials`` once for a session. A process that renews the file renews it for
-the next session only. So a client whose credentials are refused is dropped, and its successor asks
-boto3's chain again.
+A boto3 session reads ``~/.aws/credentials`` once; only the next session sees a renewed file. So a
+client whose credentials are refused is dropped, and its successor asks boto3's chain again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Those that boto3 reads, the stronger one first."""
+"""The variables that boto3 reads; the first takes precedence."""
 
 _AMAZONS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws")
 
@@ -34,7 +33,7 @@ _NOT_VALID: Final = frozenset(
         "InvalidAccessKeyId",
         "InvalidToken",
         "RequestExpired",
-        "SignatureDoesNotMatch",  # a new secret under the old key
+        "SignatureDoesNotMatch",  # a new secret for the old key
         "TokenRefreshRequired",
         # The answer to a HEAD has no body; its code is the HTTP status.
         "400",
@@ -44,17 +43,17 @@ _NOT_VALID: Final = frozenset(
 )
 
 _DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
-"""How the names of S3 Express One Zone's buckets end, and of access points to them."""
+"""Suffixes of the names of S3 Express One Zone's buckets, and of access points to them."""
 
 
 def when_not_valid(client: S3Client, drop: Callable[[], None]) -> None:
-    """Call `drop` after each call of the client that fails because of its credentials."""
+    """Make the client call `drop` after each request that fails because of its credentials."""
 
     def look(
         parsed: Mapping[str, Any] | None = None, exception: Exception | None = None, **_: object
     ) -> None:
         code = (parsed or {}).get("Error", {}).get("Code")
-        # A client that was made while the file was being written never gets credentials.
+        # A client created while the file was being written never gets credentials.
         if code in _NOT_VALID or isinstance(exception, NoCredentialsError):
             drop()
 
@@ -63,11 +62,11 @@ def when_not_valid(client: S3Client, drop: Callable[[], None]) -> None:
 
 
 def endpoint_setting(endpoint_url: str, given: str | None) -> str:
-    """The setting that named a client's server, for people who have to correct it.
+    """The setting that chose a client's server, for messages about a wrong one.
 
     Args:
         endpoint_url: of the client, as boto3 resolved it (``client.meta.endpoint_url``).
-        given: the ``endpoint_url`` that the user passed; None where there was none.
+        given: the ``endpoint_url`` that the user passed, if any.
     """
     if given:
         return "endpoint_url="
@@ -81,14 +80,10 @@ def endpoint_setting(endpoint_url: str, given: str | None) -> str:
 
 
 def check_bucket(bucket: str, setting: str) -> None:
-    """Refuse a directory bucket: it does not take writes as they are made here.
-
-    Args:
-        bucket: its name.
-        setting: the setting that holds the name, for the message.
+    """Refuse a directory bucket, which rejects the writes that sparkonce sends.
 
     Raises:
-        ConfigurationError: the bucket is one of S3 Express One Zone.
+        ConfigurationError: it is a bucket of S3 Express One Zone.
     """
     if bucket.endswith(_DIRECTORY_BUCKETS):
         raise ConfigurationError(
@@ -98,19 +93,19 @@ def check_bucket(bucket: str, setting: str) -> None:
 
 
 def code_of(error: Exception | None) -> str:
-    """The server's error code (of a HEAD: the HTTP status); empty when it gave no answer."""
+    """The server's error code (for a HEAD: the HTTP status); empty if there was no answer."""
     return error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status of the server's answer; None when it gave none."""
+    """The HTTP status of the server's answer; None if there was no answer."""
     if isinstance(error, ClientError):
         return error.response["ResponseMetadata"].get("HTTPStatusCode")
     return None
 
 
 def has_delete_marker(error: Exception) -> bool:
-    """Whether the object was deleted in a bucket that keeps versions."""
+    """Whether the object was deleted from a bucket that keeps versions."""
     if not isinstance(error, ClientError):
         return False
     headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
@@ -118,10 +113,10 @@ def has_delete_marker(error: Exception) -> bool:
 
 
 def said(error: Exception) -> str:
-    """One line for messages, without the request, which is signed, and without passwords."""
+    """One line about an error, without passwords and without the signed request."""
     if isinstance(error, ClientError):
-        told = error.response["Error"]
-        return f"{error.operation_name} answered {told.get('Code')}: {told.get('Message')}"
+        answer = error.response["Error"]
+        return f"{error.operation_name} answered {answer.get('Code')}: {answer.get('Message')}"
     return f"{type(error).__name__}: {without_user(str(error))}"
 
 

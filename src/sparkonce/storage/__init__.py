@@ -4,9 +4,9 @@
                          └─► HadoopFolder   any other URL, through Spark's JVM
     S3Folder                                a prefix of a bucket, through boto3
 
-The transaction log and the readers of Spark's checkpoint stand on this. It knows neither: a folder
-has names and texts. `hadoop` alone imports PySpark and `s3` alone imports boto3, each at its first
-use.
+The transaction log and the readers of Spark's checkpoint use this package. It knows neither: a
+folder holds named texts. Only `hadoop` imports PySpark and only `s3` imports boto3; both modules
+are imported at their first use.
 """
 
 from __future__ import annotations

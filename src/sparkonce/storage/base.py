@@ -1,8 +1,8 @@
-"""What a folder can do, wherever it is.
+"""The interface of a folder, wherever it is.
 
-A file is never changed: it is created whole, or it exists already. Names are paths with `/`,
-relative to the folder. A name whose last part begins with a dot is hidden: folders use such names
-for files that are not complete yet, and never list them.
+A file appears whole and never changes. Names are paths with `/`, relative to the folder. A name
+whose last part begins with a dot is hidden: folders use such names for files that are not complete
+yet, and never list them.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ class Folder(Protocol):
         """Where the folder is, without secrets; for messages."""
 
     def create(self, name: str, text: str) -> bool:
-        """Create a file, whole and durable, with its parent folders; False when it exists."""
+        """Create a file, whole and durable, with its parent folders; False if it exists."""
 
     def read(self, name: str) -> str | None:
-        """The text of a file; None when it does not exist."""
+        """The text of a file; None if it does not exist."""
 
     def names(self, folder: str) -> Sequence[str]:
-        """All files at any depth below `folder`; below this folder when `folder` is empty."""
+        """All files at any depth below `folder`; below this folder if `folder` is empty."""
 
     def delete(self, name: str) -> None:
-        """Remove a file; no error when it does not exist."""
+        """Remove a file; no error if it does not exist."""
 
 
 class FileSystemFolder(Folder, Protocol):
-    """A folder of a file system, where others write too: Spark has its checkpoint there."""
+    """A folder of a file system, where others may write too, as Spark does in its checkpoint."""
 
     def exists(self, name: str) -> bool:
         """Whether there is a file or a folder of this name."""
 
     def files(self, folder: str) -> Sequence[str]:
-        """The last parts of the names directly in `folder`; empty when it does not exist."""
+        """The last parts of the names directly in `folder`; empty if it does not exist."""
 
     def read_end(self, name: str, most_bytes: int) -> str | None:
-        """The last bytes of a file as text; None when it does not exist.
+        """The last `most_bytes` bytes of a file as text; None if it does not exist.
 
-        The first character may be the rest of one that was cut.
+        The first character may be damaged, because the cut may fall within it.
         """

@@ -1,14 +1,14 @@
-"""A folder on any file system of Hadoop, through the JVM of Spark.
+"""A folder on any Hadoop file system, through Spark's JVM.
 
 A file is created atomically in one of two ways, as Spark does for its own checkpoint:
 
-* Where a rename is one step (HDFS, ABFS), the file is written aside and renamed without
-  overwriting.
+* Where a rename is one step (HDFS, ABFS), the file is written under a hidden name and renamed
+  without overwriting.
 * In an object store a rename is a copy, and some file systems have no FileContext, which renames
-  without overwriting. There the file is created under its name with a condition. It appears when
-  its stream is closed; a stream that did not take all of the file is aborted instead.
+  without overwriting. There the file is created under its own name with a condition. It appears
+  when its stream is closed; a stream that did not take the whole file is aborted instead.
 
-Each call from Python to the JVM takes up to a millisecond, so every method makes few of them.
+Each call from Python to the JVM takes up to a millisecond, so every method makes few calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MISSING: Final = "FileNotFoundException"
 _NO_CONTEXT: Final = "UnsupportedFileSystemException"
 _NO_HOST: Final = "UnknownHostException"
 _PERMANENT: Final = (
-    _NO_CONTEXT,  # no FileSystem for the scheme either
+    _NO_CONTEXT,  # also raised if no FileSystem has the scheme
     "IllegalArgumentException",
     "URISyntaxException",
     "ClassNotFoundException",
@@ -49,19 +49,16 @@ _PERMANENT: Final = (
 """The address, Hadoop's settings or our permissions are wrong."""
 
 _BETWEEN_PATHS: Final = re.compile(r",(?=[A-Za-z][A-Za-z0-9+.-]*:/)")
-"""In ``{file:/ckpt/commits/9,file:/ckpt/commits/10}``; no name of a file contains a slash."""
+"""Splits ``{file:/ckpt/commits/9,file:/ckpt/commits/10}``; no file name contains a slash."""
 
 
 def hadoop_folder(
     root: str, address: str = "", conf: Callable[[], Any] | None = None
 ) -> HadoopFolder:
-    """A folder, through the running Spark; without one, a JVM is started, which takes seconds.
+    """A folder, through the running Spark; without Spark, a JVM is started, which takes seconds.
 
-    Args:
-        root: URL of the folder.
-        address: see `HadoopFolder`.
-        conf: gives Hadoop's configuration; default: Spark's, with what spark-defaults.conf sets
-            for Hadoop.
+    `conf` returns Hadoop's configuration; default: Spark's, including the Hadoop settings of
+    spark-defaults.conf.
     """
     # Without Spark, one JVM serves all folders of the process, and ends with it.
     gateway = SparkContext._gateway or once(launch_gateway)  # noqa: SLF001 - py4j is the only way
@@ -72,22 +69,18 @@ def hadoop_folder(
 
 
 class HadoopFolder:
-    """A folder on a file system of Hadoop; see `sparkonce.storage.base.FileSystemFolder`.
+    """A folder on a Hadoop file system; see `sparkonce.storage.base.FileSystemFolder`.
 
-    Args:
-        root: URL of the folder.
-        gateway: Py4J's way to the JVM.
-        conf: Hadoop's configuration there.
-        address: for messages; default: the URL.
+    `root` is its URL; `address` is for messages, and is the URL by default.
 
     Raises:
-        ConfigurationError: Hadoop does not know the file system, or it refuses us.
-        LogUnavailableError: it does not respond now.
+        ConfigurationError: Hadoop does not know the file system, or access is denied.
+        LogUnavailableError: the file system does not respond now.
     """
 
     def __init__(self, root: str, gateway: JavaGateway, conf: Any, address: str = "") -> None:
         jvm: Any = gateway.jvm
-        # Py4J asks the JVM for each part of a class's name, every time: a dozen round trips.
+        # Looked up once: Py4J asks the JVM for each part of a class name, a dozen round trips.
         self._path_class: Any = jvm.org.apache.hadoop.fs.Path
         self._to_string: Any = jvm.org.apache.commons.io.IOUtils.toString
         self._to_paths: Any = jvm.org.apache.hadoop.fs.FileUtil.stat2Paths
@@ -162,7 +155,7 @@ class HadoopFolder:
         return self._try(lambda: bool(self._fs.exists(self._path(name))))
 
     def files(self, folder: str) -> Sequence[str]:
-        """With the names of folders, which would take a call for each to tell apart."""
+        """Includes the names of folders: to recognise them would take a call for each."""
 
         def ask() -> list[str]:
             paths = self._to_paths(self._fs.listStatus(self._path(folder)))
@@ -188,7 +181,7 @@ class HadoopFolder:
         return self._path_class(self._root, name)
 
     def _put(self, path: Any, text: str) -> bool:
-        """Create it with a condition: S3A has an option of its own, others take `overwrite`."""
+        """Create the file on a condition: S3A has its own option, others use `overwrite`."""
         if self._try(lambda: self._fs.exists(path)):
             return False
 
@@ -212,12 +205,12 @@ class HadoopFolder:
         stream.close()
 
     def _decide(self, action: Callable[[], object]) -> bool:
-        """Run the step that makes the file appear; False when the file was there."""
+        """Run the step that makes the file appear; False if the file existed."""
         reach("log.before", request="commit file")
         try:
             action()
         except Py4JJavaError as error:
-            self._go_on(error)
+            self._clear_interrupt(error)
             if any(name in _classes(error) for name in _EXISTS):
                 return False
             raise DecisionUnknownError(
@@ -230,16 +223,16 @@ class HadoopFolder:
         return True
 
     def _try(self, action: Callable[[], ResultT], **missing: Any) -> ResultT:
-        """Run what may be repeated; it is repeated once if it was interrupted."""
+        """Run an action that may be repeated; repeat it once if it was interrupted."""
         try:
             try:
                 return action()
             except Py4JJavaError as error:
-                if not self._go_on(error):
+                if not self._clear_interrupt(error):
                     raise
                 return action()
         except Py4JJavaError as error:
-            self._go_on(error)
+            self._clear_interrupt(error)
             if missing and _MISSING in _classes(error):
                 answer: ResultT = missing["missing"]
                 return answer
@@ -252,20 +245,20 @@ class HadoopFolder:
                 f"{self.address}: the JVM does not respond ({error}), nothing was written"
             ) from error
 
-    def _go_on(self, error: Py4JJavaError) -> bool:
-        """Clear the thread's interrupt after a call that it ended; returns whether it did.
+    def _clear_interrupt(self, error: Py4JJavaError) -> bool:
+        """Clear the thread's interrupt if it caused the error; return whether it did.
 
-        Spark's `stop()` interrupts the thread once, and Hadoop's clients set the flag again. Each
-        further call would fail until the caller's patience ends.
+        Spark's `stop()` interrupts the thread once, but Hadoop's clients set the flag again. With
+        the flag set, each further call would fail until the caller's patience ends.
         """
-        is_interrupted = "Interrupt" in _classes(error)  # ClosedByInterruptException is one, too
+        is_interrupted = "Interrupt" in _classes(error)  # also ClosedByInterruptException
         if is_interrupted:
             self._thread.interrupted()
         return is_interrupted
 
 
 def _classes(error: Py4JJavaError | IllegalArgumentException) -> str:
-    """Names of the exception's class and of those of its causes."""
+    """The class names of the exception and of its causes."""
     if isinstance(error, IllegalArgumentException):  # PySpark's own; the text names the cause
         return f"{type(error).__name__} {error}"
     names, exception = [], error.java_exception

@@ -1,4 +1,4 @@
-"""A folder on a disk of this machine: a file is written aside and linked to its name.
+"""A folder on a local disk: a file is written under a hidden name, then linked to its own name.
 
 .1.json.8f0c….tmp ── fsync ──► link to 1.json, which fails if 1.json exists ── fsync the folder
 """
@@ -23,7 +23,7 @@ from sparkonce.errors import (
 ResultT = TypeVar("ResultT")
 
 _PERMANENT: Final = frozenset({EACCES, EPERM, EROFS, ENOTDIR, EEXIST, ENAMETOOLONG})
-"""Errors of the place or of our permissions there; a full disk may be emptied."""
+"""Errors of the path or of our permissions; any other, such as a full disk, may pass."""
 
 _FILE_URL: Final = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.DOTALL)
 
@@ -31,7 +31,7 @@ _FILE_URL: Final = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.
 def local_path(location: str) -> Path | None:
     """The path of a location on a local disk; None for a location elsewhere.
 
-    Spark and Hadoop quote nothing in a location: a %, a # or a ? is part of a name.
+    Spark and Hadoop unquote nothing in a location: a %, a # or a ? is part of a name.
 
     Raises:
         ConfigurationError: it begins with ~ and a user that this machine does not know.
@@ -53,22 +53,19 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ConfigurationError(
-            f"{path}: this machine knows no home of {Path(path).parts[0]}: give the whole path"
+            f"{path}: this machine knows no home of {Path(path).parts[0]}: give the full path"
         ) from error
 
 
 class LocalFolder:
-    """A folder of this machine; see `sparkonce.storage.base.FileSystemFolder`.
+    """A folder on a local disk; see `sparkonce.storage.base.FileSystemFolder`.
 
-    Args:
-        root: the folder.
-        address: for messages; default: its path.
-        create: make the folder when it does not exist.
-        mode: of its files, before the umask.
+    `address` is for messages, and is the path by default; `mode` applies to new files, before the
+    umask.
 
     Raises:
-        ConfigurationError: it cannot be created there.
-        LogUnavailableError: it cannot be created now.
+        ConfigurationError: the folder cannot be created there.
+        LogUnavailableError: the folder cannot be created now, as on a full disk.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class LocalFolder:
                 _make_folders(root)
         except OSError as error:
             kind = ConfigurationError if error.errno in _PERMANENT else LogUnavailableError
-            raise kind(f"the folder {root} cannot be made ({error})") from error
+            raise kind(f"the folder {root} cannot be created ({error})") from error
 
     @property
     def address(self) -> str:
@@ -144,7 +141,6 @@ class LocalFolder:
         return self._unless_missing(scan) or ()
 
     def names(self, folder: str) -> Sequence[str]:
-        # One reading of the folder; each folder below it is read on its own.
         return self._try(
             lambda: [
                 str(Path(parent, file).relative_to(self._root))
@@ -177,13 +173,13 @@ class LocalFolder:
 
 
 def _unless_absent(error: OSError) -> None:
-    """A folder that cannot be read is not empty."""
+    """Raise the error, unless the folder does not exist: an unreadable folder is not empty."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def _make_folders(folder: Path) -> None:
-    """Make the folder and its parents, each durable before anything is in it."""
+    """Create the folder and its parents, each durable before anything is put into it."""
     if not folder.is_dir():
         _make_folders(folder.parent)
         folder.mkdir(exist_ok=True)

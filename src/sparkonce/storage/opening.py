@@ -22,10 +22,10 @@ def open_folder(
 
     Args:
         location: a path, or a URL that Hadoop knows.
-        conf: gives Hadoop's configuration; default: that of the running Spark, or of a JVM that is
-            started for it, which takes seconds. It is not called for a local path.
-        inside: name of a folder inside the location, which is opened instead.
-        scheme: what the folder's address begins with, before the location.
+        conf: returns Hadoop's configuration; default: that of the running Spark, or of a JVM that
+            is started for it, which takes seconds. It is not called for a local path.
+        inside: name of a folder inside the location; that one is opened.
+        scheme: prefix of the folder's address, before the location.
         create: make a local folder that does not exist.
         mode: of local files, before the umask.
 

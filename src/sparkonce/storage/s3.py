@@ -1,11 +1,11 @@
 """A folder in a bucket: a prefix, through boto3.
 
 Each write has a condition, is one request, and is sent once: a second attempt would meet the result
-of the first. What is known after a failure depends on how far the request came:
+of the first. The error after a failure depends on how far the request got:
 
-    not sent, or the connection failed       nothing was written      LogUnavailableError
-    the server refused it (4xx, 501, 503)    nothing was written      LogUnavailableError
-    no answer, or another server error       it may be written        DecisionUnknownError
+    not sent, or the connection failed       nothing was written       LogUnavailableError
+    the server refused it (4xx, 501, 503)    nothing was written       LogUnavailableError
+    no answer, or another server error       it may have been written  DecisionUnknownError
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ResultT = TypeVar("ResultT")
 
 S3_ERRORS: Final = (BotoCoreError, ClientError, ResponseParserError)
 NOT_MET: Final = frozenset({404, 409, 412})
-"""Statuses of a write whose condition is not met."""
+"""HTTP statuses of a write whose condition is not met."""
 NOT_IMPLEMENTED: Final = 501
 THROTTLED: Final = frozenset({429, 503})
 
@@ -73,12 +73,12 @@ _FIRST_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How to reach the server; boto3's own settings decide what is None.
+    """How to reach the server; None leaves a choice to boto3's own settings.
 
     Attributes:
-        endpoint_url: of another server than Amazon's.
+        endpoint_url: of a server other than Amazon's.
         region: of the bucket.
-        path_style: whether the bucket's name is in the path, or in the host name.
+        path_style: True puts the bucket's name into the path, False into the host name.
     """
 
     endpoint_url: str | None = None
@@ -87,12 +87,7 @@ class Server:
 
 
 class Tagged(NamedTuple):
-    """An object as it was read.
-
-    Attributes:
-        tag: its entity tag.
-        text: what is in it; None when the tag is the one that the reader knows.
-    """
+    """An object as it was read; `text` is None if the reader already knows this entity tag."""
 
     tag: str
     text: str | None
@@ -103,15 +98,11 @@ class S3Folder:
 
     Credentials come from boto3's own chain: the environment, ``~/.aws``, the machine's role.
 
-    Args:
-        bucket: its name.
-        prefix: of the keys; it ends with / unless it is empty.
-        server: how to reach it.
-        address: for messages.
+    `prefix` ends with / unless it is empty; `address` is for messages.
 
     Raises:
-        ConfigurationError: boto3 can make no client of these settings.
-        LogUnavailableError: it can make none now.
+        ConfigurationError: boto3 cannot create a client from these settings.
+        LogUnavailableError: boto3 cannot create a client now.
     """
 
     def __init__(self, bucket: str, prefix: str, server: Server, address: str) -> None:
@@ -122,10 +113,10 @@ class S3Folder:
         self._sending = threading.local()
         try:
             self._client: S3Client | None = self._connect()
-        except (ProfileNotFound, ValueError) as error:  # it is a ValueError where a URL is broken
+        except (ProfileNotFound, ValueError) as error:  # a broken URL is a ValueError
             raise ConfigurationError(
-                f"{address}: boto3 can make no client ({without_user(str(error))}): correct its "
-                "settings, the environment or ~/.aws"
+                f"{address}: boto3 cannot create a client ({without_user(str(error))}): correct "
+                "its settings, the environment or ~/.aws"
             ) from None
         except BotoCoreError as error:
             raise self._no_client(error) from None
@@ -136,12 +127,12 @@ class S3Folder:
 
     @property
     def client(self) -> S3Client:
-        """The client; it is made again after its credentials were refused."""
+        """The client; it is recreated after the server refused its credentials."""
         client = self._client
         if client is None:
             try:
                 client = self._client = self._connect()
-            except BotoCoreError as error:  # such as a file of credentials that is half written
+            except BotoCoreError as error:  # such as a half-written credentials file
                 raise self._no_client(error) from None
         return client
 
@@ -157,7 +148,7 @@ class S3Folder:
 
     def _connect(self) -> S3Client:
         style: Any = {}
-        if (path_style := self._server.path_style) is not None:  # else boto3's files decide
+        if (path_style := self._server.path_style) is not None:  # else boto3's settings decide
             style = {"addressing_style": "path" if path_style else "virtual"}
         client: S3Client = boto3.session.Session().client(
             "s3",
@@ -190,20 +181,22 @@ class S3Folder:
     def get(
         self, name: str, known: str | None = None, *, may_be_deleted: bool = True
     ) -> Tagged | None:
-        """Read an object; None where the server itself says that it does not exist.
+        """Read an object; None only if the server itself reports that it does not exist.
 
         Args:
             name: of the object.
-            known: the entity tag that the reader has the text of.
-            may_be_deleted: False refuses a delete marker, which proves no absence.
+            known: the entity tag whose text the reader already has.
+            may_be_deleted: False refuses a delete marker, which does not prove an absence.
         """
+        condition: Any = {} if known is None else {"IfNoneMatch": known}
         reach("log.before", request="get")
         try:
-            tag, body = self._fetch(name, known)
+            answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + name, **condition)
+            tag, body = answer["ETag"], answer["Body"].read()
         except S3_ERRORS as error:
             if status_of(error) == _NOT_MODIFIED and known is not None:
                 return Tagged(known, None)
-            # A 404 without the server's own code may come from a proxy in its place.
+            # A 404 without S3's own code may come from a proxy.
             if code_of(error) == "NoSuchKey":
                 if may_be_deleted or not has_delete_marker(error):
                     return None
@@ -216,16 +209,11 @@ class S3Folder:
                 f"{name} in {self.address} is not text; restore it from a copy"
             ) from error
 
-    def _fetch(self, name: str, known: str | None) -> tuple[str, bytes]:
-        condition: Any = {} if known is None else {"IfNoneMatch": known}
-        answer = self.client.get_object(Bucket=self.bucket, Key=self.prefix + name, **condition)
-        return answer["ETag"], answer["Body"].read()
-
     def _deleted(self, name: str) -> LogUnavailableError:
         return LogUnavailableError(
             f"{self.address}: there is a delete marker at {self.prefix}{name}: somebody deleted "
-            "the object, and the bucket keeps its versions; nothing was written. Remove it, "
-            "or batches that were decided are aborted. For a new log choose another prefix"
+            "the object, and the bucket keeps its versions; nothing was written. Remove the "
+            "marker, or decided batches would be aborted. For a new log choose another prefix"
         )
 
     def names(self, folder: str) -> Sequence[str]:
@@ -248,11 +236,11 @@ class S3Folder:
             tag = self.put(name, text, {"IfNoneMatch": "*"})
             if tag is not None or self.read(name) is not None:
                 return tag is not None
-            # Another write of the object is in progress, and may fail.
+            # Another write of the object is in progress, and may still fail.
             time.sleep(_FIRST_PAUSE_S * 2**number)
         raise LogUnavailableError(
             f"{self.address}: {_MOST_CREATES} times the server refused to create "
-            f"{self.prefix}{name} because it exists, and then told a reader that it does not; "
+            f"{self.prefix}{name} because it exists, and then reported that it does not exist; "
             "nothing was written. Look for a proxy that answers in the server's place and for a "
             "bucket that is being deleted or restored, and start again"
         )
@@ -265,11 +253,11 @@ class S3Folder:
         """Write an object on a condition (``IfMatch`` or ``IfNoneMatch``).
 
         Returns:
-            The new entity tag; None when the condition is not met.
+            The new entity tag; None if the condition is not met.
 
         Raises:
-            DecisionUnknownError: it may have been written.
-            LogUnavailableError: it was not.
+            DecisionUnknownError: the object may have been written.
+            LogUnavailableError: it was not written.
         """
         try:
             return self.send(name, text, condition)
@@ -279,7 +267,7 @@ class S3Folder:
             raise self.failed_write(error) from None
 
     def send(self, name: str, text: str, condition: Mapping[str, str]) -> str:
-        """Send the request of `put`; every error is boto3's own."""
+        """Send the request of `put`; raises boto3's own errors."""
         reach("log.before", request="put")
         self._sending.has_begun = False
         body = text.encode()
@@ -288,7 +276,7 @@ class S3Folder:
             Bucket=self.bucket,
             Key=self.prefix + name,
             Body=body,
-            # Buckets that lock their objects demand it.
+            # Buckets with Object Lock require it.
             ContentMD5=base64.b64encode(md5.digest()).decode(),
             ContentType="application/json",
             **condition,  # type: ignore[arg-type]
@@ -299,10 +287,10 @@ class S3Folder:
     # -- errors ------------------------------------------------------------------------------------
 
     def failed_write(self, error: Exception) -> LogError:
-        """What is known after a write that failed."""
+        """The error for a failed write: was nothing written, or is that unknown?"""
         status = status_of(error)
         refused = status is not None and (status < _SERVER_ERROR or status in _REFUSED)
-        # What boto3 meets earlier, such as no credentials, has not reached the server.
+        # An earlier failure in boto3, such as missing credentials, never reaches the server.
         if refused or not self._sending.has_begun or _is_not_connected(error):
             return self.unavailable(error)
         return DecisionUnknownError(
@@ -316,7 +304,7 @@ class S3Folder:
         )
 
     def unavailable(self, error: Exception) -> LogUnavailableError:
-        """The server cannot be used now; a connection that failed names who chose the server."""
+        """The error for a server that fails; without an answer, it names the server's setting."""
         advice = (
             "check the bucket, its endpoint and the rights to get, put, list and delete objects"
         )
@@ -336,7 +324,7 @@ class S3Folder:
 
 
 def _is_not_connected(error: Exception) -> bool:
-    """Whether it is certain that there was no connection; a proxy's may break after the request."""
+    """Whether there was certainly no connection. One to a proxy may break after the request."""
     if isinstance(error, SSLError):
         cause = error.kwargs["error"].args[0]  # of urllib3's own error
         return isinstance(cause, ssl.SSLCertVerificationError)
