@@ -656,7 +656,7 @@ def test_client_certificate_missing_or_distrusted(
 ) -> None:
     """Refused soon, with what is missing; the broker itself says only "bad certificate"."""
     config = {"security.protocol": "SSL", "ssl.ca.location": keys.ca}
-    refused(make_sink("MTLS", config), "wants a client certificate", "ssl.certificate.location")
+    refused(make_sink("MTLS", config), "requires a client certificate", "ssl.certificate.location")
     config = keys.client("stranger", authority=keys.theirs)
     refused(make_sink("MTLS", config), "refuses the client certificate")
     config = {**keys.client("writer"), "ssl.key.password": "wrong-password"}
@@ -667,7 +667,7 @@ def test_listener_of_another_kind(keys: Keys, make_sink: Callable[..., KafkaSink
     """TLS or SASL that only one of the two sides wants is named."""
     refused(make_sink("MTLS", {}), "PLAINTEXT", "Is it a TLS listener")
     config = {**keys.client("writer"), **password(keys, "PLAIN")}
-    refused(make_sink("MTLS", config), "wants no SASL")
+    refused(make_sink("MTLS", config), "does not use SASL")
     sink = make_sink("PLAINTEXT", {"security.protocol": "SSL", "ssl.ca.location": keys.ca})
     sink._patience_s = 0.3
     # A proxy whose broker is down hangs up in the same way, so this is no setting for certain.
