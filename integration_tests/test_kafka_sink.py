@@ -487,7 +487,7 @@ def still_open(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
 
 def unstable(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
     """The marker of the branch's own group is not written yet."""
-    real = together._ask_offsets
+    real = together._ask_markers
 
     async def spoiled(answer: Any) -> Any:
         told = await answer
@@ -496,7 +496,7 @@ def unstable(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
                 group.topics[0].partitions[0].error_code = errors.UnstableOffsetCommitError.errno
         return told
 
-    patch.setattr(together, "_ask_offsets", lambda *asked: [spoiled(a) for a in real(*asked)])
+    patch.setattr(together, "_ask_markers", lambda *asked: [spoiled(a) for a in real(*asked)])
 
 
 @pytest.mark.parametrize("keep_back", [still_open, unstable])
