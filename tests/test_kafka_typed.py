@@ -448,7 +448,7 @@ def test_fixed_and_enum_and_map() -> None:
             pa.string(),
             {"type": "string", "logicalType": "uuid"},
             "secret",
-            "'value.a' is text that is no UUID",
+            "'value.a' is text that is not a UUID",
         ),
         (
             pa.string(),

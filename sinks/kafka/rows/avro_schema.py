@@ -1,7 +1,7 @@
 """The Avro schema of an Arrow column: derived from its type, or checked against it.
 
-    no schema given ──► derive: one that holds the column's type
-    a schema given  ──► fit: refuse it where a value could be lost
+    no schema given ──► derive: a schema that holds the column's type
+    a schema given  ──► fit: refuse it if a value could be lost
 
 fastavro converts silently: it writes 2**40 as an `int`, 1.5 as 1, and a time without a zone in the
 machine's zone. So the type of each column is compared with the schema before any data moves, and
@@ -41,10 +41,7 @@ def derive(kind: pa.DataType, name: str) -> str:
 
     A field may be null where its column may, with null as the default, so that a column that is
     added later is compatible. Nulls of the whole column belong to Kafka: a tombstone, or no key.
-
-    Args:
-        kind: the column's type.
-        name: the record's name, where the column is a struct.
+    If the column is a struct, `name` is the record's name.
 
     Raises:
         ConfigurationError: naming the field for which Avro has no type or no name.
@@ -119,7 +116,7 @@ _SIMPLE: Final = (
 )
 
 
-# -- a schema that is given ------------------------------------------------------------------------
+# -- a schema given by the user --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ class Parsed:
     names: Mapping[str, Any]
 
     def resolved(self, schema: Schema) -> tuple[Any, bool]:
-        """The schema behind a name or a union with null, and whether it may be null.
+        """The schema that a name or a union with null stands for, and whether it may be null.
 
         Raises:
             ConfigurationError: it is a union of more than null and one type.
@@ -151,7 +148,7 @@ def parse(text: str) -> Parsed:
     """The schema in fastavro's form.
 
     Raises:
-        ConfigurationError: the text is no Avro schema.
+        ConfigurationError: the text is not an Avro schema.
     """
     try:
         names: dict[str, Any] = {}
@@ -271,8 +268,7 @@ _TIMES: Final = frozenset(
         (True, "local-timestamp-millis"),
     }
 )
-"""Whether the column has no time zone, and the logical type for it."""
-
+"""Whether the column has no time zone, and the logical types that fit it."""
 
 _PLAIN: Final = frozenset({None, "uuid"})
 

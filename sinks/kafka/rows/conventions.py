@@ -27,7 +27,6 @@ class RowError(ValueError):
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a broker accepts the name."""
     return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
 
 
@@ -86,7 +85,6 @@ _COLUMNS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
     "timestamp": (_is_timestamp, "timestamp (with time zone, as Spark's TimestampType has it)"),
 }
 
-
 CONVENTION: Final = frozenset(_COLUMNS)
 """The names of the columns that have a place in a Kafka message."""
 
@@ -100,9 +98,7 @@ _SOURCE_ADVICE: Final = (
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
     """Refuse rows that do not follow Spark's column conventions for Kafka.
 
-    Args:
-        schema: of the rows.
-        topic: the sink's own topic; without one the rows need the column `topic`.
+    If the sink has no `topic` of its own, the rows need that column.
 
     Raises:
         ConfigurationError: naming the column and the next step.
