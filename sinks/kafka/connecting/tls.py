@@ -126,7 +126,8 @@ class Draining(socket.socket):
 class TlsSocket(Draining, ssl.SSLSocket):
     """Drains, and closes itself when its handshake fails or gets no response in time.
 
-    kafka-python waits until the socket is readable. Shutting it down makes it so.
+    kafka-python only waits until the socket is readable. When a handshake is late, the socket is
+    shut down, which makes it readable.
     """
 
     _nothing_yet = ssl.SSLWantReadError

@@ -145,7 +145,7 @@ class Abort:
         name = branch.transactional_id
         state: TransactionState | None = self._asking.describe(name)
         if state is not None and (is_open(branch, state) or is_behind(branch, state)):
-            # While the brokers abort it they respond "ask again"; success means that it had ended.
+            # While the brokers abort it they respond "ask again"; success means that it has ended.
             # A coordinator that has not seen the branch can obey only if it lost its state.
             self._asking.finisher.fence(name, branch.producer_id, branch.producer_epoch)
             return False

@@ -50,7 +50,7 @@ def is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) -
 
 
 def has_ended(branch: KafkaBranch, state: TransactionState, ends: Collection[str]) -> bool:
-    """Whether the branch reached one of `ends`; that may have fenced it or not."""
+    """Whether the branch reached one of `ends`, whether or not that fenced it."""
     is_ours = state.producer_id == branch.producer_id and state.producer_epoch in {
         branch.producer_epoch,
         branch.producer_epoch + 1,
@@ -59,7 +59,7 @@ def has_ended(branch: KafkaBranch, state: TransactionState, ends: Collection[str
 
 
 def is_behind(branch: KafkaBranch, state: TransactionState) -> bool:
-    """Whether the state is older than the branch, so that its coordinator would not report it.
+    """Whether the state is older than the branch: its present coordinator would not report it.
 
     Epochs only grow, and the branch's own epoch is empty only until its first partition is written.
     """

@@ -35,7 +35,7 @@ class MarkersPendingError(errors.RetriableError):  # type: ignore[misc] # kafka-
 
 
 class MarkersMissingError(errors.KafkaError):  # type: ignore[misc] # kafka-python is untyped
-    """The transaction has ended, and a partition of it is open, perhaps by another transaction."""
+    """The transaction has ended, and a partition is open, perhaps by another transaction."""
 
 
 class Visibility:

@@ -2,8 +2,8 @@
 
     0x00, id of the schema (4 bytes, big-endian), the row in Avro's binary encoding
 
-fastavro writes a null as a false boolean, and any text as a UUID. So nulls and UUIDs are checked
-first, and an error names the field, never the row's content.
+fastavro writes a null into a boolean field as false, and accepts any text as a UUID. So nulls and
+UUIDs are checked first. An error names the field, never the row's content.
 """
 
 from __future__ import annotations

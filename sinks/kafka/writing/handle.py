@@ -1,7 +1,7 @@
 """librdkafka's producer as a handle: created from settings, destroyed, its errors and its log.
 
 settings ──► new_producer ──► handle ──► … ──► destroy_producer
-rd_kafka_error_t ──► check, failure ──► KafkaException
+rd_kafka_error_t ──► check, to_exception ──► KafkaException
 log event ──► log_event ──► our logger, without the lines that our own errors report
 """
 
