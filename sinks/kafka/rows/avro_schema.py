@@ -22,7 +22,7 @@ import pyarrow as pa
 from fastavro.schema import SchemaParseException
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.kafka.rows.conventions import is_string
+from sparkonce.sinks.kafka.rows.conventions import is_binary, is_int, is_string
 
 Schema: TypeAlias = "str | list[Any] | dict[str, Any]"
 
@@ -96,22 +96,14 @@ def _shown(path: tuple[str, ...]) -> str:
     return f"the column {'.'.join(path[2:])!r}" if path[2:] else f"the {path[-1].lower()}"
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def _is_int(kind: pa.DataType) -> bool:
-    return pa.types.is_signed_integer(kind) and not pa.types.is_int64(kind)
-
-
 _SIMPLE: Final = (
     (pa.types.is_boolean, "boolean"),
-    (_is_int, "int"),
+    (is_int, "int"),
     (pa.types.is_int64, "long"),
     (pa.types.is_float32, "float"),
     (pa.types.is_float64, "double"),
     (is_string, "string"),
-    (_is_binary, "bytes"),
+    (is_binary, "bytes"),
     (pa.types.is_date32, {"type": "int", "logicalType": "date"}),
 )
 
@@ -275,9 +267,9 @@ _PLAIN: Final = frozenset({None, "uuid"})
 _INTO: Final = (
     (pa.types.is_boolean, {"boolean"}),
     (pa.types.is_int64, {"long"}),
-    (_is_int, {"int", "long", "double"}),
+    (is_int, {"int", "long", "double"}),
     (pa.types.is_float32, {"float", "double"}),
     (pa.types.is_float64, {"double"}),
     (is_string, {"string", "enum"}),
-    (_is_binary, {"bytes", "fixed"}),
+    (is_binary, {"bytes", "fixed"}),
 )

@@ -42,8 +42,7 @@ def check_topic_name(topic: str) -> None:
 
 def is_text(data_type: pa.DataType) -> bool:
     """Whether a column of this type can be a key or a value unchanged."""
-    types = pa.types
-    return is_wide(data_type) or types.is_string(data_type) or types.is_binary(data_type)
+    return is_string(data_type) or is_binary(data_type)
 
 
 def is_wide(data_type: pa.DataType) -> bool:
@@ -56,7 +55,13 @@ def is_string(data_type: pa.DataType) -> bool:
     return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)
 
 
-def _is_partition(data_type: pa.DataType) -> bool:
+def is_binary(data_type: pa.DataType) -> bool:
+    """Whether a column of this type holds bytes."""
+    return pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
+
+
+def is_int(data_type: pa.DataType) -> bool:
+    """Whether an `int` holds every value of a column of this type."""
     return pa.types.is_signed_integer(data_type) and not pa.types.is_int64(data_type)
 
 
@@ -80,7 +85,7 @@ _COLUMNS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
     "value": (is_text, "string or binary (to_json makes a string of a struct)"),
     "key": (is_text, "string or binary"),
     "topic": (is_string, "string"),
-    "partition": (_is_partition, "int"),
+    "partition": (is_int, "int"),
     "headers": (_is_headers, "array<struct<key:string,value:binary>>"),
     "timestamp": (_is_timestamp, "timestamp (with time zone, as Spark's TimestampType has it)"),
 }
