@@ -1,8 +1,8 @@
-"""The Kafka sink on three brokers, of which some die or lose their offices while it works.
+"""The Kafka sink on three brokers that die, or stop being leader or coordinator, while it works.
 
-Every topic has three replicas and needs two of them for a write. After each fault an outsider
-looks: committed rows are the source's rows, once each; no transaction of ours is open; no reader is
-held back in any partition, those of consumers' offsets among them.
+Every topic has three replicas, and a write needs two of them. After each fault other clients check
+that the committed rows are the source's rows, once each, that no transaction of ours is open, and
+that no reader is blocked in any partition, including those of consumers' offsets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sparkonce.testing.services.java import java
 PARTITIONS = 6
 PREFERRED = 0  # the kind of election in which the first replica becomes the leader
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
-# The same tests' fixtures, with this module's `kafka` behind them.
+# The fixtures of the one-broker tests, with this module's `kafka`.
 make_sink, sink, owner, branch = (
     getattr(one_broker, name) for name in ("make_sink", "sink", "owner", "branch")
 )
@@ -61,16 +61,16 @@ def texts(*batches: pa.RecordBatch) -> list[str]:
 
 
 def asking(cluster: KafkaCluster) -> KafkaAdminClient:
-    """A client that leaves no sockets behind where a broker is down."""
+    """A client that leaks no sockets while a broker is down."""
     scheme = client._ClosingSocket.SCHEMES[0]
     return KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers, proxy_url=f"{scheme}://")
 
 
 class ClusterWorld(World):
-    """The cluster, seen and moved by clients that share nothing with the sink."""
+    """The cluster, examined and changed by clients that share nothing with the sink."""
 
     def __init__(self, cluster: KafkaCluster, topic: str) -> None:
-        super().__init__(cluster, topic)  # type: ignore[arg-type] # asks for its address only
+        super().__init__(cluster, topic)  # type: ignore[arg-type] # only its address is used
         self.cluster = cluster
         self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
 
@@ -93,7 +93,7 @@ class ClusterWorld(World):
             ]
 
     def held_back(self) -> dict[TopicPartition, int]:
-        """Partitions whose readers of committed records cannot reach the end."""
+        """Partitions in which a reader of committed records cannot reach the end."""
         every = [TopicPartition(t, p) for t in (self.topic, OFFSETS) for p in self.leaders(t)]
 
         def ends(level: IsolationLevel) -> dict[Any, int]:
@@ -105,7 +105,7 @@ class ClusterWorld(World):
         return {tp: last[tp] - stable[tp] for tp in every if stable[tp] < last[tp]}
 
     def is_settled(self, owner: Owner, *written: pa.RecordBatch) -> None:
-        """Wait until exactly these rows are visible and nothing of ours is left behind."""
+        """Wait until exactly these rows are visible and nothing of ours is left open."""
         self.sees(*texts(*written))
         eventually(lambda: not self.open_transactions(owner), "no open transaction")
         eventually(lambda: not self.held_back(), lambda: f"readers held back: {self.held_back()}")
@@ -149,7 +149,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
 
 @pytest.fixture
 def kafka(cluster: KafkaCluster) -> KafkaCluster:
-    """All brokers up and in sync, each with its share of leaders."""
+    """All brokers are up and in sync, and each leads its share of partitions."""
     cluster.start()
     world = ClusterWorld(cluster, "")
     eventually(world.is_whole, "every replica in sync")
@@ -173,7 +173,7 @@ def world(kafka: KafkaCluster, topic: str) -> Iterator[ClusterWorld]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call outlives the choice of new leaders on a busy machine."""
+    """On a busy machine a call must last longer than the election of new leaders."""
     monkeypatch.setattr("sparkonce.sinks.kafka.sink.PATIENCE_S", one_broker.DEADLINE_S)
 
 
@@ -183,7 +183,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_broker_killed_between_prepare_and_commit(
     sink: KafkaSink, owner: Owner, world: ClusterWorld
 ) -> None:
-    """Coordinator of some branches, leader of some partitions: others take over, all verbs work."""
+    """It coordinates branches and leads partitions: other brokers take over, and all verbs work."""
     written = [rows(str(i)) for i in range(6)]
     branches = [BranchId(owner, 7, 1, "kafka", 0, i) for i in range(6)]
     prepared = [prepare(sink, b, r) for b, r in zip(branches, written, strict=True)]
@@ -202,7 +202,7 @@ def test_broker_killed_between_prepare_and_commit(
 def test_leader_killed_while_rows_are_written(
     sink: KafkaSink, branch: BranchId, world: ClusterWorld
 ) -> None:
-    """Rows that were acknowledged are kept, rows on their way are sent to the next leader."""
+    """Acknowledged rows are kept, and rows in flight are sent to the next leader."""
     written = [rows("acknowledged"), rows(*(f"late-{i}" for i in range(1000)))]
     handle = sink.beginTransaction(branch)
     sink.write(handle, written[0])
@@ -219,10 +219,10 @@ def test_leader_killed_while_rows_are_written(
 def test_leaders_move_while_rows_are_written_and_after_prepare(
     sink: KafkaSink, owner: Owner, world: ClusterWorld
 ) -> None:
-    """Whoever leads the data, the transactions and the offsets: nothing asks the former leaders."""
+    """Leaders of data, transactions and offsets move: no request goes to the former leaders."""
     before, branch = (BranchId(owner, 7, 1, "kafka", 0, i) for i in range(2))
     written = [rows("before"), rows("first"), rows("second")]
-    sink.commit(prepare(sink, before, written[0]))  # whoever led then is known to the sink
+    sink.commit(prepare(sink, before, written[0]))  # now the sink knows the leaders
     ((_, (ours,)),) = sink._finisher.offsets_partition(branch.name).items()
 
     def move_all() -> None:
@@ -245,7 +245,7 @@ def test_leaders_move_while_rows_are_written_and_after_prepare(
 def test_one_broker_stays_down(
     make_sink: Callable[..., KafkaSink], owner: Owner, world: ClusterWorld, down: int
 ) -> None:
-    """Every verb works, from the first look at the cluster on."""
+    """Every verb works, also if the broker was down before the sink connected."""
     world.cluster.brokers[down].kill()
     sink = make_sink(world.topic)
     written = [rows(str(i)) for i in range(5)]
@@ -269,7 +269,7 @@ def test_one_broker_stays_down(
 def test_two_brokers_down(
     make_sink: Callable[..., KafkaSink], owner: Owner, world: ClusterWorld
 ) -> None:
-    """Nothing is claimed while too few are up; once they are back, what was prepared lands once."""
+    """With too few brokers no outcome is claimed; later the prepared branch is committed once."""
     sink, hasty = make_sink(world.topic), make_sink(world.topic, transaction_timeout_s=4)
     for each in (sink, hasty):
         each.validate(rows("1").schema)
@@ -279,7 +279,7 @@ def test_two_brokers_down(
     hasty.write(handle, rows("early"))
     for node in (2, 3):
         world.cluster.brokers[node].kill()
-    eventually(lambda: {*world.leaders().values()} == {1}, "the last broker leads alone")
+    eventually(lambda: {*world.leaders().values()} == {1}, "only the last broker leads")
     sink._patience_s = 0.5
     with pytest.raises(CommitUnresolvedError, match="asked for 0.5 s.*min.insync.replicas"):
         sink.commit(prepared)
@@ -300,13 +300,13 @@ def test_two_brokers_down(
     world.is_settled(owner, rows("kept"))
 
 
-# -- lost answers ----------------------------------------------------------------------------------
+# -- lost responses --------------------------------------------------------------------------------
 
 
 def test_coordinator_killed_when_it_had_answered(
     sink: KafkaSink, branch: BranchId, world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit is decided, its answer lost: asked again, the next coordinator says the same."""
+    """The commit is decided and its response is lost: the next coordinator gives the same one."""
     prepared = prepare(sink, branch, rows("1"))
     real, killed = Finisher.end, []
 
@@ -327,7 +327,7 @@ def test_coordinator_killed_when_it_had_answered(
 
 @contextlib.contextmanager
 def frozen(world: ClusterWorld, node: int) -> Iterator[None]:
-    """A broker whose connections stand while nothing is answered."""
+    """A broker that keeps its connections open and does not respond."""
     pid = world.cluster.brokers[node].runtime.pid  # type: ignore[attr-defined] # a local process
     process = psutil.Process(pid)
     process.suspend()
@@ -341,10 +341,10 @@ def frozen(world: ClusterWorld, node: int) -> Iterator[None]:
 def test_coordinator_killed_before_it_could_answer(
     sink: KafkaSink, branch: BranchId, world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EndTxn was sent and nobody read it: the next coordinator is asked, and commits."""
+    """EndTxn was sent but never read: the sink asks the next coordinator, which commits."""
     prepared = prepare(sink, branch, rows("1"))
     old = world.coordinator(branch)
-    sink._finisher.describe([branch.name])  # a connection to the coordinator stands
+    sink._finisher.describe([branch.name])  # opens a connection to the coordinator
     asked = []
 
     async def first_the_old_one(admin: Any, name: str) -> Any:
@@ -357,7 +357,7 @@ def test_coordinator_killed_before_it_could_answer(
     real = transactions._coordinator
     monkeypatch.setattr(transactions, "_coordinator", first_the_old_one)
     monkeypatch.setattr(Finisher, "_version_to_end", newest)
-    sink.vote(branch, [prepared])  # so that EndTxn is the first that is asked of it
+    sink.vote(branch, [prepared])  # so that EndTxn is its first request
     admin, _ = sink._finisher._connection._connected()
     connection = admin._manager._conns[old]
     with frozen(world, old), ThreadPoolExecutor(1) as pool:
@@ -389,7 +389,7 @@ def test_broker_killed_while_a_batch_is_committed(
     when: str,
     count: int,
 ) -> None:
-    """Coordinators on all brokers are known by then; every branch is committed, each once."""
+    """Every broker coordinates some of the branches; each branch is committed once."""
     branches = [BranchId(owner, 7, 1, "kafka", 0, i) for i in range(count)]
     written = [rows(str(i)) for i in range(count)]
     with ThreadPoolExecutor(6) as pool:
@@ -414,12 +414,12 @@ def test_broker_killed_while_a_batch_is_committed(
     world.is_settled(owner, *written)
 
 
-# -- brokers that are set differently --------------------------------------------------------------
+# -- brokers with different settings ---------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def restarted(world: ClusterWorld, node: int, setting: str) -> Iterator[None]:
-    """The broker with a setting of its own, as in the middle of a rolling change."""
+    """Restart a broker with a setting of its own, as in the middle of a rolling change."""
     broker = world.cluster.brokers[node]
     command_line = psutil.Process(broker.runtime.pid).cmdline()  # type: ignore[attr-defined]
     properties = Path(command_line[-1])
@@ -434,7 +434,7 @@ def restarted(world: ClusterWorld, node: int, setting: str) -> Iterator[None]:
 
 
 def test_brokers_in_the_middle_of_a_change(sink: KafkaSink, world: ClusterWorld) -> None:
-    """Whatever a broker may coordinate, the shortest of each time holds."""
+    """The shortest time of all brokers applies, since any of them may coordinate a branch."""
     with (
         restarted(world, 1, "offsets.retention.minutes=60"),
         restarted(world, 2, "transaction.max.timeout.ms=600000"),
@@ -452,7 +452,7 @@ def test_brokers_in_the_middle_of_a_change(sink: KafkaSink, world: ClusterWorld)
 def test_broker_that_came_later(
     sink: KafkaSink, make_sink: Callable[..., KafkaSink], owner: Owner, world: ClusterWorld
 ) -> None:
-    """Clients that connected while it was down find its orphans, and commit what it leads."""
+    """Clients that connected while it was down find its orphans and commit on its partitions."""
     finder = make_sink(world.topic)
     world.cluster.brokers[3].kill()
     eventually(lambda: 3 not in world.leaders().values(), "it leads nothing")
@@ -463,7 +463,7 @@ def test_broker_that_came_later(
     world.cluster.brokers[3].start()
     eventually(world.is_whole, "every replica in sync")
     kept, orphan = (BranchId(owner, 7, 1, "kafka", 0, i) for i in (1, 2))
-    # Asking for a coordinator tells its address too; so the one that commits must not learn of it.
+    # A lookup of a coordinator also returns its address, which the sink that commits must not see.
     for branch, node in ((kept, 1), (orphan, 3)):
         ((_, (ours,)),) = sink._finisher.offsets_partition(branch.name).items()
         world.move_leader(TRANSACTIONS, ours, node)
@@ -482,7 +482,7 @@ def test_broker_that_came_later(
 def test_broker_that_lists_nothing(
     sink: KafkaSink, owner: Owner, world: ClusterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The orphans of the others are found and freed; the error says that some may be missing."""
+    """Orphans of the other brokers are aborted; the error reports that some may be missing."""
     branches = [BranchId(owner, 7, 1, "kafka", 0, i) for i in range(6)]
     for each in branches:
         prepare(sink, each, rows("1"))
@@ -511,7 +511,7 @@ def test_broker_that_lists_nothing(
     world.is_settled(owner)
 
 
-# -- the topic goes --------------------------------------------------------------------------------
+# -- the topic is deleted --------------------------------------------------------------------------
 
 
 def delete(world: ClusterWorld) -> None:
@@ -532,7 +532,7 @@ def delete(world: ClusterWorld) -> None:
 def test_topic_deleted_before_rows_are_written(
     sink: KafkaSink, owner: Owner, world: ClusterWorld
 ) -> None:
-    """Rejected, naming the topic and what to do, however far the transaction was."""
+    """At any stage of the transaction: rejected, naming the topic and the next step."""
     opened = sink.beginTransaction(BranchId(owner, 7, 1, "kafka", 0, 0))
     started = sink.beginTransaction(BranchId(owner, 7, 1, "kafka", 0, 1))
     sink.write(started, rows("1"))
@@ -552,7 +552,7 @@ def test_topic_deleted_before_rows_are_written(
 def test_topic_deleted_after_prepare(
     sink: KafkaSink, owner: Owner, world: ClusterWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rows went with the topic; the transactions end all the same, and a warning says so."""
+    """The rows are gone with the topic, but the transactions end; a warning reports it."""
     branches = [BranchId(owner, 7, 1, "kafka", 0, i) for i in range(4)]
     prepared = [prepare(sink, each, rows("1")) for each in branches]
     delete(world)
@@ -568,7 +568,7 @@ def test_topic_deleted_after_prepare(
 def test_proof_deleted_with_its_topic(
     sink: KafkaSink, branch: BranchId, world: ClusterWorld
 ) -> None:
-    """Committed, and its name taken since: without the marker nobody can tell, and that is said."""
+    """A later producer took the branch's name: without the marker the commit is unresolved."""
     prepared = prepare(sink, branch, rows("1"))
     sink.commit(prepared)
     eventually(lambda: one_broker.fenced(sink._finisher, branch), "initialised again")
@@ -587,7 +587,7 @@ def test_proof_deleted_with_its_topic(
 def test_half_upgraded_cluster(
     make_sink: Callable[..., KafkaSink], owner: Owner, world: ClusterWorld
 ) -> None:
-    """Whichever broker tells the client its version, every verb works on all of them."""
+    """Every verb works on all brokers, no matter which one reports its versions to the client."""
     kept = []
     for node, broker in world.cluster.brokers.items():
         sink = make_sink(world.topic, bootstrap_servers=broker.bootstrap_servers)

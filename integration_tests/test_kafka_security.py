@@ -1,8 +1,8 @@
 """The Kafka sink on a broker with TLS, SASL and an authorizer that denies what is not allowed.
 
-PLAINTEXT   the brokers' own, and the test's as the super user
+PLAINTEXT   for the brokers, and for the test as the super user
 MTLS        TLS with a client certificate, whose CN is the user
-OTHERNAME   TLS whose certificate is another host's
+OTHERNAME   TLS with a certificate for another host
 SASL        TLS with PLAIN, SCRAM and OAUTHBEARER
 """
 
@@ -72,16 +72,16 @@ from sparkonce.testing.services.server import LocalRuntime
 
 Config = dict[str, Any]
 
-# The same tests' fixtures, with this module's `kafka` and `topic` behind them.
+# The fixtures of `test_kafka_sink`, with this module's `kafka` and `topic`.
 owner, world = (getattr(contract, name) for name in ("owner", "world"))
 
 DOCS = Path(__file__).parents[1] / "docs" / "kafka.md"
 PASSWORDS = {name: f"pa55-for-{name}" for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")}
-"""Each mechanism has its own, so that none can stand in for another."""
+"""Each mechanism has its own, so that none works for another."""
 
 KEY_PASSWORD = "pa55-of-the-key"
 ODD_NAME = "team=a,b"
-"""SCRAM has a special way to write such a name."""
+"""SCRAM escapes such a name."""
 
 LISTENERS = {"MTLS": "SSL", "OTHERNAME": "SSL", "SASL": "SASL_SSL"}
 KAFKA_MODULE = "org.apache.kafka.common.security"
@@ -92,14 +92,14 @@ MECHANISMS = {
     "oauthbearer": "oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub=x",
 }
 MAX_TIMEOUT_MS = 1_000_000
-"""Longer than Kafka's default, so that it shows who may read it."""
+"""Longer than Kafka's default, which shows whether a client may read it."""
 
 SESSION_S = 4
-"""How long a connection by token lasts on the broker without a new token."""
+"""How long the broker keeps a connection without a new token."""
 
 
 def token_for(user: str, argument: str | None, life_s: float = 600) -> tuple[str, float]:
-    """A token that the test broker believes: nobody has signed it."""
+    """A token that the test broker accepts, although it is unsigned."""
 
     def part(claims: Mapping[str, object]) -> str:
         return base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
@@ -110,7 +110,7 @@ def token_for(user: str, argument: str | None, life_s: float = 600) -> tuple[str
 
 
 class Keys:
-    """Certificates of two authorities: the brokers trust the first one only."""
+    """Certificates of two authorities; the brokers trust only the first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ class Keys:
         }
 
     def inline(self, user: str) -> Config:
-        """The same as text."""
+        """The same, as text."""
         certificate, key = self.issue("a@example.org", user=user)
         return {
             "security.protocol": "SSL",
@@ -173,7 +173,7 @@ def broker_config(keys: Keys) -> dict[str, str]:
     sasl = "listener.name.sasl"
     return {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",  # who comes by PLAINTEXT
+        "super.users": "User:ANONYMOUS",  # clients on PLAINTEXT
         "allow.everyone.if.no.acl.found": "false",
         "transaction.max.timeout.ms": str(MAX_TIMEOUT_MS),
         "ssl.keystore.type": "PEM",
@@ -195,7 +195,7 @@ def broker_config(keys: Keys) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def kafka(keys: Keys) -> Iterator[KafkaServer]:
-    """In place of the other tests' broker. Its certificates are files, so it is a local process."""
+    """Replaces the other tests' broker. Its certificates are files, so it is a local process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARKONCE_SERVICES", "local")
         if "kafka" in unavailable():
@@ -232,7 +232,7 @@ class Right:
 
     @property
     def words(self) -> str:
-        """What an error says of it."""
+        """A pattern for errors about it."""
         names = {ResourceType.TOPIC: "the topic", ResourceType.GROUP: "groups"}
         return f"{self.operation.name.title()}.* on {names.get(self.kind, 'transactional ids')}"
 
@@ -243,7 +243,7 @@ class Right:
 
 
 def documented_rights() -> list[Right]:
-    """What the commands of docs/kafka.md allow."""
+    """The rights that the commands in docs/kafka.md allow."""
     found = []
     for line in re.findall(r"^kafka-acls\.sh --add .*$", DOCS.read_text(), re.MULTILINE):
         words = shlex.split(line)
@@ -273,7 +273,7 @@ OFFSETS, STATE = (
 
 
 class Rights:
-    """Gives and takes rights of a user; returns when the broker knows."""
+    """Gives rights to a user and takes them away; returns when the broker has applied it."""
 
     def __init__(self, server: KafkaServer, topic: str) -> None:
         self._admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
@@ -334,9 +334,9 @@ def make_sink(kafka: KafkaServer, topic: str) -> Iterator[Callable[..., KafkaSin
 
 
 def whole_life(sink: KafkaSink, owner: Owner, world: World) -> None:
-    """Every verb, each looked at from outside: by an executor's copy of the sink and the driver's.
+    """Call every verb, on an executor's copy of the sink and on the driver's, and check each.
 
-    Ends with the rows 1, 2 and 3 committed three times.
+    At the end the rows 1, 2 and 3 are committed three times.
     """
     sink.validate(VALUE)
     there = pickle.loads(cloudpickle.dumps(sink))  # noqa: S301 - our own bytes
@@ -405,7 +405,7 @@ def test_whole_life_by_every_way_in(
     sink = make_sink(listener, config(keys))
     whole_life(sink, owner, world)
     shown = f"{caplog.text} {sink!r} {vars(sink)!r}"
-    assert "Request" in caplog.text  # the log is there, and it is kafka-python's
+    assert "Request" in caplog.text  # kafka-python has logged
     for secret in ("pa55", "PRIVATE KEY", token_for("writer", None)[0][:50]):
         assert secret not in shown
 
@@ -413,7 +413,7 @@ def test_whole_life_by_every_way_in(
 def test_name_that_scram_must_escape(
     keys: Keys, make_sink: Callable[..., KafkaSink], rights: Rights
 ) -> None:
-    """Both clients write it in SCRAM's way."""
+    """Both clients escape it."""
     rights.give(ODD_NAME, RIGHTS)
     config = {**password(keys, "SCRAM-SHA-256"), "sasl.username": ODD_NAME}
     make_sink("SASL", config).validate(VALUE)
@@ -426,7 +426,7 @@ def test_executor_in_another_process_calls_the_token_function(
     owner: Owner,
     world: World,
 ) -> None:
-    """It travels with the sink, by value where the other process does not have its module."""
+    """It travels with the sink, by value if the other process does not have its module."""
     rights.give("writer", RIGHTS)
     source = Path(__file__).read_text()
     code = source[source.index("def token_for") : source.index("class Keys")]
@@ -460,7 +460,7 @@ def test_tokens_shorter_than_a_task_and_a_driver(
     world: World,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Both clients renew theirs in time, on connections that are open."""
+    """Both clients renew their tokens in time, on open connections."""
     rights.give("writer", RIGHTS)
     driver: list[float] = []
     task: list[float] = []
@@ -496,10 +496,10 @@ def test_tokens_shorter_than_a_task_and_a_driver(
 
 
 def refused(sink: KafkaSink, *words: str) -> None:
-    """By `validate`, before its patience is over, with these words and no secret."""
+    """Check that `validate` refuses it before its patience ends, with these words and no secret."""
     with pytest.raises(ConfigurationError) as error:
         sink.validate(VALUE)
-    assert "no response" not in str(error.value)  # its words when its patience is over
+    assert "no response" not in str(error.value)  # the error at the end of its patience
     assert all(re.search(word, str(error.value)) for word in words), error.value
     for secret in ("pa55", "wrong-", "PRIVATE KEY"):
         assert secret not in str(error.value)
@@ -507,7 +507,7 @@ def refused(sink: KafkaSink, *words: str) -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_wrong_password(mechanism: str, keys: Keys, make_sink: Callable[..., KafkaSink]) -> None:
-    """Refused soon, naming user, mechanism and setting."""
+    """Refused quickly, naming user, mechanism and setting."""
     sink = make_sink("SASL", password(keys, mechanism, "wrong-password"))
     refused(sink, "'writer'", mechanism, r"config\['sasl\.password'\]")
     assert not [t for t in threading.enumerate() if t.name.startswith("kafka-io-sparkonce")]
@@ -521,7 +521,7 @@ def test_password_that_stops_working_before_the_commit(
     owner: Owner,
     world: World,
 ) -> None:
-    """The commit is unresolved, never lost, and names the user; with the password back it lands."""
+    """The commit is unresolved, never lost, and names the user; the old password makes it land."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     secret = PASSWORDS["SCRAM-SHA-512"].encode()
@@ -563,15 +563,15 @@ def test_broker_that_freezes_before_the_commit(
     owner: Owner,
     world: World,
 ) -> None:
-    """It takes connections and says nothing: unresolved, in time. When it goes on, it lands."""
+    """It accepts connections and does not respond: unresolved, in time. Later the commit lands."""
     rights.give("writer", RIGHTS)
     sink = make_sink("MTLS", keys.client("writer"))
     committable = prepare(sink, BranchId(owner, 7, 1, "kafka", 0, 0), ROWS)
-    sink._finisher.cluster_id()  # connected, and not yet to the coordinator
+    sink._finisher.cluster_id()  # connected, but not yet to the coordinator
     sink._patience_s = 1.0
     outcomes: list[Any] = []
 
-    def commit_twice() -> None:  # the second time by a new client
+    def commit_twice() -> None:  # the second time with a new client
         outcomes.extend(outcome for _ in range(2) for outcome in sink.commit_many([committable]))
 
     committing = threading.Thread(target=commit_twice, daemon=True)
@@ -593,7 +593,7 @@ def test_broker_that_freezes_before_the_commit(
 def test_one_of_several_addresses_is_refused(
     kafka: KafkaServer, keys: Keys, topic: str, rights: Rights
 ) -> None:
-    """Whichever is tried first, the others are tried too."""
+    """The sink tries the others, too, whichever it tries first."""
     rights.give("writer", RIGHTS)
     addresses = f"{kafka.listeners['OTHERNAME']},{kafka.listeners['MTLS']}"
     for _ in range(4):
@@ -620,12 +620,12 @@ def failing(_: str | None) -> tuple[str, float]:
 def test_no_good_token(
     callback: Any, words: list[str], keys: Keys, make_sink: Callable[..., KafkaSink]
 ) -> None:
-    """Refused soon, whether the brokers do not take it or there is none."""
+    """Refused quickly, whether the brokers refuse the token or there is none."""
     refused(make_sink("SASL", sasl(keys, "OAUTHBEARER", oauth_cb=callback)), "oauth_cb", *words)
 
 
 def test_broker_of_an_unknown_authority(keys: Keys, make_sink: Callable[..., KafkaSink]) -> None:
-    """The wrong CA: refused soon, naming the setting."""
+    """The wrong CA: refused quickly, naming the setting."""
     for wrong in ({"ssl.ca.location": keys.other_ca}, {}):
         config = {"security.protocol": "SSL", **wrong}
         refused(make_sink("OTHERNAME", config), "not trusted", r"config\['ssl\.ca\.location'\]")
@@ -634,7 +634,7 @@ def test_broker_of_an_unknown_authority(keys: Keys, make_sink: Callable[..., Kaf
 def test_broker_with_the_certificate_of_another_host(
     keys: Keys, make_sink: Callable[..., KafkaSink]
 ) -> None:
-    """Refused soon, naming the host; without the check of the name both clients go on."""
+    """Refused quickly, naming the host; without the check of the name both clients connect."""
     config = {"security.protocol": "SSL", "ssl.ca.location": keys.ca}
     refused(make_sink("OTHERNAME", config), "another host", r"127\.0\.0\.1")
     unchecked = {**config, "ssl.endpoint.identification.algorithm": "none"}
@@ -642,7 +642,7 @@ def test_broker_with_the_certificate_of_another_host(
 
 
 def test_advertised_address_is_of_another_host(kafka: KafkaServer, keys: Keys, topic: str) -> None:
-    """The first address lets both clients in, and names another one that is refused."""
+    """The first address accepts both clients, but advertises another, which is refused."""
     address = kafka.listeners["OTHERNAME"].replace("127.0.0.1", "localhost")
     config = {"security.protocol": "SSL", "ssl.ca.location": keys.ca}
     sink = KafkaSink(topic, bootstrap_servers=address, config=config)
@@ -654,9 +654,9 @@ def test_advertised_address_is_of_another_host(kafka: KafkaServer, keys: Keys, t
 def test_client_certificate_missing_or_distrusted(
     keys: Keys, make_sink: Callable[..., KafkaSink]
 ) -> None:
-    """Refused soon, with what is missing; the broker itself says only "bad certificate"."""
+    """Refused quickly, naming what is missing; the broker reports only "bad certificate"."""
     config = {"security.protocol": "SSL", "ssl.ca.location": keys.ca}
-    refused(make_sink("MTLS", config), "wants a client certificate", "ssl.certificate.location")
+    refused(make_sink("MTLS", config), "requires a client certificate", "ssl.certificate.location")
     config = keys.client("stranger", authority=keys.theirs)
     refused(make_sink("MTLS", config), "refuses the client certificate")
     config = {**keys.client("writer"), "ssl.key.password": "wrong-password"}
@@ -664,13 +664,13 @@ def test_client_certificate_missing_or_distrusted(
 
 
 def test_listener_of_another_kind(keys: Keys, make_sink: Callable[..., KafkaSink]) -> None:
-    """TLS or SASL that only one of the two sides wants is named."""
+    """The error names TLS or SASL if only one side uses it."""
     refused(make_sink("MTLS", {}), "PLAINTEXT", "Is it a TLS listener")
     config = {**keys.client("writer"), **password(keys, "PLAIN")}
-    refused(make_sink("MTLS", config), "wants no SASL")
+    refused(make_sink("MTLS", config), "does not use SASL")
     sink = make_sink("PLAINTEXT", {"security.protocol": "SSL", "ssl.ca.location": keys.ca})
     sink._patience_s = 0.3
-    # A proxy whose broker is down hangs up in the same way, so this is no setting for certain.
+    # A proxy whose broker is down hangs up in the same way, so the settings may be right.
     with pytest.raises(SinkUnavailableError, match=r"the last attempt: .*Handshake failed"):
         sink.validate(VALUE)
 
@@ -678,7 +678,7 @@ def test_listener_of_another_kind(keys: Keys, make_sink: Callable[..., KafkaSink
 def test_librdkafka_cannot_connect_and_kafka_python_can(
     keys: Keys, make_sink: Callable[..., KafkaSink]
 ) -> None:
-    """Found by `validate` too, since executors would meet it one after the other."""
+    """`validate` finds it, too, since executors would fail one after the other."""
     sink = make_sink("PLAINTEXT", {"broker.address.family": "v6"})
     sink._patience_s = 1
     with pytest.raises(ConfigurationError, match=r"librdkafka, which writes, cannot: \S+"):
@@ -691,7 +691,7 @@ def test_executor_that_is_not_let_in(
     owner: Owner,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The task's error has librdkafka's reason, which it tells beside its answer only."""
+    """The task's error has the reason, which librdkafka reports only in a separate event."""
     monkeypatch.setattr("sparkonce.sinks.kafka.writing.producer.CONNECT_TIMEOUT_S", 0.5)
     branch = BranchId(owner, 7, 1, "kafka", 0, 0)
     sink = make_sink("SASL", password(keys, "PLAIN", "wrong-password"))
@@ -706,7 +706,7 @@ def test_executor_that_is_not_let_in(
 def test_executor_without_a_token(
     keys: Keys, make_sink: Callable[..., KafkaSink], owner: Owner
 ) -> None:
-    """The task's error says what the function did, at once."""
+    """The task fails at once, and its error reports what the function did."""
     sink = make_sink("SASL", sasl(keys, "OAUTHBEARER", oauth_cb=failing))
     with pytest.raises(PrepareRejectedError, match=r"oauth_cb.*raised ValueError") as error:
         sink.beginTransaction(BranchId(owner, 7, 1, "kafka", 0, 0))
@@ -718,7 +718,7 @@ def test_executor_without_a_token(
 
 @pytest.fixture
 def user(fresh_name: Callable[[], str]) -> str:
-    """Nobody has given it any right."""
+    """A user without any rights."""
     return fresh_name()
 
 
@@ -730,7 +730,7 @@ def test_documented_rights_are_enough(
     owner: Owner,
     world: World,
 ) -> None:
-    """With these four and no other, every verb works."""
+    """With these four and no others, every verb works."""
     assert len(RIGHTS) == 4
     rights.give(user, RIGHTS)
     sink = make_sink("MTLS", keys.client(user))
@@ -742,7 +742,7 @@ def test_documented_rights_are_enough(
 def test_settings_that_it_may_read(
     user: str, keys: Keys, make_sink: Callable[..., KafkaSink], rights: Rights
 ) -> None:
-    """With DescribeConfigs, the broker's and the topic's own limits are taken."""
+    """With DescribeConfigs the sink uses the limits of the broker and the topic."""
     read = [
         Right(right.kind, right.name, right.pattern, AclOperation.DESCRIBE_CONFIGS)
         for right in (CLUSTER, RIGHTS[0])
@@ -758,7 +758,7 @@ def test_settings_that_it_may_read(
 def test_right_that_is_missing(
     missing: Right, user: str, keys: Keys, make_sink: Callable[..., KafkaSink], rights: Rights
 ) -> None:
-    """`validate` names it, before any data moves; then it is given, and all is well."""
+    """`validate` names it, before any data moves; once it is given, validation succeeds."""
     rights.give(user, [right for right in RIGHTS if right != missing])
     sink = make_sink("MTLS", keys.client(user))
     refused(sink, missing.words, "docs/kafka.md")
@@ -767,7 +767,7 @@ def test_right_that_is_missing(
 
 
 def test_no_right_at_all(user: str, keys: Keys, make_sink: Callable[..., KafkaSink]) -> None:
-    """The topic is hidden, and not taken for one that does not exist."""
+    """The topic is hidden, but the error does not call it nonexistent."""
     refused(make_sink("MTLS", keys.client(user)), "Read and Write on the topic")
 
 
@@ -781,7 +781,7 @@ def test_right_that_is_taken_away(
     owner: Owner,
     world: World,
 ) -> None:
-    """Tasks are rejected and name it. What is prepared is never called lost, and commits later."""
+    """Tasks are rejected and name it. A prepared branch is never called lost, and commits later."""
     rights.give(user, RIGHTS)
     sink = make_sink("MTLS", keys.client(user))
     sink.validate(VALUE)
@@ -816,7 +816,7 @@ def test_rights_of_the_repair(
     owner: Owner,
     world: World,
 ) -> None:
-    """Markers that a broker has left out need more rights; without them nothing else breaks."""
+    """Writing markers that a broker omitted needs more rights; nothing else does."""
     rights.give(user, RIGHTS)
     sink = make_sink("MTLS", keys.client(user))
     branch = BranchId(owner, 7, 1, "kafka", 0, 0)

@@ -1,6 +1,7 @@
-"""The Kafka sink on a real broker. After each verb the world is looked at from outside:
+"""The Kafka sink on a real broker.
 
-a consumer that reads committed records only, and the coordinator's own description.
+After each verb other clients check the result: a consumer that reads only committed records, and
+the coordinator's own description of the transaction.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def eventually(condition: Callable[[], bool], what: str | Callable[[], str]) -> 
 
 
 class World:
-    """The topic and the coordinator, seen by clients that share nothing with the sink."""
+    """The topic and the coordinator, examined by clients that share nothing with the sink."""
 
     def __init__(self, server: KafkaServer, topic: str) -> None:
         self.server = server
@@ -128,7 +129,7 @@ class World:
         return sorted((m.value() for m in self.messages(topic)), key=lambda v: v or b"")
 
     def sees(self, *values: str) -> None:
-        """Wait until exactly these values are visible: control records travel a moment."""
+        """Wait until exactly these values are visible: control records arrive after a moment."""
         wanted = sorted(value.encode() for value in values)
         seen: list[list[bytes | None]] = [[]]
 
@@ -188,7 +189,7 @@ def sink(make_sink: Callable[..., KafkaSink], topic: str) -> KafkaSink:
 
 @pytest.fixture
 def owner(fresh_name: Callable[[], str]) -> Owner:
-    """A log and query of the test's own."""
+    """A log and query of this test only."""
     return Owner(fresh_name()[1:], "5e1f-00")
 
 
@@ -198,7 +199,7 @@ def branch(owner: Owner) -> BranchId:
 
 
 def send(producer: TransactionalProducer, topic: str, value: bytes) -> None:
-    """As a task that goes on with one row more."""
+    """Send one more row, as a task that continues."""
     ((_, messages),) = messages_by_topic(pa.RecordBatch.from_pydict({"value": [value]}), topic)
     assert producer.send(topic, messages) == 1
 
@@ -206,10 +207,11 @@ def send(producer: TransactionalProducer, topic: str, value: bytes) -> None:
 def written_by_spark(
     frame: DataFrame, world: World, fresh_topic: Callable[..., str], **options: str
 ) -> str:
-    """A topic of five partitions with the rows, by Spark's own sink and a producer of its own.
+    """A topic of five partitions with the rows, written by Spark's own sink and its producer.
 
-    In two of some hundred runs that producer got no answer for two minutes, in a topic that was
-    just made; the cause is not known. Then there is another topic, and a warning with what is seen.
+    In two of about a hundred runs that producer got no response for two minutes, in a topic that
+    had just been created; the cause is unknown. Then a warning shows what is known, and another
+    topic is tried.
     """
     servers = {"kafka.bootstrap.servers": world.server.bootstrap_servers}
     for is_last in (False, True):
@@ -245,7 +247,7 @@ def prepare(sink: KafkaSink, branch: BranchId, rows: pa.RecordBatch = ROWS) -> C
 
 
 def committed_state(sink: KafkaSink) -> str:
-    """Where EndTxn does not fence, `commit` initialises the name again."""
+    """Empty if EndTxn does not fence, since `commit` then initialises the name again."""
     return "CompleteCommit" if sink._finisher.end_fences() else "Empty"
 
 
@@ -253,7 +255,7 @@ def committed_state(sink: KafkaSink) -> str:
 
 
 def test_each_verb_and_what_a_reader_sees(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """Nothing is visible before `commit`, everything once after it, however often it is called."""
+    """Nothing is visible before `commit`; after it every row is, once, even after further calls."""
     handle = sink.beginTransaction(branch)
     assert world.state(branch) == "Empty"
     sink.write(handle, ROWS)
@@ -267,7 +269,7 @@ def test_each_verb_and_what_a_reader_sees(sink: KafkaSink, branch: BranchId, wor
 
 
 def test_committable_tells_the_truth(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """Producer id and epoch are the coordinator's; the promise ends before its timeout."""
+    """Producer id and epoch are the coordinator's; `safe_until` is before its timeout."""
     before = time.time()
     committable = prepare(sink, branch)
     admin = KafkaAdminClient(bootstrap_servers=world.server.bootstrap_servers)
@@ -292,7 +294,7 @@ def test_committable_tells_the_truth(sink: KafkaSink, branch: BranchId, world: W
 
 
 def test_proof_while_nothing_is_decided(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """The marker of an open transaction reads as undecided, never as absent; later it names it."""
+    """An open transaction's marker reads as undecided, never as absent; later it is there."""
     committable = prepare(sink, branch)
     with pytest.raises(errors.UnstableOffsetCommitError):
         sink._finisher.markers(branch.name, [world.topic])
@@ -322,7 +324,7 @@ def test_abort_at_each_stage(sink: KafkaSink, owner: Owner, world: World) -> Non
 
 
 def test_abort_after_commit(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """It changes nothing, by committable and by name."""
+    """It changes nothing, whether by committable or by name."""
     committable = prepare(sink, branch)
     sink.commit(committable)
     sink.abort(committable)
@@ -338,7 +340,7 @@ def test_abort_after_commit(sink: KafkaSink, branch: BranchId, world: World) -> 
 def test_abort_of_a_younger_holder_of_the_name(
     sink: KafkaSink, branch: BranchId, world: World
 ) -> None:
-    """An old committable aborts its own transaction only, never what holds the name now."""
+    """An old committable aborts only its own transaction, never a newer one of that name."""
     old = prepare(sink, branch)
     sink.abort(old)
     world.becomes(branch, "CompleteAbort")
@@ -352,7 +354,7 @@ def test_abort_of_a_younger_holder_of_the_name(
 def test_branch_without_rows(
     sink: KafkaSink, make_sink: Callable[..., KafkaSink], owner: Owner, world: World
 ) -> None:
-    """It prepares and commits like any other, also where no topic was ever named."""
+    """It prepares and commits like any other, even if no topic was ever named."""
     for attempt, each in enumerate((sink, make_sink(None))):
         committable = each.preCommit(
             each.beginTransaction(BranchId(owner, 1, 1, "kafka", 0, attempt))
@@ -379,7 +381,7 @@ def prepare_three(sink: KafkaSink, owner: Owner) -> list[Committable]:
 def test_branches_of_a_batch_are_committed_with_few_requests(
     sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """All at once where nothing is wrong, visible when the call returns; again changes nothing."""
+    """All together if nothing fails, and visible on return; a second call changes nothing."""
     committables = prepare_three(sink, owner)
     monkeypatch.setattr(outcome, "TOGETHER", at_once)
     assert world.values() == []
@@ -397,7 +399,7 @@ def test_branches_of_a_batch_are_committed_with_few_requests(
 def test_many_branches_are_committed_together_on_a_connection_in_use(
     sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection takes as many requests at once as there are branches."""
+    """A connection takes a request for each branch at the same time."""
     names = [BranchId(owner, 7, 1, "kafka", 0, i) for i in range(12)]
     committables = [prepare(sink, each) for each in names]
     assert len(sink._finisher.describe([each.name for each in names])) == 12
@@ -414,7 +416,7 @@ def test_partitions_are_looked_at_closely_only_while_something_is_open(
     monkeypatch: pytest.MonkeyPatch,
     is_alone: bool,
 ) -> None:
-    """A partition tells of each producer of the last day: megabytes, where many tasks write."""
+    """DescribeProducers lists each producer of the last day: megabytes where many tasks write."""
     asked = []
     real = open_partitions.DescribeProducersRequest
 
@@ -445,7 +447,7 @@ def test_partitions_are_looked_at_closely_only_while_something_is_open(
 def test_lost_branch_keeps_no_other_of_its_batch_back(
     sink: KafkaSink, owner: Owner, world: World
 ) -> None:
-    """Each branch has its own outcome, in the order in which they were given."""
+    """Each branch has its own outcome, in the order of the arguments."""
     committables = prepare_three(sink, owner)
     sink.abort(committables[1])
     first, second, third = sink.commit_many(committables)
@@ -462,7 +464,7 @@ def test_batch_that_cannot_be_committed_together_is_committed_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
     failure: Exception,
 ) -> None:
-    """Some EndTxn may have been sent by then: sent again it changes nothing."""
+    """Some branches may have ended by then: a second EndTxn changes nothing."""
     real = Finisher.commit_together
 
     def fail(self: Finisher, branches: Any) -> set[str]:
@@ -475,7 +477,7 @@ def test_batch_that_cannot_be_committed_together_is_committed_one_by_one(
 
 
 def still_open(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
-    """One partition of the branch has not got its marker yet."""
+    """One partition of the branch does not have its marker yet."""
     real = together.open_producers
     ((topic, numbers),) = branch.partitions.items()
 
@@ -487,7 +489,7 @@ def still_open(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
 
 def unstable(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
     """The marker of the branch's own group is not written yet."""
-    real = together._ask_offsets
+    real = together._ask_markers
 
     async def spoiled(answer: Any) -> Any:
         told = await answer
@@ -496,7 +498,7 @@ def unstable(patch: pytest.MonkeyPatch, branch: KafkaBranch) -> None:
                 group.topics[0].partitions[0].error_code = errors.UnstableOffsetCommitError.errno
         return told
 
-    patch.setattr(together, "_ask_offsets", lambda *asked: [spoiled(a) for a in real(*asked)])
+    patch.setattr(together, "_ask_markers", lambda *asked: [spoiled(a) for a in real(*asked)])
 
 
 @pytest.mark.parametrize("keep_back", [still_open, unstable])
@@ -507,7 +509,7 @@ def test_branch_that_is_not_proven_together_is_proven_by_itself(
     monkeypatch: pytest.MonkeyPatch,
     keep_back: Callable[[pytest.MonkeyPatch, KafkaBranch], None],
 ) -> None:
-    """EndTxn's yes, and what proves the others of the batch, are no proof of this one."""
+    """Neither EndTxn's success nor the proof of the other branches proves this one."""
     committables = prepare_three(sink, owner)
     assert sink.commit_many(committables) == [None] * 3
     for committable in committables:
@@ -532,7 +534,7 @@ def test_branch_that_is_not_proven_together_is_proven_by_itself(
 def test_markers_that_stay_away_are_waited_for_one_by_one(
     sink: KafkaSink, owner: Owner, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EndTxn's yes is not the end: what is still open in a partition is not called committed."""
+    """EndTxn's success is not enough: a branch still open in a partition is not yet committed."""
     committables = prepare_three(sink, owner)
     monkeypatch.setattr(together, "PATIENCE_S", 0.05)
     seen = []
@@ -562,7 +564,7 @@ sys.stdin.buffer.read()
 
 
 def test_writer_killed_after_it_prepared(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """The branch of a process that got SIGKILL is committed by this one."""
+    """Another process commits the branch of a process that got SIGKILL."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITER + "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -581,7 +583,7 @@ def test_writer_killed_after_it_prepared(sink: KafkaSink, branch: BranchId, worl
 def test_broker_killed_between_prepare_and_commit(
     sink: KafkaSink, branch: BranchId, world: World
 ) -> None:
-    """While it is down the commit is unresolved; once it is back, the same commit lands once."""
+    """While it is down the commit is unresolved; afterwards the same commit takes effect once."""
     committable = prepare(sink, branch)
     sink._patience_s = 0.5
     world.server.kill()
@@ -610,7 +612,7 @@ def test_outage_is_one_line_when_it_begins_and_one_when_it_ends(
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In the driver, which commits and validates, and in a task; both clients are silent."""
+    """In the driver, which commits and validates, and in a task. Both clients log nothing."""
     monkeypatch.setattr(producer, "CONNECT_TIMEOUT_S", 2.0)
     committable = prepare(sink, branch)
     sink._patience_s = 4.0
@@ -623,7 +625,7 @@ def test_outage_is_one_line_when_it_begins_and_one_when_it_ends(
             sink.validate(ROWS.schema)
         with pytest.raises(PrepareRejectedError):
             sink.beginTransaction(replace(branch, attempt=1))
-        told = list(caplog.messages)  # of the driver, the task, and clients of other tests
+        told = list(caplog.messages)  # from the driver, the task, and clients of other tests
         assert 2 <= len(told) <= 6
         assert all("does not respond" in message for message in told)
         assert capfd.readouterr().err == ""
@@ -639,7 +641,7 @@ def test_outage_is_one_line_when_it_begins_and_one_when_it_ends(
 
 
 def test_broker_killed_after_commit(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """A commit that was answered is still there after SIGKILL, and so is its repetition."""
+    """A commit that got its response survives SIGKILL, and can be repeated."""
     committable = prepare(sink, branch)
     sink.commit(committable)
     world.server.kill()
@@ -650,7 +652,7 @@ def test_broker_killed_after_commit(sink: KafkaSink, branch: BranchId, world: Wo
 
 
 def test_threads_waiting_for_a_broker_that_is_down(sink: KafkaSink, owner: Owner) -> None:
-    """Each thread gets its answer in its own time; they do not queue up for the connection."""
+    """Each thread fails when its own patience ends; they do not queue up for the connection."""
     server_down = KafkaSink("t", bootstrap_servers="127.0.0.1:1")
     server_down._patience_s = 0.3
     committable = prepare(sink, BranchId(owner, 1, 1, "kafka", 0, 0))
@@ -676,9 +678,9 @@ def test_markers_written_by_hand(
     world: World,
     fresh_topic: Callable[..., str],
 ) -> None:
-    """A broker that was killed may leave them out; ours make rows and proof visible all the same.
+    """A broker that was killed may omit markers; with ours, rows and proof become visible.
 
-    The fault itself comes once in dozens of kills, so here the coordinator is left out instead.
+    The fault occurs once in dozens of kills, so this test writes markers without the coordinator.
     """
     topic = fresh_topic(3)
     rows = pa.RecordBatch.from_pydict({"value": ["1", "2", "3"], "key": ["a", "b", "zz"]})
@@ -700,7 +702,7 @@ def test_markers_written_by_hand(
 def test_markers_of_an_abort_written_by_hand(
     sink: KafkaSink, branch: BranchId, world: World
 ) -> None:
-    """Its rows never show, and hold nobody up; nor does its proof."""
+    """Its rows never appear, and neither they nor the proof block readers."""
     aborted = prepare(sink, branch)
     payload: Any = aborted.payload
     partitions, producer_id = payload["partitions"], payload["producer_id"]
@@ -726,7 +728,7 @@ def test_markers_of_an_abort_written_by_hand(
 def test_markers_written_by_hand_after_the_coordinator_moved(
     sink: KafkaSink, branch: BranchId, world: World
 ) -> None:
-    """Partitions remember the coordinator's epoch with the producer, and refuse an older one."""
+    """Partitions remember the coordinator's epoch for each producer, and refuse an older one."""
     world.server.kill()
     world.server.start()
     sink._patience_s = DEADLINE_S
@@ -743,7 +745,7 @@ def test_markers_written_by_hand_after_the_coordinator_moved(
 
 
 def test_time_before_the_first_row(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """Where rows are long in coming no clock runs, and what librdkafka tells does not pile up."""
+    """Until the first row arrives, no clock runs, and librdkafka's events do not pile up."""
     handle = sink.beginTransaction(branch)
 
     def is_polled() -> bool:
@@ -762,7 +764,7 @@ def test_time_before_the_first_row(sink: KafkaSink, branch: BranchId, world: Wor
 
 
 def test_where_kafka_keeps_the_proof(sink: KafkaSink, owner: Owner, world: World) -> None:
-    """The partition of a group's offsets is the one that the coordinator names."""
+    """We compute the same partition of a group's offsets as the coordinator reports."""
     for attempt in range(10):
         branch = BranchId(owner, 7, 1, "kafka", 0, attempt)
         committable = prepare(sink, branch)
@@ -781,7 +783,7 @@ def marked(sink: KafkaSink, branch: BranchId, topic: str) -> bool:
         return False
 
 
-# -- lost answers, lost branches, zombies ----------------------------------------------------------
+# -- lost responses, lost branches, zombies --------------------------------------------------------
 
 
 @pytest.mark.parametrize("end_version", [4, 5])
@@ -792,7 +794,7 @@ def test_answer_of_the_commit_lost(
     monkeypatch: pytest.MonkeyPatch,
     end_version: int,
 ) -> None:
-    """The broker committed and its answer never came: asked again, the branch is committed once."""
+    """The broker commits and its response is lost: after a retry the branch is committed once."""
     sink.close()
     sink._finisher = Finisher(sink._settings, end_version)
     real, calls = Finisher.end, []
@@ -815,7 +817,7 @@ def test_answer_of_the_commit_lost(
 def test_committed_by_somebody_else_meanwhile(
     sink: KafkaSink, branch: BranchId, world: World, reinitialised: bool
 ) -> None:
-    """Coordinator's epoch moved on, or it forgot: the marker alone still proves the commit."""
+    """Fenced by the commit, or initialised again since: the marker proves the commit."""
     committable = prepare(sink, branch)
     payload = committable.payload
     finisher = Finisher(sink._settings)
@@ -832,7 +834,7 @@ def test_committed_by_somebody_else_meanwhile(
 def test_transaction_that_timed_out(
     make_sink: Callable[..., KafkaSink], branch: BranchId, world: World
 ) -> None:
-    """It is proven lost; the error names batch, sink, transaction, the timeout and what to do."""
+    """It is proven lost; the error names batch, sink, transaction, timeout and the next step."""
     sink = make_sink(world.topic, transaction_timeout_s=1)
     sink.validate(ROWS.schema)
     committable = prepare(sink, branch)
@@ -849,7 +851,7 @@ def test_transaction_that_timed_out(
 def test_transaction_ended_from_outside(
     sink: KafkaSink, branch: BranchId, world: World, by: str
 ) -> None:
-    """Aborted by somebody, or its name initialised again: proven lost, not assumed committed."""
+    """Aborted elsewhere, or its name initialised again: proven lost, not assumed committed."""
     committable = prepare(sink, branch)
     if by == "abort":
         sink.abort(branch)
@@ -863,7 +865,7 @@ def test_transaction_ended_from_outside(
 
 
 def abort_by_hand(sink: KafkaSink, branch: KafkaBranch, partitions: dict[str, list[int]]) -> None:
-    """As `kafka-transactions.sh abort` ends it in partitions, behind its coordinator's back."""
+    """Abort it in single partitions, like `kafka-transactions.sh`, without the coordinator."""
     sink._finisher.write_markers(
         branch.transactional_id,
         partitions,
@@ -898,7 +900,7 @@ def test_branch_of_which_a_part_is_gone(
     tear: Callable[[KafkaSink, str, Committable], None],
     how: Callable[..., Any],
 ) -> None:
-    """EndTxn would commit the rest alone: proven lost instead, to be written again as a whole."""
+    """EndTxn would commit only the rest: instead it is proven lost, and rewritten as a whole."""
     topic = fresh_topic(3)
     sink = make_sink(None)
     torn, whole = (BranchId(owner, 7, 1, "kafka", 0, attempt) for attempt in range(2))
@@ -936,7 +938,7 @@ def test_branch_of_which_a_part_is_gone(
 def test_branch_that_was_aborted_by_hand_while_it_was_written(
     sink: KafkaSink, branch: BranchId, world: World
 ) -> None:
-    """It is open again by the rows behind that: they do not become visible alone."""
+    """Rows written afterwards open it again: they do not become visible without the others."""
     handle = sink.beginTransaction(branch)
     sink.write(handle, ROWS)
     assert handle._producer is not None
@@ -954,7 +956,7 @@ def test_branch_that_was_aborted_by_hand_while_it_was_written(
 def test_rows_that_are_deleted_before_their_commit(
     sink: KafkaSink, branch: BranchId, world: World
 ) -> None:
-    """DeleteRecords, or retention: whoever deletes them wants them away, so none come back."""
+    """By DeleteRecords or by retention: they were deleted on purpose, so none are rewritten."""
     committable = prepare(sink, branch)
     admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
     (deleted,) = admin.delete_records([TopicPartition(world.topic, 0, -1)]).values()
@@ -967,7 +969,7 @@ def test_rows_that_are_deleted_before_their_commit(
 def test_fresh_batch_is_committed_with_no_look_before(
     sink: KafkaSink, branch: BranchId, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What this process has just prepared costs no request more."""
+    """A batch that this process has just received needs no further request."""
     committable = prepare(sink, branch)
     sink.vote(branch, [committable])
     monkeypatch.setattr(Finisher, "closed", lambda *_: pytest.fail("looked"))
@@ -977,7 +979,7 @@ def test_fresh_batch_is_committed_with_no_look_before(
 
 
 def fenced(finisher: Finisher, branch: BranchId) -> bool:
-    """Whether the transactional id could be initialised; the abort that it causes takes time."""
+    """Whether the transactional id could be initialised; the abort that this causes takes time."""
     try:
         finisher.fence(branch.name)
     except errors.ConcurrentTransactionsError:
@@ -991,7 +993,7 @@ def test_one_of_its_topics_is_made_anew_after_the_commit(
     world: World,
     fresh_topic: Callable[..., str],
 ) -> None:
-    """The proof in its other topic stands, with the rows there: they are not written again."""
+    """The proof in its other topic still holds, as do the rows there: nothing is rewritten."""
     first, second = sorted([world.topic, fresh_topic(1)])
     rows = pa.RecordBatch.from_pydict({"value": ["1", "2"], "topic": [first, second]})
     sink = make_sink(None)
@@ -1004,14 +1006,14 @@ def test_one_of_its_topics_is_made_anew_after_the_commit(
     eventually(lambda: bool(sink._finisher.topic(first).error), "deleted")
     sink.commit(committable)
     eventually(lambda: made(admin, first), "made anew")
-    for _ in range(2):  # what the coordinator knew of the commit is gone as well
+    for _ in range(2):  # the coordinator forgets the commit, too
         eventually(lambda: fenced(sink._finisher, branch), "initialised again")
     sink.commit(committable)
     assert (world.values(first), world.values(second)) == ([], [b"2"])
 
 
 def made(admin: AdminClient, topic: str, partitions: int = 1) -> bool:
-    """Whether it could be made; while an old one goes that is refused."""
+    """Whether it could be created; the broker refuses while it deletes an old one."""
     try:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     except KafkaException:
@@ -1020,7 +1022,7 @@ def made(admin: AdminClient, topic: str, partitions: int = 1) -> bool:
 
 
 def test_another_cluster_at_the_same_address(sink: KafkaSink, branch: BranchId) -> None:
-    """It knows nothing of the branch, and that proves nothing: unresolved, naming both clusters."""
+    """It does not know the branch, which proves nothing: unresolved, naming both clusters."""
     committable = prepare(sink, branch)
     sink.abort(committable)
     elsewhere = Committable(
@@ -1039,7 +1041,7 @@ def test_zombie_that_writes_on_after_the_commit(
     fresh_topic: Callable[..., str],
     end_version: int,
 ) -> None:
-    """An executor that was thought dead can add nothing, and a second commit publishes nothing."""
+    """An executor believed dead cannot add rows, and a second commit publishes nothing."""
     sink.close()
     sink._finisher = Finisher(sink._settings, end_version)
     handle = sink.beginTransaction(branch)
@@ -1063,7 +1065,7 @@ def test_zombie_that_writes_on_after_the_commit(
 
 @pytest.fixture
 def unverified(kafka: KafkaServer) -> Iterator[None]:
-    """Brokers that take rows without asking whether their transaction is open, as before 3.6."""
+    """Brokers that accept rows without checking that their transaction is open, as before 3.6."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     setting = "transaction.partition.verification.enable"
 
@@ -1088,7 +1090,7 @@ def unverified(kafka: KafkaServer) -> Iterator[None]:
 def test_loser_that_writes_on_after_its_abort(
     sink: KafkaSink, branch: BranchId, world: World, end_version: int
 ) -> None:
-    """Its rows are refused; else they would block all readers, in a transaction nobody can end."""
+    """Its rows are refused; they would block all readers, in a transaction that nobody can end."""
     sink.close()
     sink._finisher = Finisher(sink._settings, end_version)
     handle = sink.beginTransaction(branch)
@@ -1115,7 +1117,7 @@ def big_rows(size: int) -> pa.RecordBatch:
 
 
 def nothing_open_after_a_sweep(sink: KafkaSink, owner: Owner) -> bool:
-    """`discard` may come before the broker heard of the first row; the sweep finds that one."""
+    """`discard` may precede the first row at the broker; then the sweep finds the transaction."""
     found = list(sink.find_branches(owner))
     for orphan in found:
         sink.abort(orphan)
@@ -1131,7 +1133,7 @@ def test_record_too_large(
     by: str,
     extra: dict[str, Any],
 ) -> None:
-    """Rejected by whoever finds it; the rows beside it never become visible either."""
+    """Rejected, by client or broker; the rows next to it never become visible either."""
     topic = f"{world.topic}-small"
     admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
     limit = "1000" if by == "broker" else "10000000"
@@ -1176,7 +1178,7 @@ def test_topic_out_of_the_rows_that_does_not_take_them(
     column: dict[str, pa.Array],
     advice: str,
 ) -> None:
-    """The error says what to change; `validate` cannot know such a topic."""
+    """The error names the setting to change; `validate` cannot know such a topic."""
     topic = f"{world.topic}-picky"
     admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
     admin.create_topics([NewTopic(topic, 1, 1, config=config)])[topic].result(timeout=30)
@@ -1194,7 +1196,7 @@ def test_topic_out_of_the_rows_that_does_not_take_them(
 def test_small_batches_for_a_topic_with_a_small_limit(
     make_sink: Callable[..., KafkaSink], branch: BranchId, world: World
 ) -> None:
-    """Rows that fit one by one arrive, though a full batch of them would be too large."""
+    """Rows that fit individually arrive, though a full batch of them would be too large."""
     topic = f"{world.topic}-small"
     admin = AdminClient({"bootstrap.servers": world.server.bootstrap_servers})
     admin.create_topics([NewTopic(topic, 1, 1, config={"max.message.bytes": "2000"})])[
@@ -1254,7 +1256,7 @@ def test_discard_ends_the_transaction(
     world: World,
     refused: dict[str, pa.Array] | None,
 ) -> None:
-    """By itself, whatever rows are left that are not sent: no sweep has to come."""
+    """Even with rows that were never sent, and without a sweep."""
     handle = sink.beginTransaction(branch)
     sink.write(handle, ROWS)
     assert handle._producer is not None
@@ -1272,7 +1274,7 @@ def test_discard_ends_the_transaction(
 def test_partitions_of_a_topic_that_is_new_to_the_task(
     sink: KafkaSink, branch: BranchId, world: World, fresh_topic: Callable[..., str]
 ) -> None:
-    """Rows name another topic than the sink's, and a partition in it: each lands there."""
+    """Rows that name a topic other than the sink's, and a partition of it, land there."""
     other = fresh_topic(2)
     columns = {"value": ["1", "2", "3"], "topic": [None, other, other]}
     places = pa.array([0, 0, 1], pa.int32())
@@ -1290,7 +1292,7 @@ def test_task_that_ends_long_before_its_rows_would_be_sent(
     world: World,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It does not wait for `linger.ms`, which takes the most of what a transaction may last."""
+    """It does not wait for `linger.ms`, which is most of the transaction timeout here."""
     sink = make_sink(world.topic, config={"linger.ms": 50_000}, transaction_timeout_s=60)
     sink.validate(ROWS.schema)
     committable = prepare(sink, branch)
@@ -1328,7 +1330,7 @@ def test_more_rows_than_the_queue_holds(
 
 
 def test_rows_whose_memory_is_used_again(sink: KafkaSink, branch: BranchId, world: World) -> None:
-    """What `write` has taken is what is sent, whatever becomes of the record batch."""
+    """`write` copies the rows: they are sent unchanged even if the batch's memory changes."""
     offsets, memory = pa.py_buffer(struct.pack("<4i", 0, 2, 4, 6)), bytearray(b"112233")
     values = pa.Array.from_buffers(pa.binary(), 3, [None, offsets, pa.py_buffer(memory)])
     handle = sink.beginTransaction(branch)
@@ -1341,7 +1343,7 @@ def test_rows_whose_memory_is_used_again(sink: KafkaSink, branch: BranchId, worl
 def test_row_whose_delivery_nobody_reports(
     sink: KafkaSink, branch: BranchId, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not taken for delivered: the task is rejected, with both counts."""
+    """It does not count as delivered: the task is rejected, with both counts."""
     handle = sink.beginTransaction(branch)
     monkeypatch.setattr(handle._reports, "on_delivered", lambda *_: None)
     with pytest.raises(PrepareRejectedError, match=r"3 record\(s\) .* delivery of 0"):
@@ -1367,7 +1369,7 @@ def test_write_that_comes_near_the_timeout_is_told(
 
 
 def test_orphans_of_one_owner(sink: KafkaSink, owner: Owner, world: World) -> None:
-    """Found by owner only, aborted by identity; readers that they had blocked are freed."""
+    """Found only for their owner and aborted by identity; readers are no longer blocked."""
     longer = Owner(owner.log_id, owner.query_id + "0")
     other_log = Owner("f" * 16, owner.query_id)
     mine = [BranchId(owner, 7, 1, name, 0, i) for i, name in enumerate(["orders", "orders-eu"])]
@@ -1410,7 +1412,7 @@ def test_every_kind_of_row(
     world: World,
     fresh_topic: Callable[..., str],
 ) -> None:
-    """Nulls, headers, timestamps, unicode, partitions and topics arrive as they were."""
+    """Nulls, headers, timestamps, Unicode, partitions and topics arrive unchanged."""
     other = fresh_topic(3)
     when = dt.datetime(2026, 2, 3, 4, 5, 6, 789_000, tzinfo=dt.UTC)
     rows = pa.RecordBatch.from_pydict(
@@ -1451,7 +1453,7 @@ def test_topics_come_from_the_rows_alone(
     monkeypatch: pytest.MonkeyPatch,
     at_most: int,
 ) -> None:
-    """Without a topic of its own the sink leaves its marker in each topic written, or in many."""
+    """Without a topic of its own the sink puts a marker in each topic, up to a limit."""
     monkeypatch.setattr(producer, "MARKERS", at_most)
     topics = [fresh_topic(2), fresh_topic(1)]
     rows = pa.RecordBatch.from_pydict({"value": ["1", "2"], "topic": topics})
@@ -1472,7 +1474,7 @@ JAVA_MURMUR2 = {
     b"34": 0x873930DA,
     b"4": 0x5A4B5CA1,
 }
-"""Hashes that Kafka's Java client gives."""
+"""Hashes by Kafka's Java client."""
 
 
 def test_keys_land_where_java_puts_them(
@@ -1481,7 +1483,7 @@ def test_keys_land_where_java_puts_them(
     world: World,
     fresh_topic: Callable[..., str],
 ) -> None:
-    """The partition is Java's murmur2 of the key, by known hashes and for many more keys."""
+    """The partition is Java's murmur2 of the key, for known hashes and for many more keys."""
     assert {key: murmur2(key) & 0xFFFFFFFF for key in JAVA_MURMUR2} == JAVA_MURMUR2
     topic = fresh_topic(7)
     keys = [*JAVA_MURMUR2, *(f"ключ-{i}".encode() for i in range(200))]
@@ -1501,16 +1503,16 @@ def test_keys_of_every_kind_land_where_sparks_own_sink_puts_them(
     world: World,
     fresh_topic: Callable[..., str],
 ) -> None:
-    """Empty and binary keys too, sent many at once or one by one; null keys stay null.
+    """Empty and binary keys too, sent in bulk or one by one; null keys stay null.
 
-    A null in a column `partition` leaves the key its choice.
+    With a null in the column `partition`, the key determines the partition.
     """
     keys = [None, b"", b"\0", b"\xff\xfe\0", *(bytes([i, 255 - i]) for i in range(50))]
     frame = spark.createDataFrame([(key, b"v") for key in keys], "key binary, value binary")
     native = written_by_spark(frame, world, fresh_topic)
 
     def placed(topic: str) -> list[tuple[str, int | None]]:
-        """Every key and its partition; that of a null key is up to chance."""
+        """Every key and its partition; that of a null key is random."""
         found: list[Message] = []
 
         def all_visible() -> bool:
@@ -1584,7 +1586,7 @@ def test_from_spark_executors(
 
 
 def test_unknown_topic(make_sink: Callable[..., KafkaSink], fresh_name: Callable[[], str]) -> None:
-    """Refused by name with the command that makes it, and not made on the way."""
+    """Refused, with its name and the command that creates it, and not created by the check."""
     name = fresh_name()
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=f"(?s){name}.*kafka-topics.sh.*--create"):
@@ -1609,7 +1611,7 @@ def test_brokers_that_do_not_answer(make_sink: Callable[..., KafkaSink]) -> None
 def test_timeout_longer_than_the_broker_allows(
     make_sink: Callable[..., KafkaSink], topic: str
 ) -> None:
-    """Refused with both numbers; without one the broker's longest is taken."""
+    """Refused, with both numbers. By default the sink uses the longest that the broker allows."""
     with pytest.raises(ConfigurationError, match=r"(?s)900\.001.*transaction\.max.*=900000"):
         make_sink(topic, transaction_timeout_s=900.001).validate(VALUE)
     sink = make_sink(topic)
@@ -1638,7 +1640,7 @@ def test_setting_that_librdkafka_refuses(
 def test_executor_that_reaches_another_cluster(
     sink: KafkaSink, branch: BranchId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same address means something else there: rejected, naming both clusters."""
+    """The same address means another cluster there: rejected, naming both clusters."""
     assert sink._seen is not None
     real = sink._seen.cluster_id
     monkeypatch.setattr(sink, "_seen", type(sink._seen)("elsewhere", 60_000, None))

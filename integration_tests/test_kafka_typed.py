@@ -74,7 +74,7 @@ class Job:
         *sinks: KafkaSink,
         shape: Callable[[DataFrame], DataFrame] = lambda df: df,
     ) -> None:
-        """Process all files; raises what the query failed with."""
+        """Process all files; raises the error of the query."""
         rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
         with ExactlyOnce("typed", sinks=sinks, log=f"sqlite:///{self.folder}/txn.db") as pipeline:
             (
@@ -134,7 +134,7 @@ class Job:
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path, kafka: KafkaServer, topic: str) -> Job:
-    kafka.start()  # a test before may have left it killed
+    kafka.start()  # an earlier test may have killed it
     return Job(spark, tmp_path, kafka, topic)
 
 
@@ -185,9 +185,9 @@ NOTHING = dict.fromkeys(READ, None)
 
 
 def test_every_type_in_avro(job: Job, registry: Registry) -> None:
-    """Whole rows, each type with and without nulls, are read back as they were, in two batches.
+    """Whole rows, each type with and without nulls, are read back unchanged, in two batches.
 
-    The registry is asked once, whatever the number of rows, tasks and batches.
+    The registry gets one request, whatever the number of rows, tasks and batches.
     """
     job.add(FULL, {"id": 2})
     job.add({**FULL, "id": 3})
@@ -250,7 +250,7 @@ def test_key_of_one_column_is_a_record_of_it(
 
 
 def test_column_key_that_is_no_record(job: Job, registry: Registry) -> None:
-    """In Avro a column `key` is that column's own type, and a null is no key."""
+    """In Avro a column `key` keeps its own type, and a null is no key."""
     job.add({"id": 7}, {"id": None})
     sink = job.sink(
         value_format="avro",
@@ -267,7 +267,7 @@ def test_column_key_that_is_no_record(job: Job, registry: Registry) -> None:
 def test_replay_after_a_crash_registers_no_second_schema(
     job: Job, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next driver asks once, gets the same id, and every row is there once."""
+    """The next driver asks once and gets the same id, and every row is delivered once."""
     job.add({"id": 1})
 
     def crash(point: str, where: object) -> None:
@@ -291,7 +291,7 @@ def test_replay_after_a_crash_registers_no_second_schema(
 
 
 def test_column_added_later(job: Job, registry: Registry) -> None:
-    """It is a second, compatible version, and old rows are still read."""
+    """It makes a second, compatible version of the schema, and old rows can still be read."""
     settings = {"value_format": "avro", "schema_registry": {"url": registry.url}}
     job.add({"id": 1, "name": "a"})
     job.run("id long", job.sink(**settings))
@@ -303,7 +303,7 @@ def test_column_added_later(job: Job, registry: Registry) -> None:
 
 
 def test_schema_that_the_registry_holds_for_incompatible(job: Job, registry: Registry) -> None:
-    """Refused before any row moves, with the registry's reason; nothing is registered."""
+    """Refused before any row is written, with the registry's reason; nothing is registered."""
     settings = {"value_format": "avro", "schema_registry": {"url": registry.url}}
     job.add({"id": 1})
     job.run("id long", job.sink(**settings))
@@ -381,7 +381,7 @@ def test_row_that_does_not_fit_its_schema(
 
 
 def test_schemas_that_only_others_register(job: Job, registry: Registry) -> None:
-    """Without auto-registration a schema is looked up; the newest can be taken as it is."""
+    """Without auto-registration a schema is looked up, or the newest one is used unchanged."""
     subject = f"{job.topic}-value"
     by_hand = {"url": registry.url, "auto.register.schemas": False}
     newest = {"url": registry.url, "use.latest.version": True}
@@ -411,7 +411,7 @@ def test_schemas_that_only_others_register(job: Job, registry: Registry) -> None
 def test_credentials_of_the_registry(
     job: Job, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They open it; wrong ones are refused; neither shows anywhere."""
+    """The right ones are accepted, wrong ones are refused, and neither appears anywhere."""
     registry.login = LOGIN
     job.add({"id": 1})
 
@@ -431,7 +431,7 @@ def test_credentials_of_the_registry(
 
 
 def test_registry_that_does_not_answer(job: Job) -> None:
-    """Unavailable, naming its address and no password; no row has moved."""
+    """Unavailable, naming its address and no password; no row is written."""
     job.add({"id": 1})
     login = {"basic.auth.user.info": "writer:hunter2"}
     url = {"url": "http://127.0.0.1:1", "max.retries": 0, **login}
@@ -453,7 +453,7 @@ def test_registry_that_does_not_answer(job: Job) -> None:
     ],
 )
 def test_registry_that_fails(registry: Registry, status: int, error: type[Exception]) -> None:
-    """Overloaded or restarting, it is unavailable; a refusal is a wrong setting."""
+    """Overloaded or restarting: unavailable. A refusal: a wrong setting."""
     registry.failing = status
     client = RegistryClient({"url": registry.url, "max.retries": 0})
     with pytest.raises(error, match=f"HTTP {status}"):
@@ -464,7 +464,7 @@ def test_registry_that_fails(registry: Registry, status: int, error: type[Except
 
 
 def test_json_is_what_spark_makes_of_the_row(job: Job) -> None:
-    """Byte for byte as `to_json`, for every type; keys too."""
+    """Values and keys equal the output of `to_json` byte for byte, for every type."""
     job.add(FULL, {**dict.fromkeys(FULL, None), "id": 2})
     job.run(SCHEMA, job.sink(value_format="json", key=["id", "day"], key_format="json"))
     frame = job.spark.read.schema(SCHEMA).json(str(job.folder / "in"))
@@ -490,7 +490,7 @@ def test_tombstones_in_json(job: Job) -> None:
 def test_sinks_of_different_shapes_share_one_pass(
     job: Job, registry: Registry, fresh_topic: Callable[..., str]
 ) -> None:
-    """Each gets its own columns; what `select` makes by chance is one value in key and value."""
+    """Each gets its own columns; a random value made in `select` is the same in key and value."""
     job.add({"id": 1, "a b": "x"}, {"id": 2, "a b": None})
     servers = job.server.bootstrap_servers
     other, plain = fresh_topic(1), fresh_topic(1)
@@ -522,7 +522,7 @@ def test_sinks_of_different_shapes_share_one_pass(
 
 
 def test_column_that_could_be_data_or_kafkas(job: Job) -> None:
-    """Refused before anything moves, with both ways out; the first of them works."""
+    """Refused before any row is written, naming both solutions; the first of them works."""
     job.add({"id": 1, "timestamp": "2026-01-02T03:04:05Z"})
     schema = "id long, timestamp timestamp"
     with pytest.raises(StreamingQueryException, match=r"(?s)'timestamp' can be data.*struct\(\*\)"):

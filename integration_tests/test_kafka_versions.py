@@ -1,4 +1,4 @@
-"""The same tests on brokers whose EndTxn fences nobody."""
+"""Tests of `test_kafka_sink` on brokers whose EndTxn does not fence the producer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def set_feature(server: KafkaServer, how: str, level: int) -> None:
 
 @pytest.fixture(scope="module", params=[NOT_FINISHED, pytest.param("3.9", marks=pytest.mark.slow)])
 def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaServer]:
-    """An old broker; and a new one whose operator has not finished the upgrade."""
+    """An old broker, and a new one whose operator has not finished the upgrade."""
     try:
         java()
     except ServiceError as error:
@@ -72,7 +72,7 @@ def test_upgrade_is_finished_between_prepare_and_commit(
     branch: contract.BranchId,
     world: contract.World,
 ) -> None:
-    """A connected driver notices, and what was prepared before it is committed once."""
+    """A connected driver notices it, and commits a branch that was prepared before exactly once."""
     prepared = contract.prepare(sink, branch)
     assert not sink._finisher.end_fences()
     set_feature(kafka, "UPGRADE", 2)
@@ -92,7 +92,7 @@ def test_upgrade_is_finished_between_prepare_and_commit(
 def test_upgrade_is_taken_back_under_a_connected_driver(
     kafka: KafkaServer, sink: contract.KafkaSink, owner: Owner, world: contract.World
 ) -> None:
-    """EndTxn as before it would leave transactions that nobody can end, and readers waiting."""
+    """The newer EndTxn would leave transactions that nobody can end, and block readers."""
     set_feature(kafka, "UPGRADE", 2)
     try:
         sink.close()
@@ -109,12 +109,12 @@ def test_upgrade_is_taken_back_under_a_connected_driver(
 
 
 def test_brokers_that_do_not_fence(sink: contract.KafkaSink) -> None:
-    """The ways around it are what runs here."""
+    """The tests above must run on brokers without the EndTxn that fences."""
     assert not sink._finisher.end_fences()
 
 
 def test_state_after_a_commit(sink: contract.KafkaSink, branch: BranchId) -> None:
-    """It is forgotten when the producer is fenced; a repair of its markers goes by what is left."""
+    """Fencing replaces the state; a repair of the markers relies on what remains of it."""
     committable = contract.prepare(sink, branch)
     sink.commit(committable)
     state = sink._finisher.describe([branch.name])[branch.name]

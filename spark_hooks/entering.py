@@ -55,7 +55,7 @@ class CheckpointEntrance:
         *,
         replaces: str | None,
         adopt: tuple[str, ...],
-        goes_on: bool,
+        had_token: bool,
         seen_run: str,
         has_batch: bool,
     ) -> Self:
@@ -67,7 +67,7 @@ class CheckpointEntrance:
             batch_id: the batch that Spark is about to run.
             replaces: see `sparkonce.ExactlyOnce`.
             adopt: see `sparkonce.ExactlyOnce`.
-            goes_on: whether this run has had a token before.
+            had_token: whether this run has had a token before.
             seen_run: the run that held the pipeline when this run first looked at the log.
             has_batch: whether Spark has called with a batch.
         """
@@ -90,7 +90,7 @@ class CheckpointEntrance:
             checkpoint_pipeline=None if bound is None else bound.pipeline,
             replaces=replaces,
             adopt=adopt,
-            had_token=goes_on,
+            had_token=had_token,
             seen_run=seen_run,
             has_batch=has_batch,
             namesake=None if is_known else log.namesake(pipeline.name, run.query_id),

@@ -167,7 +167,7 @@ class Run:
             batch_id,
             replaces=self._settings.replaces,
             adopt=self._settings.adopt,
-            goes_on=self._had_token,
+            had_token=self._had_token,
             seen_run=self._look_first(),
             has_batch=has_batch,
         )

@@ -1,4 +1,4 @@
-"""What `validate` makes of brokers: too old, starting, or refusing. The brokers are tables."""
+"""`validate` with brokers that are too old, starting, or refusing. The brokers are tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KAFKA_3_0 = BrokerVersionData(broker_version=(3, 0)).api_versions
 
 
 def sink_of(versions: dict[int, tuple[int, int]]) -> KafkaSink:
-    """A sink whose brokers answer which versions they know, and nothing else."""
+    """A sink whose brokers report the versions that they support, and nothing else."""
 
     def ask(question: Any, forget: Any = ()) -> Any:
         data = BrokerVersionData(api_versions=versions)
@@ -55,7 +55,7 @@ def sink_of(versions: dict[int, tuple[int, int]]) -> KafkaSink:
 def test_brokers_that_could_not_finish_what_they_take(
     request_class: type, known: tuple[int, int] | None
 ) -> None:
-    """Each commit would stay unresolved there, so the query does not start."""
+    """Every commit would stay unresolved, so the query does not start."""
     key = request_class.API_KEY  # type: ignore[attr-defined]
     versions = {**KAFKA_3_0, key: known} if known else {**KAFKA_3_0}
     if known is None:
@@ -98,7 +98,7 @@ def failing(error: BaseException) -> KafkaSink:
     ids=lambda error: type(error).__name__,
 )
 def test_brokers_that_are_starting(error: BaseException) -> None:
-    """Unavailable: the caller tries again; nothing says that a setting is wrong."""
+    """Unavailable: the caller tries again. The error does not blame a setting."""
     with pytest.raises(SinkUnavailableError, match="kafka:9092.*are the brokers up"):
         failing(error).validate(pa.schema([("value", pa.string())]))
 
@@ -115,6 +115,6 @@ def test_brokers_that_are_starting(error: BaseException) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_brokers_that_refuse(error: BaseException, words: str) -> None:
-    """A wrong setting or a missing right: trying again cannot help."""
+    """A wrong setting or a missing right: another attempt cannot help."""
     with pytest.raises(ConfigurationError, match=words):
         failing(error).validate(pa.schema([("value", pa.string())]))

@@ -1,4 +1,4 @@
-"""librdkafka through its C API, as far as that needs no broker."""
+"""librdkafka through its C API, without a broker."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def comes_down_to(count: int) -> bool:
 
 @pytest.mark.skipif(not THREADS.exists(), reason="the system does not list threads")
 def test_last_reference_that_goes() -> None:
-    """librdkafka's threads end with it; a cycle does not keep them."""
-    TransactionalProducer(NOWHERE, Reports())  # what stays behind the first one stays
+    """librdkafka's threads end with the last reference; no cycle keeps the producer."""
+    TransactionalProducer(NOWHERE, Reports())  # threads left over from the first one remain
     gc.collect()
     before = threads()
     producer = TransactionalProducer(NOWHERE, Reports())
@@ -75,7 +75,7 @@ def test_forked_child_that_drops_its_parents_producer() -> None:
     ],
 )
 def test_setting_that_is_refused(settings: dict[str, object], words: str) -> None:
-    """Named by the error."""
+    """The error names it."""
     with pytest.raises(KafkaException, match=words):
         TransactionalProducer({**NOWHERE, **settings}, Reports())
 
@@ -95,7 +95,7 @@ def test_default_of_librdkafka_and_booleans() -> None:
 )
 @pytest.mark.skipif(not THREADS.exists(), reason="the system does not list threads")
 def test_token_that_librdkafka_refuses(told: Any) -> None:
-    """Its reason repeats token and extensions; our error does not, and refers to no client."""
+    """Its reason repeats token and extensions; our error does not, and keeps no client alive."""
     before = threads()
     with pytest.raises(KafkaException, match="refuses the token") as refused:
         TransactionalProducer({**TOKENS, "oauth_cb": TokenCallback(lambda _: told)}, Reports())

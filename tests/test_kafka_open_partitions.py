@@ -1,4 +1,4 @@
-"""Which partitions are examined closely: all but those that are known to hold nothing open.
+"""Which partitions are examined: all but those that are known to hold nothing open.
 
 The broker is a table of error codes and ends.
 """
@@ -20,10 +20,10 @@ UNKNOWN = errors.OffsetNotAvailableError.errno
 
 
 class Broker:
-    """Of one partition; who looks closely finds the open transaction of producer 7.
+    """A broker of one partition, in which DescribeProducers finds an open one of producer 7.
 
     Args:
-        end: error code and offset, as a reader of all rows is told.
+        end: the error code and offset that a reader of all rows gets.
         stable: the same for a reader of committed rows.
     """
 
@@ -59,6 +59,6 @@ class Broker:
 def test_partition_whose_end_is_not_known_is_looked_at(
     end: tuple[int, int], stable: tuple[int, int], is_looked_at: bool
 ) -> None:
-    """An end of -1 with an error is no end: an open transaction there would count as visible."""
+    """An end of -1 with an error is not an end: it would hide an open transaction."""
     found = asyncio.run(open_producers(Broker(end, stable), {1: {"orders": [0]}}))
     assert found == ({("orders", 0, 7)} if is_looked_at else set())

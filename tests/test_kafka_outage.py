@@ -1,4 +1,4 @@
-"""Brokers that stop responding: one line of ours in place of the clients' hundreds."""
+"""Brokers that stop responding: one log line of ours instead of hundreds from the clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def connection() -> Iterator[Connection]:
 def test_stopped_broker_is_one_line(
     connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The driver's client tries several times a second, and only our first line is logged."""
+    """The driver's client retries several times a second, and only our first line is logged."""
     caplog.set_level(logging.INFO)
     with pytest.raises(errors.KafkaTimeoutError):
         Patience(6)(lambda: connection.ask(refresh))
@@ -45,7 +45,7 @@ def test_stopped_broker_is_one_line(
 def test_client_at_debug_is_not_quietened(
     connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever sets kafka-python's loggers to DEBUG wants to see every attempt."""
+    """With kafka-python's loggers at DEBUG every attempt is logged."""
     caplog.set_level(logging.DEBUG, "kafka")
     with pytest.raises(errors.KafkaTimeoutError):
         connection.ask(refresh)
@@ -53,7 +53,7 @@ def test_client_at_debug_is_not_quietened(
 
 
 def test_other_clients_of_the_process_are_not_quietened(caplog: pytest.LogCaptureFixture) -> None:
-    """Only the I/O threads with our client id are, and of those not what they alone report."""
+    """Only I/O threads with our client id are, except for lines that we do not report ourselves."""
     quiet.quieten("ours")
 
     def log() -> None:
@@ -78,7 +78,7 @@ def test_other_clients_of_the_process_are_not_quietened(caplog: pytest.LogCaptur
 def test_end_of_an_outage_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once each; a refusal is a response, and an outage soon after the last one is not logged."""
+    """Each end once. A refusal is a response; an outage soon after the last one is not logged."""
     now = [1000.0]
     monkeypatch.setattr(outage.time, "monotonic", lambda: now[0])
     seen = Outage("here:1")
@@ -122,7 +122,7 @@ def test_librdkafka_does_not_write_to_stderr(
 
 
 def test_other_lines_of_librdkafka_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Our logger gets the lines that no error of ours repeats, such as a setting without effect."""
+    """Our logger gets the lines that our errors do not repeat, such as a setting without effect."""
     caplog.set_level(logging.DEBUG, "sparkonce")
     settings = {"bootstrap.servers": NOBODY, "transactional.id": "t", "fetch.min.bytes": 5}
     producer = TransactionalProducer(settings, Reports())

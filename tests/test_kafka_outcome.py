@@ -1,4 +1,4 @@
-"""How the Kafka sink proves an outcome: every combination of answers, from a scripted finisher."""
+"""How the Kafka sink proves an outcome: many combinations of answers, from a scripted finisher."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REFUSALS = [
 
 @dataclass
 class PaperFinisher:
-    """Gives scripted answers, raises scripted exception classes, and keeps a list of questions."""
+    """Gives scripted answers, raises scripted errors, and keeps a list of the questions."""
 
     ends: list[object] = field(default_factory=lambda: [True])
     state: TransactionState | type[errors.KafkaError] | None = None
@@ -213,7 +213,7 @@ def test_markers_that_the_broker_left_out(
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_markers_that_a_broker_without_fencing_left_out(epoch: int) -> None:
-    """There fencing makes the coordinator forget the commit, which is proven before."""
+    """There fencing makes the coordinator forget the commit, so it is proven first."""
     fenced = state("Empty", epoch=epoch)
     finisher = PaperFinisher(
         ends=[False], fences=False, marks=[OURS], open=[True, True, False], state=fenced
@@ -244,7 +244,7 @@ def test_missing_markers_that_are_not_ours_to_write(found: TransactionState | No
 
 
 def test_missing_marker_that_we_have_no_right_to_write() -> None:
-    """We may not see where the broker keeps the proof: unresolved, naming the rights."""
+    """We have no right to see where the broker keeps the proof: unresolved, naming the rights."""
     unstable = errors.UnstableOffsetCommitError
     finisher = PaperFinisher(marks=[unstable], offsets=[], state=state("CompleteCommit"))
     with pytest.raises(CommitUnresolvedError, match=r"Describe on .*offsets.*ClusterAction"):
@@ -340,9 +340,9 @@ def test_forgotten_before_its_time(refusal: type[errors.KafkaError], age_s: floa
 
 
 def test_forgotten_in_its_time() -> None:
-    """Where ids are kept for a shorter time than proofs, an absent proof still counts: lost.
+    """If ids are kept for a shorter time than proofs, an absent proof still counts: lost.
 
-    Not so before the broker that keeps them longest would forget it.
+    Before the broker that keeps ids longest would have forgotten it, it is unresolved.
     """
     finisher = PaperFinisher(
         ends=[errors.InvalidProducerIdMappingError],
@@ -368,7 +368,7 @@ def test_fenced_as_after_a_commit_and_no_proof() -> None:
 def test_answer_from_before_the_branch(
     refusal: type[errors.KafkaError], found: TransactionState
 ) -> None:
-    """A broker that was the coordinator and was paused does not know yet that it moved."""
+    """A former coordinator that was paused has not noticed yet that it was replaced."""
     prepared = committable(producer_epoch=3)
     with pytest.raises(CommitUnresolvedError, match="has not seen it.* settle") as unresolved:
         outcome(PaperFinisher(ends=[refusal], state=found)).commit(prepared)
@@ -378,7 +378,7 @@ def test_answer_from_before_the_branch(
 
 
 def test_timed_out() -> None:
-    """The error says that it was the timeout, and how long that is."""
+    """The error names the timeout and its length."""
     finisher = PaperFinisher(ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"))
     with pytest.raises(PreparedBranchLostError, match="timed out.* after 900 s"):
         outcome(finisher).commit(committable(age_s=1000))
@@ -405,7 +405,7 @@ def test_proof_in_another_topic(gone: frozenset[str]) -> None:
 
 
 def test_proof_in_no_topic_that_is_left() -> None:
-    """One topic still exists, as its marker would: lost. A later batch's marker proves nothing."""
+    """One topic still exists, and so would its marker: lost. A later marker proves nothing."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"), gone=frozenset({"orders"})
     )
@@ -421,7 +421,7 @@ def test_proof_in_no_topic_that_is_left() -> None:
 
 
 def test_marker_not_stable_yet() -> None:
-    """An end was decided, its markers are on their way: the read is repeated until stable."""
+    """The transaction has ended and its markers are on their way: the read is repeated."""
     finisher = PaperFinisher(
         ends=[errors.ProducerFencedError],
         state=state("PrepareCommit"),
@@ -480,7 +480,7 @@ def test_not_proven(finisher: PaperFinisher, words: str) -> None:
 
 
 def test_proof_is_older_than_kafka_keeps_it() -> None:
-    """After 7 days an absent marker proves nothing: an operator decides, it is never lost."""
+    """Near the end of 7 days an absent marker proves nothing: an operator rules, it is not lost."""
     finisher = PaperFinisher(ends=[errors.InvalidProducerIdMappingError])
     with pytest.raises(CommitUnresolvedError, match="operator|settle"):
         outcome(finisher).commit(committable(age_s=6.9 * 86400))
@@ -494,7 +494,7 @@ def test_proof_is_older_than_kafka_keeps_it() -> None:
 def test_proof_is_older_than_one_broker_keeps_it(
     config: dict[str, list[int]], recorded_s: float | None
 ) -> None:
-    """The broker with the shortest retention, now or then, may have kept the proof."""
+    """The broker with the shortest retention, now or at the start, may have held the proof."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError], state=state("CompleteAbort"), config=config
     )
@@ -516,7 +516,7 @@ def test_retention_that_one_broker_does_not_tell() -> None:
 
 
 def test_topic_deleted_under_a_commit(caplog: pytest.LogCaptureFixture) -> None:
-    """EndTxn's success decides; a warning says that the rows were deleted with their topic."""
+    """EndTxn's success decides; a warning reports that the rows were deleted with their topic."""
     outcome(PaperFinisher(gone=frozenset({"orders"}))).commit(committable())
     assert f"{BRANCH.name} is committed, but the topic 'orders' was deleted" in caplog.text
 
@@ -619,7 +619,7 @@ def test_partition_that_cannot_be_looked_at() -> None:
 def test_who_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, age_s: float, driver_s: float | None, looks: int
 ) -> None:
-    """All branches but those that this process just received from its tasks, by both clocks."""
+    """All branches except those that this process just received from its tasks, by both clocks."""
     finisher = PaperFinisher(marks=[OURS])
     sink, branch = sink_of(finisher), committable(age_s)
     if driver_s is not None:
@@ -691,7 +691,7 @@ def test_old_broker_abort_of_what_ends_meanwhile() -> None:
 
 
 def test_old_broker_abort_of_what_the_brokers_forgot() -> None:
-    """They lost everything after the id's first record: it is fenced, and can be rewritten."""
+    """They lost all records after the id's first: it is fenced, and can be rewritten."""
     finisher = PaperFinisher(fences=False, state=state("Empty", epoch=0))
     outcome(finisher).abort(committable())
     assert finisher.asked == ["describe", "fence 5/0"]
@@ -731,7 +731,7 @@ def test_old_broker_proof_on_another_cluster() -> None:
 
 
 def test_old_broker_second_commit() -> None:
-    """EndTxn could commit a zombie's transaction: it is not sent when the marker is ours."""
+    """EndTxn could commit a zombie's transaction, so it is not sent once the marker is ours."""
     finisher = PaperFinisher(fences=False, marks=[OURS], state=state("CompleteCommit", epoch=0))
     outcome(finisher).commit(committable())
     assert finisher.asked == ["marker", "describe", "fence", "marker"]
@@ -762,7 +762,7 @@ def test_abort_by_identity(answer: object) -> None:
 def test_abort_refused_by_a_broker_that_does_not_know(
     refusal: type[errors.KafkaError], found: TransactionState
 ) -> None:
-    """It was the coordinator before a move: no commit is sent that the new one might carry out."""
+    """It is a former coordinator: no commit is sent that the new one might carry out."""
     finisher = PaperFinisher(ends=[refusal, True], state=found)
     prepared = committable(producer_epoch=3)
     with pytest.raises(SinkError, match="has not seen it"):
@@ -844,7 +844,7 @@ def test_markers_of_an_abort_on_their_way(
 def test_missing_markers_of_an_abort_that_are_not_ours_to_write(
     found: TransactionState | type[errors.KafkaError] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is aborted, so the abort returns; a warning says that readers may wait there."""
+    """It is aborted, so the abort returns; a warning reports that readers may wait there."""
     finisher = PaperFinisher(open=[True], state=found)
     outcome(finisher).abort(committable())
     assert not [question for question in finisher.asked if "write" in question]
@@ -858,7 +858,7 @@ def test_missing_markers_of_an_abort_that_are_not_ours_to_write(
 def test_outage_costs_all_branches_together_what_it_costs_one(
     verb: Callable[[KafkaSink, list[Committable]], Sequence[Exception | None]],
 ) -> None:
-    """They share one patience: a branch whose turn comes after it is asked for once."""
+    """They share one patience; after it, each remaining branch is asked about once."""
     finisher = PaperFinisher(ends=[errors.CoordinatorNotAvailableError])
     sink = sink_of(finisher, patience_s=0.1)
     branches = [committable(producer_id=number) for number in range(20)]
@@ -892,7 +892,7 @@ def test_task_whose_clock_is_ahead(ahead_s: float) -> None:
 
 
 def redone(finisher: PaperFinisher, age_s: float = 10.0) -> Exception | None:
-    """What `settle --as redo` makes of the branch: lost means that it is rewritten."""
+    """The outcome of `settle --as redo`: lost means that the branch is rewritten."""
     sink, branch = sink_of(finisher), committable(age_s)
     (first,) = sink.commit_many([branch])
     return end_for_rewrite(sink, branch, first)
@@ -982,12 +982,12 @@ def test_word_does_not_write_again_what_may_be_committed(
     ],
 )
 def test_word_stands_where_no_proof_is_to_be_had(finisher: PaperFinisher, age_s: float) -> None:
-    """Nothing says that it is committed, and every server has responded: it is rewritten."""
+    """Nothing shows that it is committed, and every server has responded: it is rewritten."""
     assert isinstance(redone(finisher, age_s), PreparedBranchLostError)
 
 
 def test_branch_given_up_that_is_committed_and_not_visible() -> None:
-    """An operator who would insert its rows manually learns that they will appear anyway."""
+    """The operator, who might insert its rows manually, learns that they will appear anyway."""
     finisher = PaperFinisher(
         ends=[errors.InvalidTxnStateError, True], open=[True], state=state("CompleteCommit")
     )

@@ -1,4 +1,4 @@
-"""Rows to messages, settings to clients: the parts of the Kafka sink that need no broker."""
+"""The parts of the Kafka sink that need no broker: rows to messages, settings to clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 
 
 def messages(rows: pa.RecordBatch, topic: str | None = "orders") -> dict[str, list[dict]]:
-    """What librdkafka reads at the addresses, by topic, without what is left to it."""
+    """The messages that librdkafka reads at the addresses, by topic, without its defaults."""
     return {name: _read(found) for name, found in messages_by_topic(rows, topic)}
 
 
@@ -57,7 +57,7 @@ def _bytes(address: int, length: int) -> bytes | None:
 
 
 def test_every_column_of_sparks_convention() -> None:
-    """Spark's own column types for Kafka are accepted, also in their large variants."""
+    """Spark's own column types for Kafka are accepted, including their large variants."""
     check_schema(
         pa.schema(
             [
@@ -147,7 +147,7 @@ def test_only_values() -> None:
 
 @pytest.mark.parametrize("data_type", [pa.string(), pa.large_binary()])
 def test_column_without_a_byte(data_type: pa.DataType) -> None:
-    """Arrow keeps no bytes for it, but an empty value is still no tombstone."""
+    """Arrow keeps no bytes for it, but an empty value is not a tombstone."""
     values = pa.array(["", "", None], pa.string()).cast(data_type)
     expected = [{"value": item, "key": item} for item in (b"", b"", None)]
     assert messages(batch(value=values, key=values)) == {"orders": expected}
@@ -183,7 +183,7 @@ def test_row_without_a_topic(missing: str | None) -> None:
 
 
 def test_partition_headers_and_timestamp() -> None:
-    """They reach the message; null omits them, so that the producer chooses."""
+    """They are part of the message; null omits them, so that the producer chooses."""
     rows = batch(
         value=pa.array(["1", "2"]),
         partition=pa.array([3, None], pa.int32()),
@@ -367,7 +367,7 @@ PREPARED = KafkaBranch(
 
 
 def test_committable_holds_all_that_a_commit_needs() -> None:
-    """It survives JSON, and it is safe until a margin before the broker's timeout."""
+    """It survives JSON, and is safe until shortly before the broker's timeout."""
     committable = Committable.from_json(PREPARED.committable(BRANCH).to_json())
     assert KafkaBranch.of(committable) == PREPARED
     assert committable.safe_until == 1000.0 + 100 - 10

@@ -1,4 +1,4 @@
-"""One set of security settings, as librdkafka and kafka-python get it. No broker."""
+"""One set of security settings, as librdkafka and kafka-python get it, without a broker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def token(argument: str | None) -> tuple[str, float]:
 
 @pytest.mark.parametrize("mechanism", [None, "GSSAPI"])
 def test_sasl_mechanism_that_the_driver_cannot_speak(mechanism: str | None) -> None:
-    """Refused, naming the supported ones; librdkafka's default is one of the refused."""
+    """Refused, naming the supported ones; librdkafka's default is refused as well."""
     config = {"security.protocol": "SASL_PLAINTEXT"}
     if mechanism is not None:
         config["sasl.mechanisms"] = mechanism
@@ -104,7 +104,7 @@ def test_callback_that_cannot_travel() -> None:
 
 
 def test_callback_travels_as_spark_sends_it() -> None:
-    """It travels with the sink, even a lambda or a partial; there both clients can call it."""
+    """It travels with the sink, even a lambda or a partial, and both clients can call it there."""
     for callback in (token, functools.partial(lambda _, a: token(a), 1), lambda a: (*token(a),)):
         sink = KafkaSink(
             "orders",
@@ -191,7 +191,7 @@ def leaking(_: str | None) -> tuple[str, float]:
     ],
 )
 def test_callback_that_gives_no_token(callback: Any, words: list[str]) -> None:
-    """The error names what it did, never its message, and librdkafka's side keeps the reason."""
+    """The error reports what it did, never its message; librdkafka's callback keeps the reason."""
     with pytest.raises(RefusedError) as refused:
         fetch(callback, None)
     assert all(word in str(refused.value) for word in words)
@@ -240,7 +240,7 @@ def inline(files: Mapping[str, str]) -> dict[str, str]:
 def shakes_hands(
     ours: ssl.SSLContext, authority: trustme.CA, certificate: trustme.LeafCert | None = None
 ) -> str:
-    """The subject of the certificate that a server which asks for one received."""
+    """The subject of the client certificate that a server received."""
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.verify_mode = ssl.CERT_REQUIRED
     authority.configure_trust(theirs)
@@ -270,7 +270,7 @@ def test_client_certificate_from_files_and_inline(
 def test_comments_of_inline_certificates_have_any_letters(
     authority: trustme.CA, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every encoding of the locale; Python's own `ssl` only takes ASCII."""
+    """In every encoding of the locale, although Python's `ssl` accepts only ASCII."""
     write = Path.write_text
     monkeypatch.setattr(
         Path, "write_text", lambda path, text, code="ascii": write(path, text, code)
@@ -282,7 +282,7 @@ def test_comments_of_inline_certificates_have_any_letters(
 def test_broker_whose_certificate_is_revoked(
     authority: trustme.CA, files: dict[str, str], tmp_path: Path
 ) -> None:
-    """The list of `ssl.crl.location` refuses it, and the error names the list; others connect."""
+    """`ssl.crl.location` lists it: refused, naming the setting. Other brokers connect."""
     revoked = authority.issue_cert("127.0.0.1")
     number = x509.load_pem_x509_certificate(revoked.cert_chain_pems[0].bytes()).serial_number
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes()).subject
@@ -335,7 +335,7 @@ def test_certificate_that_cannot_be_used(
     assert "hunter2" not in str(refused.value)
 
 
-# -- words for refusals ----------------------------------------------------------------------------
+# -- texts of refusals -----------------------------------------------------------------------------
 
 
 def test_refusal_is_found_in_what_kafka_python_wraps() -> None:
@@ -352,7 +352,7 @@ def test_refusal_is_found_in_what_kafka_python_wraps() -> None:
 
 
 def test_refusal_shows_no_secret() -> None:
-    """Also where a broker repeats the password."""
+    """Even if a broker repeats the password."""
     said = errors.SaslAuthenticationFailedError("no user writer with hunter2")
     assert "hunter2" not in str(refusal(said, KafkaSettings("a:1", SASL)))
 
@@ -391,7 +391,7 @@ def test_last_words_are_read_before_the_end(pair: tuple[socket.socket, Draining]
 def test_broker_that_takes_a_connection_and_says_nothing(
     others: list[str], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A question ends with that reason; kafka-python on its own waits for TLS forever."""
+    """A question fails with that reason; kafka-python itself would wait for TLS forever."""
     monkeypatch.setattr("sparkonce.sinks.kafka.connecting.tls.HANDSHAKE_S", 0.1)
     monkeypatch.setattr(client, "REQUEST_TIMEOUT_MS", 500)
     raised: list[BaseException] = []
@@ -419,7 +419,7 @@ def test_passwords_stay_out_of_the_debug_log(caplog: pytest.LogCaptureFixture) -
     """kafka-python's debug log shows requests and their bytes, except those of SASL."""
     caplog.set_level(logging.DEBUG, "kafka")
     with pytest.raises(errors.KafkaError):
-        client.connect(KafkaSettings("127.0.0.1:1"), 10)  # no broker: the filters are what counts
+        client.connect(KafkaSettings("127.0.0.1:1"), 10)  # no broker, since only the filters matter
     caplog.clear()
     protocol = KafkaProtocol(client_id="c", ident="i")
     request = SaslAuthenticateRequest(b"\0writer\0hunter2", version=1)

@@ -1,4 +1,4 @@
-"""Typed rows for Kafka: which columns go where, which types fit which schema, without a server."""
+"""Typed rows for Kafka, without a server: which columns go where, and which types fit a schema."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def sink(**settings: Any) -> KafkaSink:
     ],
 )
 def test_columns_that_spark_makes(layout: Layout, columns: pa.Schema, expected: list[str]) -> None:
-    """Whole rows without a column `value`; else Spark's conventions, with `value` encoded."""
+    """Whole rows without a column `value`; otherwise Spark's conventions, with `value` encoded."""
     assert layout(columns, "r") == expected
 
 
@@ -167,7 +167,7 @@ def test_settings_that_do_not_fit_each_other(settings: dict[str, Any], words: st
 
 
 def test_typed_sink_as_a_value() -> None:
-    """It travels; two sinks with equal layouts share the work; a plain sink has no layout."""
+    """It pickles; two sinks with equal layouts share the work; a plain sink has no layout."""
     typed = sink(value_format="avro", key=["id"], key_format="json", schema_registry=REGISTRY)
     again = pickle.loads(pickle.dumps(typed))  # noqa: S301 - our own bytes
     assert again.columns == typed.columns
@@ -185,7 +185,7 @@ def test_name_of_a_column_is_a_list_of_one(key_format: str | None) -> None:
 
 
 def test_avro_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it plain rows and JSON work, and the error for Avro says what to install."""
+    """Without it plain rows and JSON work, and the error for Avro names the package to install."""
     for module in [
         name for name in sys.modules if name.startswith("sparkonce.sinks.kafka.rows.avro")
     ]:
@@ -212,7 +212,7 @@ TYPED = pa.struct(
 
 
 def test_schema_made_of_types() -> None:
-    """Nullable columns default to null; records of one name at two places do not collide."""
+    """Nullable columns default to null; records with the same name in two places do not collide."""
     made = json.loads(derive(TYPED, "Value"))
     assert (made["name"], made["namespace"]) == ("Value", "sparkonce")
     by_name = {field.pop("name"): field for field in made["fields"]}
@@ -250,7 +250,7 @@ def test_column_that_avro_has_no_place_for(kind: pa.DataType, words: str) -> Non
         derive(kind, "Value")
 
 
-# -- Avro: a schema that is given ------------------------------------------------------------------
+# -- Avro: a schema given by the user --------------------------------------------------------------
 
 
 def record(*fields: dict[str, Any]) -> str:
@@ -296,7 +296,7 @@ MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
     ],
 )
 def test_type_that_the_schema_cannot_hold(kind: pa.DataType, avro: Any) -> None:
-    """Refused before a row moves: fastavro would write some of these as something else."""
+    """Refused before any row is written: fastavro would write some of these as something else."""
     with pytest.raises(ConfigurationError, match=r"\ba"):
         fit(pa.struct([("a", kind)]), one(avro))
 
@@ -389,7 +389,7 @@ def test_rows_are_read_as_they_were(rows: list[Any], data: st.DataObject) -> Non
 
 
 def test_times_before_1970_in_milliseconds() -> None:
-    """They are cut as Spark's to_avro cuts them: down, to the millisecond that holds them."""
+    """They are rounded down to the millisecond, as in Spark's to_avro."""
     micros = [-1, -1000, -1500, 1500, None]
     lists = pa.list_(TIME)
     kind = pa.struct([("a", TIME), ("l", lists), ("m", pa.map_(pa.string(), TIME))])
@@ -448,7 +448,7 @@ def test_fixed_and_enum_and_map() -> None:
             pa.string(),
             {"type": "string", "logicalType": "uuid"},
             "secret",
-            "'value.a' is text that is no UUID",
+            "'value.a' is text that is not a UUID",
         ),
         (
             pa.string(),
@@ -473,7 +473,7 @@ def test_row_that_does_not_fit(kind: pa.DataType, avro: Any, value: Any, words: 
 
 
 def test_nulls_where_the_schema_has_them() -> None:
-    """Also below a null, in a slice, and next to a row that is a tombstone."""
+    """Also inside a null, in a slice, and next to a tombstone."""
     inner = {"type": "record", "name": "S", "fields": [{"name": "b", "type": "boolean"}]}
     flags = {"type": "map", "values": ["null", "boolean"]}
     written = record({"name": "s", "type": ["null", inner]}, {"name": "m", "type": flags})
@@ -496,7 +496,7 @@ def test_nulls_where_the_schema_has_them() -> None:
     ],
 )
 def test_schema_that_cannot_be_settled(columns: pa.Schema, words: str) -> None:
-    """Refused before the registry is asked, which never forgets a schema."""
+    """Refused before any request to the registry, which never forgets a schema."""
     written = record({"name": "id", "type": "int"}, {"name": "at", "type": MILLIS})
     nowhere = {"url": "http://127.0.0.1:1", "max.retries": 0}
     typed = sink(value_format="avro", schema_registry=nowhere, value_schema=written)
@@ -510,7 +510,7 @@ def test_schema_that_cannot_be_settled(columns: pa.Schema, words: str) -> None:
     [("http://127.0.0.1:1", SinkUnavailableError), ("http://[", ConfigurationError)],
 )
 def test_registry_that_cannot_be_reached(url: str, error: type[Exception]) -> None:
-    """Nobody listens now, or there is no such address."""
+    """No server listens now, or there is no such address."""
     with pytest.raises(error, match="schema registry at"):
         Registry({"url": url, "max.retries": 0}).schema("orders-value", '"string"')
 
@@ -547,7 +547,7 @@ def test_registry_setting_that_nobody_knows() -> None:
 
 
 def test_registry_shows_no_secret() -> None:
-    """They are neither in its `repr` nor in its address, whichever way they were given."""
+    """Secrets are neither in its `repr` nor in its address, however they were given."""
     registry = Registry(
         {
             "url": "http://a:1/x,https://b:2",

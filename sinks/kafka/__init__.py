@@ -10,7 +10,7 @@
 
 writing      executor: one transaction, flushed and marked, left open
 branch       a transaction that any process can end, and its form in a committable
-finishing    any process: commit and abort, each unknown outcome settled by proof
+finishing    any process: commit and abort, and the proof of each unknown outcome
 rows         Spark's columns, typed columns, Avro; Arrow rows to messages
 connecting   settings and security of both clients, and the connection for requests that
              confluent-kafka does not have

@@ -28,14 +28,14 @@ class KafkaBranch:
     Attributes:
         transactional_id: the branch's name.
         producer_id: from the broker; -1 when no row was written, so that nothing is open.
-        producer_epoch: together with `producer_id` it belongs to this one transaction.
+        producer_epoch: no other transaction has this `producer_id` and epoch.
         partitions: the partitions that hold its rows, by topic.
         cluster_id: the cluster that holds the transaction.
-        marker_topics: the topics whose partition 0 holds the marker; each marker is as good as the
-            others. Empty when nothing was written.
-        began_at: Unix time in seconds before the transaction could begin.
+        marker_topics: the topics whose partition 0 holds the marker; any one marker is proof
+            enough. Empty when nothing was written.
+        began_at: Unix time in seconds, read before the transaction could begin.
         timeout_ms: the broker aborts the transaction after this time.
-        proof_kept_s: how long the brokers kept proofs, when the query began; None where they were
+        proof_kept_s: how long the brokers kept proofs when the query began; None where they were
             not asked.
     """
 

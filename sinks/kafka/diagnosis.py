@@ -33,15 +33,10 @@ def diagnose(
     look: Callable[[], object],
     timeout_ms: int | None,
 ) -> Iterator[Finding]:
-    """Ask the cluster.
+    """Run the sink's own checks, `look`, and examine the settings of the cluster.
 
-    Args:
-        finisher: asks the brokers.
-        topic: where rows go that name no topic.
-        where: the sink's target, for messages.
-        look: the checks of the sink before a query's first batch.
-        timeout_ms: the sink's own transaction timeout, if it has one; `look` has checked that the
-            brokers allow it.
+    `timeout_ms` is the sink's own transaction timeout, if it has one; `look` checks that the
+    brokers allow it.
     """
     patience = Patience(PATIENCE_S)
     failure = _failure(patience, look, where)
@@ -67,7 +62,6 @@ def diagnose(
 
 
 def _failure(patience: Patience, look: Callable[[], object], where: str) -> Finding | None:
-    """Why the sink's own checks fail, if they do."""
     try:
         patience(look)
     except (ConfigurationError, RefusedError) as error:

@@ -62,8 +62,8 @@ class KafkaSink(
 
     The rows have the columns of Spark's own Kafka sink: `value`, and optionally `key`, `topic`,
     `partition`, `headers` and `timestamp`. Keys land in the same partition as with Java. With
-    `value_format` they have any columns, which together make the value, or a column `value` of
-    structs alongside Spark's other columns. A null `value` is a tombstone. See docs/kafka.md.
+    `value_format` the rows may have any columns, which together make the value, or a column `value`
+    of structs alongside Spark's other columns. A null `value` is a tombstone. See docs/kafka.md.
 
     A prepared transaction lives for its timeout: by default the broker's
     ``transaction.max.timeout.ms``, 15 minutes. If the driver is down for longer, the branch is
@@ -75,25 +75,26 @@ class KafkaSink(
     start with ``sparkonce.``, and preferably DescribeConfigs on the cluster and the topics.
 
     Args:
-        topic: for rows that name none in a column `topic`.
+        topic: where rows go that name no topic in a column `topic`; None if every row names one.
         bootstrap_servers: ``host:port,host:port``.
         config: further settings in librdkafka's names, for example for security: TLS with or
             without a client certificate, SASL with PLAIN, SCRAM or OAUTHBEARER (`oauth_cb`). The
             client on the driver gets the security settings too.
-        transaction_timeout_s: the broker aborts a transaction that nobody commits within this time;
-            default: the longest time that the brokers allow.
+        transaction_timeout_s: the broker aborts a transaction that nobody commits within this
+            number of seconds, at least 1. Default: the longest time that the brokers allow.
         value_format: "json" writes what Spark's `to_json` makes of the value; "avro" writes Avro
-            for the readers of a Confluent schema registry. Default: the column `value` is the
-            value.
+            for the readers of a Confluent schema registry. Default: the column `value` is written
+            unchanged.
         value_schema: the text of the Avro schema; default: derived from the columns' types.
-        key: of whole rows: the name of the column that makes the key, or a list of names.
+        key: for rows without a column `value`: the name of the column that makes the key, or a list
+            of names.
         key_format: how the key is encoded. "text", the default with `key`, sends one column: text
             and bytes unchanged; integers, booleans and dates as their text. "json" and "avro" write
             a record of the columns in `key`, or the value of a column `key`.
         schema_registry: settings in confluent-kafka's names: ``url``, ``basic.auth.user.info`` and
             others, and ``auto.register.schemas`` (by default true) or ``use.latest.version``. The
             schemas belong to the subjects ``<topic>-value`` and ``<topic>-key``. Only the driver
-            asks the registry.
+            contacts the registry.
         name: see `TwoPhaseCommitSink`.
         select: see `TwoPhaseCommitSink`.
         transform: see `TwoPhaseCommitSink`.
@@ -102,6 +103,7 @@ class KafkaSink(
     Raises:
         ConfigurationError: a setting is wrong, breaks exactly-once, or is unknown to the client
             that commits.
+        ModuleNotFoundError: a format is "avro", and sparkonce[avro] is not installed.
     """
 
     kind: ClassVar[str] = "kafka"
@@ -201,7 +203,7 @@ class KafkaSink(
         """List the owner's open transactions; those that are already ending are omitted.
 
         Raises:
-            SinkError: some could not be listed; raised after those that could.
+            SinkError: some could not be listed. It is raised after all others were listed.
         """
         return search.find_branches(self._finisher, owner, self.where, self._patience_s)
 
@@ -228,11 +230,12 @@ class KafkaSink(
                 "%s: rows go to the topic in their column 'topic', not to %r (in Spark's own sink "
                 "the option topic takes precedence): omit the column with select= unless you want "
                 "that",
-                *(self.where, self._topic),
+                self.where,
+                self._topic,
             )
         self._seen = self._validation.run()
         if self._avro is not None:
-            # Last, since the registry keeps what it once has.
+            # Last, since the registry never forgets a schema.
             self._avro.choose_schemas(schema)
 
     def diagnose(self) -> Iterable[Finding]:
@@ -253,16 +256,20 @@ class KafkaSink(
     @property
     def _validation(self) -> Validation:
         return Validation(
-            *(self._finisher, self._settings, self._topic, self._timeout_ms),
-            *(self.where, self._patience_s),
+            self._finisher,
+            self._settings,
+            self._topic,
+            self._timeout_ms,
+            self.where,
+            self._patience_s,
         )
 
     @property
     def _outcome(self) -> Outcome:
-        """Its patience begins now; the branches of one call share it."""
+        """A new one for each call: its patience begins now, and the call's branches share it."""
         return Outcome(self._finisher, self.where, self._patience_s, self._fresh.names)
 
-    # Connections stay in their process; settings and what `validate` saw travel.
+    # Connections stay in their process. The settings, and what `validate` saw, travel.
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__}

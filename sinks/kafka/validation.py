@@ -4,8 +4,9 @@
                                                                                        │
                              Seen travels to the executors with the sink ◄─────────────┘
 
-A wrong setting or a missing right is a `ConfigurationError`. Brokers that do not respond within our
-patience, or are loading their state, are a `SinkUnavailableError`: the caller tries again.
+A wrong setting or a missing right is a `ConfigurationError`. If the brokers do not respond within
+our patience, or are still loading their state, it is a `SinkUnavailableError`: the caller tries
+again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NEW_TOPIC_S: Final = 2.0
 """How long it may take after the creation of a topic until every broker knows it."""
 
 RIGHTS_NAME: Final = f"{PREFIX}validate"
-"""A transactional id and a group that no producer uses, to check rights with."""
+"""A transactional id and a group for checking rights; no producer uses them."""
 
 _MAX_TIMEOUT: Final = "transaction.max.timeout.ms"
 
@@ -49,11 +50,11 @@ class Seen:
     """What the driver learned about the cluster; it travels to the executors with the sink.
 
     Attributes:
-        cluster_id: the cluster; None where nobody looked.
+        cluster_id: the cluster; None without validation.
         timeout_ms: the timeout of transactions.
-        max_message_bytes: the topic's limit; None where it may not be read.
-        brokers: the number of brokers; None where nobody looked.
-        proof_kept_s: how long the brokers keep the proof of a commit; None where nobody looked.
+        max_message_bytes: the topic's limit; None where we may not read it.
+        brokers: the number of brokers; None without validation.
+        proof_kept_s: how long the brokers keep the proof of a commit; None without validation.
     """
 
     cluster_id: str | None
@@ -65,16 +66,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The checks of one sink.
-
-    Attributes:
-        finisher: asks the brokers.
-        settings: of both clients.
-        topic: where rows go that name no topic.
-        timeout_ms: the sink's own transaction timeout, if it has one.
-        where: the sink's target, for messages.
-        patience_s: how long questions are repeated while their failure is transient.
-    """
+    """The checks of one sink. `timeout_ms` is its own transaction timeout, if it has one."""
 
     finisher: Finisher
     settings: KafkaSettings
@@ -181,7 +173,7 @@ class Validation:
         return int(limit["max.message.bytes"]) if limit else None
 
     def _check_producer(self, seen: Seen) -> None:
-        """Let librdkafka connect too: it reads settings in its own way, above all those of TLS."""
+        """Let librdkafka connect too: it reads settings differently, above all those of TLS."""
         config = self.settings.for_producer(
             RIGHTS_NAME, seen.timeout_ms, seen.max_message_bytes, seen.brokers
         )

@@ -24,7 +24,7 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"})
 
 
 def refusal(error: BaseException, settings: KafkaSettings) -> RefusedError | None:
-    """Why a connection was refused permanently; None where another attempt may succeed."""
+    """Why a connection was refused permanently; None if another attempt may succeed."""
     for cause in _causes(error):
         reason = _explained(cause, settings)
         if reason is not None:
@@ -60,7 +60,7 @@ _LISTENERS: Final = (
     ),
     (
         errors.IllegalSaslStateError,
-        "the listener wants no SASL, and {protocol}; use SSL or PLAINTEXT",
+        "the listener does not use SASL, and {protocol}; use SSL or PLAINTEXT",
     ),
     (
         errors.InvalidReceiveError,
@@ -115,10 +115,10 @@ def _untrusted(error: ssl.SSLCertVerificationError) -> str:
 def _distrusted(error: ssl.SSLError, settings: KafkaSettings) -> str:
     if settings.certificate is None:
         return (
-            f"the broker closes the connection ({error.reason}): it wants a client certificate. "
+            f"the broker closes the connection ({error.reason}): it requires a client certificate. "
             "Set config['ssl.certificate.location'] and config['ssl.key.location']"
         )
     return (
         f"the broker refuses the client certificate of config[{settings.certificate!r}] "
-        f"({error.reason}); use one that an authority in its truststore has signed"
+        f"({error.reason}); use a certificate signed by an authority in the broker's truststore"
     )

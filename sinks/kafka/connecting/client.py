@@ -2,11 +2,11 @@
 
     KafkaAdminClient (its own I/O thread) ── Doorkeeper: remembers why each broker refused us
 
-kafka-python tries a wrong password or certificate again until its time has passed, and then only
-reports that the time has passed.
+kafka-python retries a wrong password or certificate until its timeout, and then reports only the
+timeout.
 
-kafka-python keeps the parts that are needed here private: `_manager`, and the functions that find
-coordinators. This module, `connection` and the requests in `finishing` use them, and no others; the
+Some parts of kafka-python that are needed here are private: `_manager`, and the functions that find
+coordinators. Only this module, `connection` and the requests in `finishing` use them, and the
 version is pinned.
 """
 
@@ -35,8 +35,8 @@ IN_FLIGHT: Final = 1_000
 class Doorkeeper:
     """Watches the connections of one client, so that a refusal is reported as a refusal.
 
-    The first connection fails once every address has refused us. Later, a broker that has accepted
-    us before is asked again when it refuses, as one that is unreachable is.
+    The first connection fails once every address has refused us. After that a refusal is retried,
+    as an unreachable broker is: some broker has accepted us before.
     """
 
     def __init__(self, manager: Any, settings: KafkaSettings) -> None:
@@ -60,7 +60,7 @@ class Doorkeeper:
         return connection
 
     def refusal_behind(self, error: errors.KafkaError) -> RefusedError | None:
-        """The refusal that caused an error of a client that was accepted before."""
+        """The refusal that caused this error, if one did, of a client that was accepted before."""
         refused = refusal(error, self._settings)
         if refused is None and isinstance(error, errors.NodeNotReadyError):
             # The error names its broker by number, or no broker at all.
@@ -82,7 +82,7 @@ class Doorkeeper:
 class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc] # kafka-python has no types for it
     """Closes a socket that cannot connect; kafka-python leaves it to the garbage collector.
 
-    A driver that waits for its brokers tries several times a second.
+    A driver that waits for its brokers retries several times a second.
     """
 
     SCHEMES = ("sparkonce-direct",)
@@ -99,7 +99,7 @@ class _ClosingSocket(KafkaNetSocket):  # type: ignore[misc] # kafka-python has n
 
 
 def connect(settings: KafkaSettings, timeout_ms: int) -> tuple[Any, Doorkeeper]:
-    """A new client. If it cannot connect it is closed, which kafka-python omits.
+    """Open a client. If it cannot connect, close it, which kafka-python omits.
 
     Raises:
         RefusedError: the brokers refuse us, or we do not trust them.
@@ -145,5 +145,5 @@ def _security(settings: KafkaSettings) -> dict[str, object]:
         config["ssl_context"] = context(settings)
     tokens = config.get("sasl_oauth_token_provider")
     if isinstance(tokens, TokenProvider):
-        tokens.token()  # in our thread, which may wait for it and reports its failure as it is
+        tokens.token()  # in our thread, which may wait for it and reports its failure unchanged
     return config

@@ -2,8 +2,8 @@
 
     any number of our threads ──► Connection ──► one kafka-python client per process (`client`)
 
-`Patience` asks a question again while its failure is transient, `Outage` logs that the brokers do
-not respond.
+`Patience` repeats a question while its failure is transient; `Outage` logs that the brokers do not
+respond.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Patience:
         self._until = time.monotonic() + seconds
 
     def __call__(self, question: Callable[[], ResultT]) -> ResultT:
-        """The answer to `question`, or its last error; it is asked at least once."""
+        """The answer to `question`, or its last error. It is asked at least once."""
         retrying = Retrying(
             retry=retry_if_exception(is_transient),
             wait=wait_exponential(multiplier=0.002, max=0.25),
@@ -69,11 +69,7 @@ async def refresh(admin: Any) -> None:
 
 
 class Connection:
-    """Opened at the first question, shared by all threads of the process, reopened after `close`.
-
-    Args:
-        settings: address and security.
-    """
+    """Opened at the first question, shared by all threads of a process, reopened after `close`."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -94,12 +90,10 @@ class Connection:
         question: Callable[[Any], Awaitable[ResultT]],
         forget: Collection[str] = (),
     ) -> ResultT:
-        """The answer of the brokers.
+        """The brokers' answer to `question`, which gets kafka-python's client.
 
-        Args:
-            question: gets kafka-python's client.
-            forget: names whose coordinators are looked up again next time. Coordinators move, and
-                kafka-python would keep every name that it has ever seen.
+        The coordinators of the names in `forget` are looked up again next time: coordinators move,
+        and kafka-python would keep every name that it has ever seen.
 
         Raises:
             kafka.errors.KafkaError: the brokers' error, or no response.
@@ -119,7 +113,7 @@ class Connection:
             try:
                 return await question(admin)
             except errors.UnknownBrokerIdError:
-                # The broker joined after our last look; kafka-python looks every five minutes.
+                # The broker is new: kafka-python asks for the brokers only every five minutes.
                 await refresh(admin)
                 raise
 
@@ -131,7 +125,7 @@ class Connection:
             if refused is None:
                 raise
             raise refused from error
-        except RuntimeError as error:  # another thread has closed the client meanwhile
+        except RuntimeError as error:  # another thread closed the client
             raise errors.KafkaConnectionError(str(error)) from error
         finally:
             cached = admin._manager.cluster._coordinators  # noqa: SLF001

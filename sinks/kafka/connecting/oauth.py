@@ -1,6 +1,6 @@
-"""The user's `oauth_cb`, as each of the two clients asks it for a token.
+"""The user's `oauth_cb`, as each of the two clients calls it for a token.
 
-    oauth_cb ──► TokenCallback ──► librdkafka, on executors and driver, whenever it wants a token
+    oauth_cb ──► TokenCallback ──► librdkafka, on executors and driver, whenever it needs a token
              └─► TokenProvider ──► kafka-python, on the driver, at every connection: it keeps one
 
 The same function serves both. It is called with the text of `sasl.oauthbearer.config` (None without
@@ -23,10 +23,10 @@ from sparkonce.sinks.kafka.connecting.refused import RefusedError
 OAuthCallback: TypeAlias = "Callable[[str | None], Any]"
 
 RENEWED_AFTER: Final = 0.8
-"""The share of a token's life after which it is renewed, as librdkafka does."""
+"""The share of a token's life after which it is renewed, as in librdkafka."""
 
 _MOST_S: Final = 1e12
-"""Later than any real expiry in seconds, and earlier than any of today in milliseconds."""
+"""Larger than any real expiry in seconds, and smaller than the present time in milliseconds."""
 
 _EXPECTED: Final = "(token, expiry in Unix seconds[, principal, {extension: value}])"
 
@@ -45,7 +45,7 @@ class Token:
 
 
 def fetch(callback: OAuthCallback, argument: str | None) -> Token:
-    """Ask for a token and check it.
+    """Get a token and check it.
 
     Raises:
         RefusedError: the callback failed, returned something else, or returned a token that has
@@ -85,7 +85,7 @@ def fetch(callback: OAuthCallback, argument: str | None) -> Token:
 
 
 class TokenCallback:
-    """What librdkafka calls. It keeps the reason of a failure, which librdkafka does not report."""
+    """For librdkafka. It keeps the reason of a failure, which librdkafka does not report."""
 
     def __init__(self, callback: OAuthCallback) -> None:
         self._callback = callback
@@ -102,7 +102,7 @@ class TokenCallback:
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # kafka-python has no types for it
-    """What kafka-python calls, from its one I/O thread."""
+    """For kafka-python, which calls it from its one I/O thread."""
 
     def __init__(self, callback: OAuthCallback, argument: str | None) -> None:
         super().__init__()

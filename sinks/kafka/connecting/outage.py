@@ -3,7 +3,7 @@
     responding ──first failure──► outage: one warning ──first response──► responding: one warning
 
 Further failures of an outage are not logged, nor is an outage that begins shortly after the last
-warning: where one broker of several is down, every second request may fail.
+warning: if one of several brokers is down, every second request may fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kafka import errors
 logger = logging.getLogger("sparkonce")
 
 NOT_AGAIN_S: Final = 60.0
-"""The least time between two warnings that brokers do not respond."""
+"""The shortest time between two warnings that brokers do not respond."""
 
 _NO_RESPONSE: Final = (
     errors.KafkaConnectionError,
@@ -30,11 +30,7 @@ _NO_RESPONSE: Final = (
 
 
 class Outage:
-    """Whether the brokers respond, as the log shows it. Safe to use from several threads.
-
-    Args:
-        servers: the brokers' addresses, for the log.
-    """
+    """Whether the brokers at `servers` respond, as the log shows it. Safe in several threads."""
 
     def __init__(self, servers: str) -> None:
         self._servers = servers
@@ -43,12 +39,7 @@ class Outage:
         self._warned_at: float | None = None
 
     def failed(self, error: BaseException, why: str) -> None:
-        """A request failed; log it if it is the first one that got no response.
-
-        Args:
-            error: of the request.
-            why: the reason in words, without secrets.
-        """
+        """A request failed; log `why`, without secrets, if it is the first without a response."""
         if isinstance(error, _NO_RESPONSE):
             self.begins(why)
 

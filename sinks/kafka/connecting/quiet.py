@@ -1,10 +1,10 @@
-"""What kafka-python's loggers must not say.
+"""Filters for kafka-python's loggers.
 
     passwords and tokens  ──► never logged, not even at DEBUG
     a failed connection   ──► logged by us instead (see `outage`), unless its logger is at DEBUG
 
-kafka-python tries a stopped broker several times a second, and logs five lines for each attempt.
-Only records of our own clients are dropped: they come from an I/O thread that bears our client id.
+kafka-python retries a stopped broker several times a second, and logs five lines for each attempt.
+Only records of our own clients are dropped: the name of their I/O thread contains our client id.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _NoConnectionErrors:
 
 @dataclass(frozen=True)
 class _NoCredentials:
-    """Drops the debug records that show passwords and tokens: requests and their frames."""
+    """Drops debug records that show passwords and tokens: requests and their frames."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         args = record.args if isinstance(record.args, tuple) else ()

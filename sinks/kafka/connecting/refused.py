@@ -1,4 +1,4 @@
-"""The refusal of a broker, and the rights without which it refuses the sink."""
+"""The refusal of a broker, and the rights that the sink needs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RefusedError(errors.KafkaError):  # type: ignore[misc] # kafka-python has 
 
 
 def in_words(error: BaseException) -> str:
-    """An error with its name and its arguments, and the right that it misses, if it misses one."""
+    """An error's name and arguments, and the missing right, if it reports one."""
     name = getattr(error, "message", None) or type(error).__name__
     args = [str(arg) for arg in error.args]
     if isinstance(error, errors.CoordinatorNotAvailableError):

@@ -1,7 +1,7 @@
-"""What the user wrote, as the two clients understand it.
+"""The user's settings, as the two clients take them.
 
     config={"sasl.username": …} ──► librdkafka (confluent-kafka), which writes on the executors
-                                └─► kafka-python, which finishes from the driver: it takes only the
+                                └─► kafka-python, which finishes from the driver: it gets only the
                                     security settings, those of TLS as an `ssl.SSLContext` (`tls`)
 
 The user writes librdkafka's names. A security setting that kafka-python cannot take is refused:
@@ -34,7 +34,7 @@ TUNED: Final[Mapping[str, JsonValue]] = {
 """Defaults for throughput and for small batches; `config` overrides them."""
 
 FEW_BROKERS: Final = 6
-"""In a cluster of up to this size a producer connects to every broker, needed or not."""
+"""In a cluster of at most this size a producer connects to every broker, needed or not."""
 
 SOCKET_TIMEOUT_MS: Final = 60_000
 
@@ -166,7 +166,6 @@ class KafkaSettings:
 
     @property
     def protocol(self) -> str:
-        """The security protocol of the listeners."""
         return str(self.config.get("security.protocol", "PLAINTEXT")).upper()
 
     @property
@@ -213,15 +212,15 @@ class KafkaSettings:
         Args:
             transactional_id: the branch's name.
             transaction_timeout_ms: how long the broker keeps the transaction open.
-            max_message_bytes: the topic's limit, where known. Batches stay below it, since
-                librdkafka does not split a batch that the broker refuses as too large.
-            brokers: the number of brokers in the cluster, where known.
+            max_message_bytes: the topic's limit, if known. Batches stay below it, since librdkafka
+                does not split a batch that the broker refuses as too large.
+            brokers: the number of brokers in the cluster, if known.
         """
         tuned = dict(TUNED)
         if brokers is not None and brokers <= FEW_BROKERS:
             # librdkafka waits 11 ms or more between its bootstrap connection and the connection
-            # that it needs, unless it connects to all brokers. That wait is half of the time that
-            # a transaction takes to begin.
+            # that it needs, unless it connects to all brokers. That wait is half of the time it
+            # takes to begin a transaction.
             tuned["enable.sparse.connections"] = False
         if max_message_bytes is not None:
             tuned["batch.size"] = max(1, min(1 << 20, max_message_bytes * 9 // 10))

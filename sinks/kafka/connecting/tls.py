@@ -19,7 +19,7 @@ from sparkonce.sinks.kafka.connecting.refused import RefusedError
 from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
 
 HANDSHAKE_S: Final = 2.5
-"""Half of the time for the first connection, so that there is time to try another broker."""
+"""Half of the time for the first connection, which leaves time to try another broker."""
 
 _WANTS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -64,7 +64,7 @@ def _trust(made: ssl.SSLContext, settings: KafkaSettings) -> None:
 
 def _identify(made: ssl.SSLContext, settings: KafkaSettings) -> None:
     files = [settings.text(f"ssl.{what}.location") for what in ("certificate", "key")]
-    # Without a password OpenSSL would ask for one on the terminal.
+    # Without any password OpenSSL would ask for one on the terminal.
     password = settings.text("ssl.key.password") or ""
     with tempfile.TemporaryDirectory(prefix="sparkonce-") as folder:  # readable by our user only
         for number, what in enumerate(("certificate", "key")):
@@ -107,8 +107,8 @@ def _unreadable(name: str, settings: KafkaSettings, error: OSError) -> str:
 class Draining(socket.socket):
     """Delivers the bytes that have arrived before it reports that the peer has closed.
 
-    kafka-python reads until nothing is left, and drops everything when the end of the stream is
-    among it. A broker closes right after it has sent "wrong password".
+    kafka-python reads until nothing is left, and drops all of it if it meets the end of the stream.
+    A broker closes the connection right after it has sent "wrong password".
     """
 
     _nothing_yet: ClassVar[type[OSError]] = BlockingIOError
@@ -126,8 +126,8 @@ class Draining(socket.socket):
 class TlsSocket(Draining, ssl.SSLSocket):
     """Drains, and closes itself when its handshake fails or gets no response in time.
 
-    kafka-python only waits for the socket, so a late handshake shuts the socket down: it becomes
-    readable.
+    kafka-python only waits until the socket is readable. When a handshake is late, the socket is
+    shut down, which makes it readable.
     """
 
     _nothing_yet = ssl.SSLWantReadError
@@ -153,8 +153,8 @@ class TlsSocket(Draining, ssl.SSLSocket):
 
     def _shut_down(self) -> None:
         self._is_late = True
-        with suppress(OSError):  # it has been closed meanwhile
+        with suppress(OSError):  # it is closed already
             socket.socket.shutdown(self, socket.SHUT_RDWR)
 
     def __del__(self) -> None:
-        self.close()  # a client that is closed during a handshake only drops the socket
+        self.close()  # kafka-python only drops the socket of a client closed during a handshake

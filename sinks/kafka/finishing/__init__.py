@@ -1,18 +1,19 @@
-"""Any process's half: end a transaction from outside its producer, and prove how it ended.
+"""End a transaction from outside its producer, in any process, and prove how it ended.
 
-questions      what every question to the brokers needs
-cluster        ├ about the cluster: topics, settings, rights
-transactions   ├ about transactions: end, describe, list them
-open_partitions├ which producers have an open transaction in which partitions
-partitions     └ about partitions: where a branch is open, and missing commit markers
-finisher       all of these questions, over one connection
-together       the commit of several branches of a healthy cluster, with few requests
+questions        what every question to the brokers needs
+open_partitions  which producers have an open transaction in which partitions
+together         the commit of several branches of a healthy cluster, with few requests
+cluster          questions about the cluster: topics, settings, rights
+transactions     questions about transactions: end, describe and list them
+partitions       questions about partitions: where a branch is open, and missing markers
+finisher         all of these questions, over one connection
 
-states         what a coordinator's state means for a branch: functions of values
-asking         questions that are repeated within one patience, and their errors
-visibility     waits until a branch that ended has its markers in every partition
-proof          after a refused EndTxn: committed, lost, or unknown
-abort          ends what must not be committed
-outcome        commit and abort, as the sink calls them
-search         lists the open transactions of an owner
+states           what a coordinator's state means for a branch: pure functions
+asking           questions about a branch, repeated within one patience, and their errors
+visibility       waits until a branch that ended has its markers in every partition
+proof            after a refused EndTxn: committed, lost, or unknown
+abort            ends what must not be committed
+outcome          commit and abort, as the sink calls them
+search           lists the open transactions of an owner
+fresh            the clocks of a batch's branches, and which branches need no examination
 """

@@ -3,11 +3,11 @@
     EndTxn fences (Kafka 4.0) ──► EndTxn(abort) by the branch's own producer id and epoch
     it does not               ──► still ours? ──► initialise its id again, which aborts and fences
 
-Before Kafka 4.0 an abort sends no EndTxn. EndTxn leaves the epoch unchanged, so a loser that is
-still writing would continue under it, and a partition that does not check whether a transaction is
-open (all before Kafka 3.6) would accept rows that belong to no transaction: nothing ends them, and
-readers wait there forever. Initialising the id aborts what is open, with markers of the next epoch.
-For that request the brokers only compare the producer id, so the epoch is read just before.
+Before Kafka 4.0 an abort sends no EndTxn, since EndTxn leaves the epoch unchanged. A loser that is
+still writing would continue under that epoch. A partition that does not check whether a transaction
+is open (all before Kafka 3.6) would accept rows that belong to no transaction: nothing ends them,
+and readers wait there forever. Initialising the id aborts what is open, with markers of the next
+epoch. For that request the brokers compare only the producer id, so the epoch is read just before.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ logger = logging.getLogger("sparkonce")
 
 
 class Abort:
-    """Aborts branches."""
-
     def __init__(self, asking: Asking, visibility: Visibility) -> None:
         self._asking = asking
         self._visibility = visibility
@@ -49,14 +47,14 @@ class Abort:
         """See `TwoPhaseCommitSink.abort`.
 
         Raises:
-            SinkError: the brokers gave no answer; the transaction may still be open.
+            SinkError: the brokers did not answer; the transaction may still be open.
         """
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
         try:
             if isinstance(branch, Committable):
                 self._known(branch)
             else:
-                with contextlib.suppress(*REFUSED):  # it has ended meanwhile
+                with contextlib.suppress(*REFUSED):  # it has ended by now
                     self._by_name(branch)
         except errors.KafkaError as error:
             reason = self._asking.hang_up(error)
@@ -71,7 +69,7 @@ class Abort:
 
         Raises:
             CommitRejectedError: it is committed.
-            SinkError: the brokers gave no answer.
+            SinkError: the brokers did not answer.
         """
         self.branch(committable)
         branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
@@ -99,7 +97,7 @@ class Abort:
         """Abort the branch's transaction, if it is open.
 
         Raises:
-            kafka.errors.KafkaError: the refusal of an EndTxn, or no answer.
+            kafka.errors.KafkaError: the brokers refuse EndTxn, or do not answer.
         """
         if branch.producer_id < 0:
             return
@@ -125,8 +123,8 @@ class Abort:
         try:
             self.transaction(branch)
         except REFUSED as refusal:
-            # The branch was committed, aborted or taken over, and whatever is open now is another
-            # one: provided that the broker that says so still is its coordinator.
+            # The branch was committed, aborted or taken over, and anything open now is another
+            # transaction. That holds only if the broker that refused is still its coordinator.
             state = self._asking(lambda: self._asking.describe(branch.transactional_id))
             if state is not None and (is_open(branch, state) or is_behind(branch, state)):
                 reason = f"{BEHIND} ({story(branch, state)}; EndTxn: {in_words(refusal)})"
@@ -142,13 +140,13 @@ class Abort:
         """Abort the open branch where EndTxn would let its producer go on writing.
 
         Returns:
-            Whether it is aborted; False when it ended otherwise, or another holds its name.
+            Whether it is aborted; False if it ended otherwise or another producer holds its name.
         """
         name = branch.transactional_id
         state: TransactionState | None = self._asking.describe(name)
         if state is not None and (is_open(branch, state) or is_behind(branch, state)):
-            # While it is being aborted the response is "ask again"; otherwise it ended meanwhile.
-            # A coordinator that has not seen the branch can only obey if it lost its state.
+            # While the brokers abort it they respond "ask again"; success means that it has ended.
+            # A coordinator that has not seen the branch can obey only if it lost its state.
             self._asking.finisher.fence(name, branch.producer_id, branch.producer_epoch)
             return False
         return state is not None and has_ended(branch, state, ABORTED)

@@ -31,11 +31,8 @@ ResultT = TypeVar("ResultT")
 class Asking:
     """What commit, abort and proof share: the brokers, the patience, and the sink's target.
 
-    Args:
-        finisher: asks the brokers.
-        target: the sink's target, for messages.
-        patience_s: for this long, from now on, questions are repeated while their failure is
-            transient. Afterwards each question is asked once.
+    For `patience_s` from now on, questions are repeated while their failure is transient.
+    Afterwards each question is asked once.
     """
 
     def __init__(self, finisher: Finisher, target: str, patience_s: float) -> None:
@@ -48,7 +45,7 @@ class Asking:
         return self._patience(question)
 
     def hang_up(self, error: errors.KafkaError) -> str:
-        """Let the next call start with fresh connections; returns the last answer in words."""
+        """Close the connections, for the next call to open new ones; returns the last answer."""
         self.finisher.close()
         return f"asked for {self._patience.seconds:g} s, last answer: {in_words(error)}"
 
@@ -75,5 +72,4 @@ class Asking:
     def unresolved(
         self, branch_id: BranchId, why: str, known: str = UNKNOWN
     ) -> CommitUnresolvedError:
-        """The error for a commit whose outcome is not known."""
         return CommitUnresolvedError(f"{branch_id}: {known} in {self.target}: {why}", branch_id)

@@ -31,18 +31,18 @@ OWN_EPOCH_VERSION: Final = 3
 """From this version of InitProducerId on (Kafka 2.5) the request names the producer to fence."""
 
 _NOT_ANSWERED: Final = 31
-"""The one bit that a broker sets where it was not asked for operations."""
+"""The only bit that is set if the broker did not report the operations."""
 
 _NEEDED: Final = (
     (ListTransactionsRequest, 0),  # orphans
-    (DescribeTransactionsRequest, 0),  # who holds a transaction
+    (DescribeTransactionsRequest, 0),  # the producer that holds a transaction
     (DescribeProducersRequest, 0),  # whether its partitions have their marker
     (ListOffsetsRequest, ENDS_ARE_KNOWN_VERSION),  # the same, asked for cheaply
-    (MetadataRequest, LEADER_EPOCHS_VERSION),  # who leads these partitions
+    (MetadataRequest, LEADER_EPOCHS_VERSION),  # the leaders of these partitions
     (OffsetFetchRequest, STABLE_OFFSETS_VERSION),  # the proof of a commit
     (InitProducerIdRequest, OWN_EPOCH_VERSION),  # to fence before Kafka 4.0
 )
-"""The requests that finishing needs in addition to writing, with the lowest version of each."""
+"""The requests that only finishing needs, with the lowest version of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class TopicInfo:
     """What `ClusterQuestions.topic` saw.
 
     Attributes:
-        error: Kafka's error code for the topic; 0 when it exists.
-        operations: the operations that we may perform, as `ACLOperation`s; None when the broker
-            does not say.
+        error: Kafka's error code for the topic; 0 if it exists.
+        operations: the operations that we may perform, as `ACLOperation`s; None if the broker did
+            not report them.
     """
 
     error: int
@@ -60,8 +60,6 @@ class TopicInfo:
 
 
 class ClusterQuestions(Questions):
-    """About the cluster as a whole."""
-
     def cluster_id(self) -> str:
         """The id of the cluster that responds now."""
 
@@ -97,8 +95,8 @@ class ClusterQuestions(Questions):
     def broker_config(self, names: Sequence[str]) -> Mapping[str, Sequence[int]]:
         """Numeric settings with the value of each broker; empty where we may not read them.
 
-        The values differ where each broker has its own file, or while a change is rolled out. For
-        what a broker coordinates, its own value counts.
+        The values differ if each broker has its own file, or while a change is rolled out. A broker
+        uses its own value for what it coordinates.
 
         Raises:
             kafka.errors.KafkaError: one of the brokers does not respond.
@@ -128,13 +126,11 @@ class ClusterQuestions(Questions):
         """Check that we may write as a transactional id and commit offsets as a group.
 
         The request is that of a producer for its marker, for a transaction that does not exist. The
-        brokers first check the rights and then refuse it, so nothing changes.
-
-        Args:
-            name: both the transactional id and the group, which no producer uses.
+        brokers first check the rights and then refuse it, so nothing changes. `name` is both the
+        transactional id and the group; no producer uses it.
 
         Raises:
-            kafka.errors.AuthorizationError: its class says which right is missing.
+            kafka.errors.AuthorizationError: its class shows which right is missing.
         """
 
         async def ask(admin: Any) -> None:

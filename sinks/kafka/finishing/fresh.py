@@ -1,7 +1,7 @@
 """The branches of one batch between prepare and commit: their clocks, and which are fresh.
 
-A branch is fresh for 30 seconds in the process that received it from its tasks. Nobody finds an
-open transaction and aborts it manually in that time, so `Outcome` does not examine it.
+A branch is fresh for 30 seconds in the process that received it from its tasks. In that time nobody
+finds its open transaction and aborts it manually, so `Outcome` does not examine it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,10 @@ _LONG_WRITE: Final = 0.5
 
 
 def check_clocks(branches: Iterable[KafkaBranch], where: str, branch_id: BranchId) -> None:
-    """Refuse branches whose timeout is unknown; warn when they have come near to it.
-
-    Args:
-        branches: of one batch.
-        where: the sink's target, for messages.
-        branch_id: names the batch.
+    """Refuse a batch's branches if their timeout is unknown; warn if it is near.
 
     Raises:
-        PrepareRejectedError: a task's clock is ahead, so that it is unknown when the brokers abort
-            its transaction.
+        PrepareRejectedError: see `KafkaSink.vote`.
     """
     by_age = sorted(branches, key=lambda branch: branch.began_at)
     if not by_age:
@@ -68,7 +62,7 @@ class FreshBranches:
         self._received_at = 0.0
 
     def receive(self, branches: Iterable[KafkaBranch]) -> None:
-        """Remember these branches in place of those of the batch before."""
+        """Remember these branches in place of those of the previous batch."""
         found = list(branches)
         if found:
             self._names = frozenset(branch.transactional_id for branch in found)

@@ -4,9 +4,9 @@
                                                └─ no ──► DescribeProducers: whose transaction it is
 
 DescribeProducers lists every producer that a partition remembers, for a day after its last write:
-megabytes where many tasks write. So it is sent only where something is open. The first question
-never hides an open transaction: acknowledged rows lie before the end of their partition, whenever
-the end is read, and the last stable offset never passes an open transaction.
+megabytes where many tasks write. So it is sent only to partitions where something is open. The
+first question never hides an open transaction: acknowledged rows lie before the end of their
+partition, whenever the end is read, and the last stable offset never passes an open transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GONE: Final = errors.UnknownTopicOrPartitionError.errno
 _LATEST: Final = -1
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 ENDS_ARE_KNOWN_VERSION: Final = 5
-"""From this version on (Kafka 2.2) a new leader that does not know the end yet reports that."""
+"""From this version on (Kafka 2.2) a new leader reports that it does not know the end yet."""
 
 
 async def open_producers(admin: Any, partitions: ByNode) -> set[tuple[str, int, int]]:
@@ -44,7 +44,7 @@ async def open_producers(admin: Any, partitions: ByNode) -> set[tuple[str, int, 
 async def open_in_each(admin: Any, partitions: ByNode) -> dict[tuple[str, int], dict[int, bool]]:
     """The producer ids of the open transactions, by topic and partition.
 
-    The value says whether a marker has ended an earlier transaction of that producer there. Deleted
+    The value is whether a marker has ended an earlier transaction of that producer there. Deleted
     partitions are omitted. A transaction is listed even if all rows of its partition were deleted,
     so that nothing in it is unstable.
 

@@ -1,27 +1,26 @@
-"""Commit and abort from any process; an unknown outcome is settled by proof, never assumed.
+"""Commit and abort from any process; an unknown outcome is resolved by proof, never assumed.
 
     EndTxn ──► decided ──► every partition has its marker (`visibility`) ──► committed
-           ├─► no answer within our patience ──────────────────────────────► CommitUnresolvedError
+           ├─► no response within our patience ────────────────────────────► CommitUnresolvedError
            └─► refused permanently ──► `proof`: committed, lost, or unknown
 
 Why EndTxn's success decides: producer id and epoch belong to one producer, which opens one
 transaction, and a name is not used again before its batch is complete.
 
-What that success does not cover: an administrator may have ended the transaction in single
-partitions (`kafka-transactions.sh abort`), a topic may have been recreated, or may have lost its
-end. The coordinator does not know, and the rest would become visible. So a branch that is not fresh
-is examined first: if its coordinator calls it open, it must be open in each partition that holds
-its rows. If it is not, all of it is aborted, and EndTxn, which is refused now, leads to the proof
-that it is lost. Rows that were deleted (with their topic, by DeleteRecords or by the retention: the
+That success does not cover three cases: an administrator has ended the transaction in single
+partitions (`kafka-transactions.sh abort`), or a topic was recreated, or it lost its last records.
+The coordinator does not know, and the rest would become visible. So a branch that is not fresh is
+examined first: if its coordinator calls it open, it must be open in each partition that holds its
+rows. If it is not, all of it is aborted, and EndTxn, which is refused now, leads to the proof that
+it is lost. Rows that were deleted (with their topic, by DeleteRecords or by the retention: the
 partition still calls them open) are no loss: somebody deleted them on purpose.
 
 The zombie of brokers before Kafka 4.0. EndTxn below version 5 leaves the producer's epoch
 unchanged, so an executor that was believed dead may open another transaction under the same epoch,
-and a second EndTxn would commit that one. So on these brokers the marker is read before any EndTxn,
-which makes a second `commit` harmless, and the transactional id is initialised again once the
-branch is committed, which fences the zombie. If the driver crashes between the two, the zombie's
-transaction stays open until `find_branches` lists it or the broker times it out; its rows are never
-visible.
+which a second EndTxn would commit. So on these brokers the marker is read before any EndTxn, which
+makes a second `commit` harmless, and the transactional id is initialised again once the branch is
+committed, which fences the zombie. If the driver crashes between the two, the zombie's transaction
+stays open until `find_branches` lists it or the broker times it out; its rows are never visible.
 """
 
 from __future__ import annotations
@@ -50,19 +49,14 @@ logger = logging.getLogger("sparkonce")
 PATIENCE_S: Final = 10.0
 
 TOGETHER: Final = 100
-"""Branches that are committed with one request, so that its response arrives in time."""
+"""The most branches that are committed together, so that the responses arrive in time."""
 
 
 class Outcome:
     """Ends transactions through a `Finisher`, and proves how they ended.
 
-    Args:
-        finisher: asks the brokers.
-        target: the sink's target, for messages.
-        patience_s: for this long, from now on, questions are repeated before an outcome is
-            reported as unknown; all calls of one object share it.
-        fresh: transactional ids that were prepared so recently that nobody has aborted them
-            manually.
+    For `patience_s` from now on, in all calls together, questions are repeated before an outcome is
+    reported as unknown. The transactional ids in `fresh` are not examined (see `FreshBranches`).
     """
 
     def __init__(
@@ -110,7 +104,7 @@ class Outcome:
         """Commit as much as a healthy cluster allows with few requests.
 
         Returns:
-            The names of the branches that are proven committed; call `commit` for the others.
+            The names of the branches that are proven committed. Call `commit` for the others.
         """
         branches = [
             branch
@@ -139,12 +133,12 @@ class Outcome:
             logger.warning(
                 "%s: %s; all of it is aborted", branch.transactional_id, torn_story(torn)
             )
-            with contextlib.suppress(*REFUSED):  # it has ended meanwhile: EndTxn will tell
+            with contextlib.suppress(*REFUSED):  # it has ended by now: EndTxn shows how
                 self._abort.transaction(branch)
         try:
             fenced = self._asking(lambda: self._asking.end(branch, commit=True))
         except REFUSED as refusal:
-            self._proof.settle(branch_id, branch, refusal, torn)
+            self._proof.prove(branch_id, branch, refusal, torn)
             fenced = fencing
         if not fenced:
             self._fence(branch)
@@ -153,7 +147,7 @@ class Outcome:
         """The partitions, by transactional id, in which an open branch is no longer open."""
         examined = [branch for branch in branches if branch.transactional_id not in self._fresh]
         closed = self._finisher.closed(examined) if examined else {}
-        # Asked afterwards: if its coordinator calls it open now, no marker was sent before.
+        # Asked afterwards: if its coordinator calls it open now, it had sent no marker before.
         states = self._finisher.describe(closed) if closed else {}
         return {
             name: closed[name]
@@ -163,7 +157,7 @@ class Outcome:
 
     def _fence(self, branch: KafkaBranch) -> None:
         def fence() -> None:
-            # Each initialisation takes an epoch: one whose response was lost is not repeated.
+            # Each initialisation takes an epoch, so one whose response was lost is not repeated.
             state = self._asking.describe(branch.transactional_id)
             if state is None or not is_fenced(branch, state):
                 self._finisher.fence(branch.transactional_id)
@@ -171,5 +165,5 @@ class Outcome:
         try:
             self._asking(fence)
         except errors.KafkaError as error:
-            # The branch is committed all the same; see the zombie in the module's docstring.
+            # The branch is committed anyway; see the zombie in the module's docstring.
             logger.warning("%s could not be fenced: %s", branch.transactional_id, in_words(error))

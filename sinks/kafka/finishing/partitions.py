@@ -1,7 +1,7 @@
 """Questions to the partitions' leaders: where a branch is open, and the markers that end it.
 
-A commit marker ends a transaction in one partition. The coordinator writes it; `write_markers`
-writes one that the coordinator has left out.
+A control marker ends a transaction in one partition. The coordinator writes it; `write_markers`
+writes those that the coordinator has left out.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from sparkonce.sinks.kafka.finishing.questions import Partitions, Questions, rai
 from sparkonce.sinks.kafka.finishing.transactions import OFFSETS_TOPIC
 
 STATE_TOPIC: Final = "__transaction_state"
-"""The topic in which the coordinators keep their state of transactions."""
+"""The topic in which the coordinators keep the state of transactions."""
 
 _OLD_MARKER: Final = errors.TransactionCoordinatorFencedError.errno
 
 
 class PartitionQuestions(Questions):
-    """About single partitions."""
-
     def open_partitions(self, partitions: Partitions, producer_id: int) -> dict[str, list[int]]:
         """The `partitions` in which `producer_id` has a transaction without its marker.
 
@@ -93,19 +91,19 @@ class PartitionQuestions(Questions):
     ) -> dict[str, list[int]]:
         """Write the markers that the coordinator has left out.
 
-        Only for a transaction that the coordinator itself reports as committed, or as aborted, and
-        only where it is still open.
+        Only for a transaction that the coordinator itself reports as committed or aborted, and only
+        in partitions where it is still open.
 
         Returns:
             The `partitions` that refuse the marker: they remember a later coordinator, or have
-            received the marker meanwhile.
+            received the marker in the meantime.
         """
 
         async def ask(admin: Any) -> dict[str, list[int]]:
             place = await home_partition(admin, STATE_TOPIC, transactional_id)
             if place is not None:
                 raise_for(place.error_code)
-            # As the coordinator's own: partitions remember the last one.
+            # The coordinator's own epoch: partitions refuse one that is lower than the last.
             epoch = 0 if place is None else place.leader_epoch
             refused: dict[str, list[int]] = defaultdict(list)
             by_leader = _led(await _metadata(admin, partitions), partitions)
@@ -157,7 +155,7 @@ def _closed(
     for topic in filter(existing.__contains__, branch.partitions):
         for number in branch.partitions[topic]:
             there = producers.get((topic, number))
-            # The topic was deleted just now, or it was recreated with fewer partitions.
+            # The topic was deleted just now, or recreated with fewer partitions.
             is_lost = there is None and number not in existing[topic]
             if is_lost or (there is not None and _is_closed(branch, there)):
                 found[topic].append(number)
@@ -167,7 +165,7 @@ def _closed(
 def _is_closed(branch: KafkaBranch, producers: Mapping[int, bool]) -> bool:
     """Whether the branch was ended in a partition, given its open producers (`open_in_each`)."""
     was_ended = producers.get(branch.producer_id)
-    # If a producer's first transaction has had a marker, it was ended while its task was writing.
+    # Epoch 0 has no earlier transaction: the marker ended this one while its task was writing.
     return was_ended is None or (was_ended and branch.producer_epoch == 0)
 
 

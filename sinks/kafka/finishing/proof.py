@@ -4,7 +4,7 @@
                                             ├──► cannot tell ───────────► CommitUnresolvedError
                                             └──► does not, and never will ► PreparedBranchLostError
 
-The order carries the proof. Once EndTxn was refused permanently, nothing can commit under this
+The proof depends on the order. Once EndTxn was refused permanently, nothing can commit under this
 producer id and epoch any more. So a marker that is read *after* the refusal and does not name the
 branch never will. Two more things must hold: the same cluster responds, and the marker would still
 be kept if it had been written (7 days by default; the shortest time that a broker reports now, or
@@ -16,11 +16,11 @@ The situations after a refusal:
 1. Another attempt of ours committed the branch, and its response was lost: the marker names it.
 2. The broker timed it out, another process aborted it, or a later producer took its name: the
    marker does not name it and never will.
-3. The markers of an end that was just decided are on their way: the read reports "unstable" and is
-   repeated.
+3. The transaction has just been ended, and its markers are on their way: the read reports
+   "unstable" and is repeated.
 4. Another cluster responds at this address, the marker has expired or was deleted with all topics
    of the branch, or the id is forgotten before its time: unknown.
-5. A broker responds that no longer is the coordinator and has not noticed: unknown.
+5. The broker that responds is no longer the coordinator and has not noticed: unknown.
 """
 
 from __future__ import annotations
@@ -52,25 +52,19 @@ from sparkonce.sinks.kafka.finishing.states import (
 from sparkonce.sinks.kafka.finishing.transactions import TransactionState
 
 RETENTION_S: Final = 7 * 24 * 3600.0
-"""How long Kafka keeps proofs and transactional ids, where the broker does not say."""
+"""How long Kafka keeps proofs and transactional ids, if the broker does not report it."""
 
 _RETENTION: Final = "offsets.retention.minutes"
 _IDS_KEPT: Final = "transactional.id.expiration.ms"
 _SAFE_SHARE: Final = 0.9
-"""The share of the retention during which an absent marker proves something."""
+"""After this share of the retention an absent marker no longer proves anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A branch whose EndTxn was refused, and what the brokers said afterwards.
+    """A branch whose EndTxn was refused, and the state and markers that were read afterwards.
 
-    Attributes:
-        branch_id: the branch.
-        branch: its transaction.
-        error: the refusal.
-        torn: the partitions that made us abort it before; None when it was whole.
-        state: the coordinator's state, read after the refusal.
-        markers: the visible markers, read after the refusal.
+    `torn` holds the partitions that made us abort the branch before; None when it was whole.
     """
 
     branch_id: BranchId
@@ -82,22 +76,20 @@ class Refusal:
 
 
 class Proof:
-    """Reads proofs of branches."""
-
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
 
-    def settle(
+    def prove(
         self,
         branch_id: BranchId,
         branch: KafkaBranch,
         refusal: errors.KafkaError,
         torn: Partitions | None,
     ) -> None:
-        """Return if the branch is committed; raise what holds if not. See the module's docstring.
+        """Return if the branch is committed; raise if not. See the module's docstring.
 
         Raises:
-            CommitUnresolvedError: the brokers cannot tell.
+            CommitUnresolvedError: it is unknown whether it is committed.
             PreparedBranchLostError: it was never committed and never will be.
         """
         state = self._asking(lambda: self._asking.describe(branch.transactional_id))
@@ -126,13 +118,13 @@ class Proof:
         return True
 
     def _check_cluster(self, branch_id: BranchId, branch: KafkaBranch) -> None:
-        """Raise where another cluster responds: its markers may be copies that precede the rows."""
+        """Raise if another cluster responds: it may have copied the markers before the rows."""
         cluster_id = self._asking(self._asking.finisher.cluster_id)
         if cluster_id != branch.cluster_id:
             raise self._asking.unresolved(
                 branch_id,
                 f"the cluster there is {cluster_id}, and the branch was prepared on "
-                f"{branch.cluster_id}; point bootstrap_servers at that one",
+                f"{branch.cluster_id}; point bootstrap_servers at the latter",
             )
 
     def _doubts(self, refused: Refusal) -> Iterator[str]:
@@ -206,21 +198,21 @@ class Proof:
 
 
 def names(markers: Sequence[tuple[int, str]], branch_id: BranchId) -> bool:
-    """Whether one of the visible markers is that of the branch.
+    """Whether one of the visible markers names the branch.
 
-    One is enough: a topic that was deleted or recreated has lost its own.
+    One is enough: a topic that was deleted or recreated has lost its marker.
     """
     return any(text == str(branch_id) for _, text in markers)
 
 
 def proof_kept_s(finisher: Finisher) -> float:
-    """How long every broker keeps a proof; any of them may hold it."""
+    """How long every broker keeps a proof, in seconds; any of them may hold it."""
     values = finisher.broker_config([_RETENTION]).get(_RETENTION)
     return min(values) * 60.0 if values else RETENTION_S
 
 
 def _ids_kept_s(finisher: Finisher) -> float:
-    """The longest time of all brokers: an id that is forgotten earlier may mean a wrong clock."""
+    """The longest time of all brokers; an id forgotten earlier may mean that a clock is wrong."""
     values = finisher.broker_config([_IDS_KEPT]).get(_IDS_KEPT)
     return max(values) / 1000 if values else RETENTION_S
 

@@ -19,25 +19,18 @@ Partitions: TypeAlias = "Mapping[str, Sequence[int]]"
 
 
 class Questions:
-    """Asks over one connection per process. Safe to use from several threads.
-
-    Args:
-        settings: address and security.
-    """
+    """Asks over one connection per process. Safe to use from several threads."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._connection = Connection(settings)
 
     def close(self) -> None:
-        """Close the connections; the next question opens new ones."""
         self._connection.close()
 
 
-async def send(admin: Any, request: Any, node: int | None = None) -> Any:
-    """The response to a request, from any broker or from the broker `node`."""
-    if node is None:
-        return await admin._manager.send(request)  # noqa: SLF001
-    return await admin._manager.send(request, node_id=node)  # noqa: SLF001
+def send(admin: Any, request: Any, node: int | None = None) -> Any:
+    """Send a request to the broker `node`, or to any; await the result for the response."""
+    return admin._manager.send(request, node_id=node)  # noqa: SLF001
 
 
 def raise_for(code: int) -> None:

@@ -16,17 +16,7 @@ from sparkonce.sinks.kafka.finishing.finisher import Finisher
 def find_branches(
     finisher: Finisher, owner: Owner, where: str, patience_s: float
 ) -> Iterator[Committable]:
-    """Open transactions in the owner's name; those that are already ending are omitted.
-
-    Args:
-        finisher: asks the brokers.
-        owner: names the transactions.
-        where: the sink's target, for messages.
-        patience_s: how long questions are repeated, all together.
-
-    Raises:
-        SinkError: some could not be listed; raised after those that could.
-    """
+    """See `KafkaSink.find_branches`. All questions together are repeated for `patience_s`."""
     patience, failures = Patience(patience_s), list[errors.KafkaError]()
     names: set[str] = set()
     try:
@@ -51,7 +41,7 @@ def find_branches(
 def _list_into(names: set[str], finisher: Finisher, owner: Owner) -> None:
     """Ask every broker for the open transactions that it coordinates, even if one fails.
 
-    When this is repeated, the cluster may have fewer brokers, and others may coordinate theirs.
+    By the next attempt that one may have left the cluster, and others coordinate its transactions.
     """
     failure: errors.KafkaError | None = None
     for node in finisher.nodes():

@@ -1,9 +1,9 @@
-"""What a coordinator's state means for a branch: functions of values, without I/O.
+"""What a coordinator's state means for a branch: pure functions.
 
 held by its own producer id and epoch, "Ongoing"    ──► open
 the next epoch, "CompleteCommit" or "CompleteAbort" ──► ended by an EndTxn that fences
 the next epoch, "Empty"                             ──► ended, then fenced by initialising its id
-an earlier epoch, or its own one, "Empty"           ──► a broker that has missed the branch
+an earlier epoch, or its own, "Empty"               ──► a broker that has not seen the branch
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 _ENDING: Final = "PrepareAbort"
 _FENCED: Final = "PrepareEpochFence"
 
-BEHIND: Final = "the broker that responds as its coordinator has not seen it, as after a move"
+BEHIND: Final = (
+    "the broker that responds as its coordinator has not seen it, as after the coordinator moved"
+)
 
 
 def is_open(branch: KafkaBranch, state: TransactionState) -> bool:
@@ -36,8 +38,9 @@ def is_ending(state: TransactionState | None) -> bool:
 def is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) -> bool:
     """Whether the branch ended and its producer is fenced.
 
-    Then whatever is open in a partition is the branch itself. An EndTxn that fences leaves
-    CompleteCommit or CompleteAbort. Where it does not fence, `Outcome` leaves Empty after a commit.
+    Then any open transaction of its producer in a partition is the branch itself. An EndTxn that
+    fences leaves CompleteCommit or CompleteAbort. If it does not fence, `Outcome` leaves Empty
+    after a commit.
     """
     if commit and is_fenced(branch, state):
         return True
@@ -47,7 +50,7 @@ def is_complete(branch: KafkaBranch, state: TransactionState, *, commit: bool) -
 
 
 def has_ended(branch: KafkaBranch, state: TransactionState, ends: Collection[str]) -> bool:
-    """Whether the branch reached one of `ends`, with or without being fenced by that."""
+    """Whether the branch reached one of `ends`, whether or not that fenced it."""
     is_ours = state.producer_id == branch.producer_id and state.producer_epoch in {
         branch.producer_epoch,
         branch.producer_epoch + 1,
@@ -56,7 +59,7 @@ def has_ended(branch: KafkaBranch, state: TransactionState, ends: Collection[str
 
 
 def is_behind(branch: KafkaBranch, state: TransactionState) -> bool:
-    """Whether the state is older than the branch, so that its coordinator would not report it.
+    """Whether the state is older than the branch: its present coordinator would not report it.
 
     Epochs only grow, and the branch's own epoch is empty only until its first partition is written.
     """
@@ -67,7 +70,7 @@ def is_behind(branch: KafkaBranch, state: TransactionState) -> bool:
 
 
 def is_fenced(branch: KafkaBranch, state: TransactionState) -> bool:
-    """Whether some process initialised the id again after the branch."""
+    """Whether a process initialised the id again after the branch."""
     is_later = state.producer_epoch > branch.producer_epoch
     return state.state == "Empty" and state.producer_id == branch.producer_id and is_later
 
@@ -78,7 +81,7 @@ def may_be_fenced_by_us(branch: KafkaBranch, state: TransactionState) -> bool:
 
 
 def story(branch: KafkaBranch, state: TransactionState | None) -> str:
-    """What the coordinator's state says about the end of a branch, for people."""
+    """What the coordinator's state shows about the end of a branch, for people."""
     if state is None:
         return "the brokers no longer know its transactional id"
     now = (

@@ -1,7 +1,7 @@
 """The commit of several branches at once: one request per broker for all that the broker knows.
 
     find the coordinators ─► EndTxn each ─► no partition open, marker stable? ─► committed
-    may EndTxn fence?                       (asked again until a short time has passed)
+    may EndTxn fence?                       (asked again for a short time)
 
 This path is for a healthy cluster. `outcome` commits every branch that this path does not prove to
 be committed, whatever the reason: a second EndTxn changes nothing.
@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from kafka import errors
 from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import (
     ApiVersionsRequest,
@@ -26,6 +25,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest
 
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.finishing.open_partitions import open_producers
+from sparkonce.sinks.kafka.finishing.questions import raise_for, send
 
 FENCING_VERSION: Final = 5
 """From this version of EndTxn on (Kafka 4.0 with its features finalized) the broker also fences."""
@@ -75,18 +75,17 @@ def ask_features(admin: Any) -> Any:
     """Send the request whose response `lets_fence` reads."""
     config = admin._manager.config  # noqa: SLF001
     names = {name: config[name] for name in ("client_software_name", "client_software_version")}
-    return admin._manager.send(ApiVersionsRequest(**names, min_version=3))  # noqa: SLF001
+    return send(admin, ApiVersionsRequest(**names, min_version=3))
 
 
 async def lets_fence(answer: Any) -> bool:
     """Whether the cluster lets clients use the EndTxn that fences.
 
     Raises:
-        KafkaError: the broker does not say.
+        KafkaError: the broker does not report it.
     """
     reply = await answer
-    if reply.error_code:
-        raise errors.for_code(reply.error_code)
+    raise_for(reply.error_code)
     levels = {feature.name: feature.max_version_level for feature in reply.finalized_features or ()}
     return bool(levels.get(_FEATURE, 0) >= _FENCING_LEVEL)
 
@@ -96,7 +95,7 @@ def _ask_coordinators(admin: Any, branches: Sequence[KafkaBranch], kind: Any) ->
     request = FindCoordinatorRequest(
         key_type=kind.value, coordinator_keys=names, min_version=MANY_KEYS_VERSION
     )
-    return kind, admin._manager.send(request)  # noqa: SLF001
+    return kind, send(admin, request)
 
 
 async def _coordinators(admin: Any, kind: Any, answer: Any) -> dict[str, int]:
@@ -111,9 +110,10 @@ async def _coordinators(admin: Any, kind: Any, answer: Any) -> dict[str, int]:
 async def _end(
     admin: Any, branches: Sequence[KafkaBranch], coordinators: dict[str, int]
 ) -> set[str]:
-    """The transactional ids that are decided now, and whose producers are fenced."""
+    """The transactional ids that are committed now, and whose producers are fenced."""
     sent = [
-        admin._manager.send(  # noqa: SLF001
+        send(
+            admin,
             EndTxnRequest(
                 transactional_id=branch.transactional_id,
                 producer_id=branch.producer_id,
@@ -122,7 +122,7 @@ async def _end(
                 min_version=FENCING_VERSION,
                 max_version=FENCING_VERSION,
             ),
-            node_id=coordinators[branch.transactional_id],
+            coordinators[branch.transactional_id],
         )
         for branch in branches
     ]
@@ -139,7 +139,7 @@ def _ask_leaders(admin: Any, branches: Sequence[KafkaBranch]) -> Any:
     request = MetadataRequest(
         topics=[wanted(name=name) for name in sorted(topics)], allow_auto_topic_creation=False
     )
-    return admin._manager.send(request)  # noqa: SLF001
+    return send(admin, request)
 
 
 async def _visible(
@@ -149,10 +149,10 @@ async def _visible(
     leaders: dict[tuple[str, int], int],
 ) -> set[str]:
     """The transactional ids whose partitions are all closed and whose marker is stable."""
-    offsets = _ask_offsets(admin, branches, groups)
+    markers = _ask_markers(admin, branches, groups)
     still_open = await open_producers(admin, _by_leader(branches, leaders))
     stable = set()
-    for answer in offsets:
+    for answer in markers:
         for group in (await answer).groups:
             codes = {group.error_code} | {p.error_code for t in group.topics for p in t.partitions}
             if codes == {0}:
@@ -181,29 +181,31 @@ def _by_leader(
     return found
 
 
-def offsets_wanted(group: str, topics: Sequence[str]) -> Any:
-    """The part of an OffsetFetch request that asks for a branch's markers."""
-    wanted = OffsetFetchRequest.OffsetFetchRequestGroup
-    topics = [wanted.OffsetFetchRequestTopics(name=each, partition_indexes=[0]) for each in topics]
-    return wanted(group_id=group, topics=topics)
+def markers_request(topics_by_group: Mapping[str, Sequence[str]]) -> Any:
+    """The request for the markers of branches, each in the topics of its own group."""
+    group = OffsetFetchRequest.OffsetFetchRequestGroup
+    return OffsetFetchRequest(
+        groups=[
+            group(
+                group_id=name,
+                topics=[
+                    group.OffsetFetchRequestTopics(name=topic, partition_indexes=[0])
+                    for topic in topics
+                ],
+            )
+            for name, topics in topics_by_group.items()
+        ],
+        require_stable=True,  # otherwise an undecided marker reads as the previous one
+        min_version=STABLE_OFFSETS_VERSION,
+        max_version=STABLE_OFFSETS_VERSION,
+    )
 
 
-def _ask_offsets(
+def _ask_markers(
     admin: Any, branches: Collection[KafkaBranch], groups: dict[str, int]
 ) -> list[Any]:
-    by_node = defaultdict(list)
+    by_node: dict[int, dict[str, Sequence[str]]] = defaultdict(dict)
     for branch in branches:
-        wanted = offsets_wanted(branch.transactional_id, branch.marker_topics)
-        by_node[groups[branch.transactional_id]].append(wanted)
-    return [
-        admin._manager.send(  # noqa: SLF001
-            OffsetFetchRequest(
-                groups=wanted_groups,
-                require_stable=True,  # otherwise an undecided marker reads as the previous one
-                min_version=STABLE_OFFSETS_VERSION,
-                max_version=STABLE_OFFSETS_VERSION,
-            ),
-            node_id=node,
-        )
-        for node, wanted_groups in by_node.items()
-    ]
+        node = groups[branch.transactional_id]
+        by_node[node][branch.transactional_id] = branch.marker_topics
+    return [send(admin, markers_request(wanted), node) for node, wanted in by_node.items()]

@@ -1,4 +1,4 @@
-"""Questions to the transaction coordinators: end a transaction, describe it, list and prove it."""
+"""Questions to the coordinators: end, describe and list transactions, and read their markers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from kafka import errors
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
-from kafka.protocol.consumer.group import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
@@ -21,15 +20,14 @@ from sparkonce.sinks.kafka.finishing.cluster import OWN_EPOCH_VERSION
 from sparkonce.sinks.kafka.finishing.questions import Partitions, Questions, raise_for, send
 from sparkonce.sinks.kafka.finishing.together import (
     FENCING_VERSION,
-    STABLE_OFFSETS_VERSION,
     ask_features,
     commit_together,
     lets_fence,
-    offsets_wanted,
+    markers_request,
 )
 
 _FENCED_TIMEOUT_MS: Final = 1000
-"""The timeout of an id under which nobody writes: brokers refuse one above their present limit."""
+"""Nobody writes under a fenced id. Short, since brokers refuse a timeout above their limit."""
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -42,9 +40,9 @@ class TransactionState:
         state: "Ongoing", "PrepareCommit", "CompleteCommit", … in Kafka's spelling.
         producer_id: the producer that holds the id now.
         producer_epoch: its epoch.
-        timeout_ms: an open transaction is aborted after this time.
+        timeout_ms: the broker aborts an open transaction after this time.
         started_at: Unix time in seconds; negative when no transaction is open.
-        partitions: the partitions that hold its rows, by topic; empty when it has ended.
+        partitions: the partitions that hold its rows, by topic; empty once it has ended.
     """
 
     state: str
@@ -69,12 +67,7 @@ class TransactionState:
 
 
 class TransactionQuestions(Questions):
-    """About transactions.
-
-    Args:
-        settings: address and security.
-        end_version: the highest version of EndTxn to use; tests use a lower one.
-    """
+    """About transactions. Tests set a lower `end_version`, the highest version of EndTxn to use."""
 
     def __init__(self, settings: KafkaSettings, end_version: int = FENCING_VERSION) -> None:
         super().__init__(settings)
@@ -88,8 +81,8 @@ class TransactionQuestions(Questions):
         Idempotent on the broker: the same call again gets the same answer.
 
         Raises:
-            kafka.errors.KafkaError: the coordinator's refusal, or no response: then the transaction
-                may or may not have ended.
+            kafka.errors.KafkaError: the coordinator refuses, or does not respond: then the
+                transaction may or may not have ended.
         """
 
         async def ask(admin: Any) -> bool:
@@ -108,7 +101,7 @@ class TransactionQuestions(Questions):
         return self._connection.ask(ask, forget=[transactional_id])
 
     def commit_together(self, branches: Sequence[KafkaBranch]) -> set[str]:
-        """Commit branches of a healthy cluster; returns the transactional ids that are proven.
+        """Commit branches of a healthy cluster; returns the ids that are proven committed.
 
         The other branches may be committed or not.
 
@@ -134,8 +127,8 @@ class TransactionQuestions(Questions):
         """The highest version of EndTxn that the cluster lets clients use.
 
         The brokers may support a higher version. Until the operator finishes the upgrade to Kafka 4
-        they refuse it, and may leave the transaction in a state that no request ends. The operator
-        may revert the upgrade at any time, so each call asks.
+        they refuse that version, and may leave the transaction in a state that no request ends. The
+        operator may revert the upgrade at any time, so each call asks.
         """
         highest = self._known_version(admin)
         if highest >= FENCING_VERSION and not await lets_fence(ask_features(admin)):
@@ -149,9 +142,9 @@ class TransactionQuestions(Questions):
     def fence(self, transactional_id: str, producer_id: int = -1, producer_epoch: int = -1) -> None:
         """Initialise the transactional id again, so that its producer can no longer write.
 
-        An open transaction is aborted, with markers that also fence the producer in its partitions.
-        If a producer is given and another holds the id, the brokers refuse. For an open transaction
-        they only compare the producer id, which a later epoch shares.
+        The brokers abort an open transaction, with markers that also fence the producer in its
+        partitions. If a producer is given and another one holds the id, the brokers refuse. For an
+        open transaction they compare only the producer id, which a later epoch shares.
 
         Raises:
             kafka.errors.ConcurrentTransactionsError: the open transaction is being aborted; call
@@ -216,19 +209,13 @@ class TransactionQuestions(Questions):
         """Each offset and metadata that `group` has committed for partition 0 of `topics`.
 
         Raises:
-            kafka.errors.UnstableOffsetCommitError: a transaction that would change a marker is open
-                or about to end: not decided yet.
+            kafka.errors.UnstableOffsetCommitError: not decided yet: a transaction that would change
+                a marker is open or about to end.
         """
 
         async def ask(admin: Any) -> list[tuple[int, str]]:
             node = await admin._find_coordinator_id(group, CoordinatorType.GROUP)  # noqa: SLF001
-            request = OffsetFetchRequest(
-                groups=[offsets_wanted(group, topics)],
-                require_stable=True,  # otherwise an undecided marker reads as the previous one
-                min_version=STABLE_OFFSETS_VERSION,
-                max_version=STABLE_OFFSETS_VERSION,
-            )
-            (answer,) = (await send(admin, request, node)).groups
+            (answer,) = (await send(admin, markers_request({group: topics}), node)).groups
             raise_for(answer.error_code)
             partitions = [found for topic in answer.topics for found in topic.partitions]
             for found in partitions:

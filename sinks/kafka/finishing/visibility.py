@@ -1,18 +1,18 @@
 """Waits until a branch that ended has its markers in every partition, and writes missing ones.
 
-    open nowhere, proof stable ──────────────────────────────► done
+    open nowhere, proof stable ───────────────────► done
     open, and its coordinator calls it complete ──► write the markers that are missing
     open, and its coordinator is still ending it ─► ask again
 
 EndTxn's response means that the coordinator has logged the end. It writes the markers, which make
-the rows visible, afterwards. A broker that is killed in between and starts again may drop its
+the rows visible, afterwards. A broker that is killed in between and restarted may drop its
 markers ("Couldn't find leader endpoint for partitions …, these partitions are likely deleted
 already and hence can be skipped"; seen with Kafka 4.3.1 in one of 20 to 60 kills) and call the
 transaction complete. Its rows then stay invisible forever and block every reader after them.
 
 So `commit` and `abort` examine the partitions, and write the markers that a complete transaction
-lacks: no sweep lists a transaction that its coordinator calls complete. They only do so once the
-producer is fenced; otherwise an open transaction could be a new one of a zombie.
+lacks: no sweep lists a transaction that its coordinator calls complete. They do so only once the
+producer is fenced; otherwise the open transaction could be a new one of a zombie.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MarkersPendingError(errors.RetriableError):  # type: ignore[misc] # kafka-
 
 
 class MarkersMissingError(errors.KafkaError):  # type: ignore[misc] # kafka-python is untyped
-    """The transaction has ended, and it is not known who holds a partition of it open."""
+    """The transaction has ended, and a partition is open, perhaps by another transaction."""
 
 
 class Visibility:
@@ -45,7 +45,7 @@ class Visibility:
         self._asking = asking
 
     def await_committed(self, branch: KafkaBranch) -> None:
-        """Return when the committed branch has its markers; warn where its topics were deleted."""
+        """Return when the committed branch has its markers; warn if a topic of it was deleted."""
         self.complete(branch, commit=True)
         for topic in branch.partitions:
             if self._asking.is_deleted(topic):
@@ -63,7 +63,7 @@ class Visibility:
 
         Raises:
             MarkersPendingError: ask again.
-            MarkersMissingError: after an abort: the coordinator does not say that the open
+            MarkersMissingError: after an abort: the coordinator does not confirm that the open
                 partitions belong to the branch.
         """
         if not self._open_partitions(branch):

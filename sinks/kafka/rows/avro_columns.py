@@ -15,11 +15,7 @@ from sparkonce.sinks.kafka.rows.registry import Registry
 class AvroColumns:
     """Which of `value` and `key` are Avro, and in which schemas.
 
-    Args:
-        columns: the columns that are sent as Avro.
-        topic: the schemas belong to its subjects.
-        value_schema: the text of the value's schema; None derives it from the column's type.
-        config: how to reach the registry.
+    Without `value_schema` the value's schema is derived from its type.
 
     Raises:
         ConfigurationError: a setting is missing, wrong, or contradicts another.
@@ -59,7 +55,7 @@ class AvroColumns:
         self._schemas: dict[str, AvroSchema] = {}
 
     def sent(self, schema: pa.Schema) -> pa.Schema:
-        """The schema of the rows once these columns are Avro."""
+        """The schema of the rows after `encoded`."""
         for name in self._columns:
             if name in schema.names:
                 index = schema.names.index(name)
@@ -67,7 +63,7 @@ class AvroColumns:
         return schema
 
     def choose_schemas(self, schema: pa.Schema) -> None:
-        """Find a schema for each column that fits its type and that the registry has.
+        """Choose a schema for each column that fits its type and that the registry has.
 
         Raises:
             ConfigurationError: there is none, or rows name topics of their own.
@@ -78,17 +74,14 @@ class AvroColumns:
                 f"the column 'topic' names other topics, but the schema is for {self._topic!r}; "
                 "give each topic a sink of its own, with transform= to filter its rows"
             )
-        chosen = {}
-        for name in self._columns:
-            chosen[name] = self._chosen(name, schema.field(name).type)
-        self._schemas = chosen
+        self._schemas = {n: self._chosen(n, schema.field(n).type) for n in self._columns}
 
     def _chosen(self, name: str, kind: pa.DataType) -> AvroSchema:
         text = self._texts.get(name)
         if text is None and not self._registry.uses_latest:
             text = derive(kind, name.title())
         if text is not None:
-            _check(name, kind, text)  # before the registry keeps it permanently
+            _check(name, kind, text)  # first, since the registry keeps a schema permanently
         subject = f"{self._topic}-{name}"
         schema_id, text = self._registry.schema(subject, text)
         _check(name, kind, text)
@@ -103,7 +96,6 @@ class AvroColumns:
         for name in self._columns:
             if name not in self._schemas:
                 raise ProtocolError("`validate` was not called, so no schema is chosen")
-
             index = batch.schema.names.index(name)
             column = self._schemas[name].encoded(batch.column(index))
             batch = batch.set_column(index, name, column)

@@ -1,9 +1,9 @@
-"""The rows of an Arrow column in Avro, in the frame that readers of a Confluent registry know.
+"""The rows of an Arrow column in Avro, framed for readers that use a Confluent schema registry.
 
     0x00, id of the schema (4 bytes, big-endian), the row in Avro's binary encoding
 
-fastavro writes a null as a false boolean, and any text as a UUID. So nulls and UUIDs are checked
-first, and an error names the field, never the row's content.
+fastavro writes a null into a boolean field as false, and accepts any text as a UUID. So nulls and
+UUIDs are checked first. An error names the field, never the row's content.
 """
 
 from __future__ import annotations
@@ -24,20 +24,14 @@ _UUID: Final = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 @dataclass(frozen=True, slots=True)
 class AvroSchema:
-    """A schema that the registry has; it travels to the executors.
-
-    Attributes:
-        column: the column that it describes, `value` or `key`.
-        text: the schema.
-        schema_id: the registry's number.
-    """
+    """The schema of `value` or `key`, with its id in the registry; it travels to the executors."""
 
     column: str
     text: str = field(repr=False)
     schema_id: int
 
     def encoded(self, column: pa.Array[Any]) -> pa.Array[Any]:
-        """Each row as the schema's id and the row in Avro; null where the column is null.
+        """Each row with its frame, in Avro; null where the column is null.
 
         Raises:
             RowError: naming the field that does not fit the schema.
@@ -83,7 +77,7 @@ def _objects(column: pa.Array[Any]) -> list[Any]:
 
 
 def _in_millis(value: Any, schema: Schema, parsed: Parsed) -> Any:
-    """The value with its times truncated to milliseconds where the schema says so, as in Spark."""
+    """The value, with times truncated to milliseconds where the schema has these, as in Spark."""
     one, _ = parsed.resolved(schema)
     if value is None:
         return None
@@ -100,11 +94,11 @@ def _in_millis(value: Any, schema: Schema, parsed: Parsed) -> Any:
 
 
 def _check(values: pa.Array[Any], schema: Schema, parsed: Parsed, path: str) -> None:
-    """Refuse values that fastavro would write as something else, or that nobody could read.
+    """Refuse values that fastavro would write as something else, or that no reader could read.
 
     Raises:
         RowError: a null where the schema allows none (fastavro writes false for a boolean), or text
-            that is no UUID.
+            that is not a UUID.
     """
     one, nullable = parsed.resolved(schema)
     if values.null_count and not nullable:
@@ -122,7 +116,7 @@ def _check(values: pa.Array[Any], schema: Schema, parsed: Parsed, path: str) -> 
     elif one.get("logicalType") == "uuid":
         is_uuid = pc.match_substring_regex(values, _UUID)
         if not pc.all(is_uuid, min_count=0).as_py():
-            raise RowError(f"{path!r} is text that is no UUID")
+            raise RowError(f"{path!r} is text that is not a UUID")
 
 
 def _misfit(value: Any, schema: Schema, parsed: Parsed, path: str) -> str | None:

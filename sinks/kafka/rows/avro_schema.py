@@ -1,7 +1,7 @@
 """The Avro schema of an Arrow column: derived from its type, or checked against it.
 
-    no schema given ──► derive: one that holds the column's type
-    a schema given  ──► fit: refuse it where a value could be lost
+    no schema given ──► derive: a schema that holds the column's type
+    a schema given  ──► fit: refuse it if a value could be lost
 
 fastavro converts silently: it writes 2**40 as an `int`, 1.5 as 1, and a time without a zone in the
 machine's zone. So the type of each column is compared with the schema before any data moves, and
@@ -22,7 +22,7 @@ import pyarrow as pa
 from fastavro.schema import SchemaParseException
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.kafka.rows.conventions import is_string
+from sparkonce.sinks.kafka.rows.conventions import is_binary, is_int, is_string
 
 Schema: TypeAlias = "str | list[Any] | dict[str, Any]"
 
@@ -41,10 +41,7 @@ def derive(kind: pa.DataType, name: str) -> str:
 
     A field may be null where its column may, with null as the default, so that a column that is
     added later is compatible. Nulls of the whole column belong to Kafka: a tombstone, or no key.
-
-    Args:
-        kind: the column's type.
-        name: the record's name, where the column is a struct.
+    If the column is a struct, `name` is the record's name.
 
     Raises:
         ConfigurationError: naming the field for which Avro has no type or no name.
@@ -99,27 +96,19 @@ def _shown(path: tuple[str, ...]) -> str:
     return f"the column {'.'.join(path[2:])!r}" if path[2:] else f"the {path[-1].lower()}"
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def _is_int(kind: pa.DataType) -> bool:
-    return pa.types.is_signed_integer(kind) and not pa.types.is_int64(kind)
-
-
 _SIMPLE: Final = (
     (pa.types.is_boolean, "boolean"),
-    (_is_int, "int"),
+    (is_int, "int"),
     (pa.types.is_int64, "long"),
     (pa.types.is_float32, "float"),
     (pa.types.is_float64, "double"),
     (is_string, "string"),
-    (_is_binary, "bytes"),
+    (is_binary, "bytes"),
     (pa.types.is_date32, {"type": "int", "logicalType": "date"}),
 )
 
 
-# -- a schema that is given ------------------------------------------------------------------------
+# -- a schema given by the user --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +119,7 @@ class Parsed:
     names: Mapping[str, Any]
 
     def resolved(self, schema: Schema) -> tuple[Any, bool]:
-        """The schema behind a name or a union with null, and whether it may be null.
+        """The schema that a name or a union with null stands for, and whether it may be null.
 
         Raises:
             ConfigurationError: it is a union of more than null and one type.
@@ -151,7 +140,7 @@ def parse(text: str) -> Parsed:
     """The schema in fastavro's form.
 
     Raises:
-        ConfigurationError: the text is no Avro schema.
+        ConfigurationError: the text is not an Avro schema.
     """
     try:
         names: dict[str, Any] = {}
@@ -271,17 +260,16 @@ _TIMES: Final = frozenset(
         (True, "local-timestamp-millis"),
     }
 )
-"""Whether the column has no time zone, and the logical type for it."""
-
+"""Whether the column has no time zone, and the logical types that fit it."""
 
 _PLAIN: Final = frozenset({None, "uuid"})
 
 _INTO: Final = (
     (pa.types.is_boolean, {"boolean"}),
     (pa.types.is_int64, {"long"}),
-    (_is_int, {"int", "long", "double"}),
+    (is_int, {"int", "long", "double"}),
     (pa.types.is_float32, {"float", "double"}),
     (pa.types.is_float64, {"double"}),
     (is_string, {"string", "enum"}),
-    (_is_binary, {"bytes", "fixed"}),
+    (is_binary, {"bytes", "fixed"}),
 )

@@ -27,7 +27,6 @@ class RowError(ValueError):
 
 
 def is_topic_name(name: str) -> bool:
-    """Whether a broker accepts the name."""
     return _TOPIC.fullmatch(name) is not None and name not in {".", ".."}
 
 
@@ -43,8 +42,7 @@ def check_topic_name(topic: str) -> None:
 
 def is_text(data_type: pa.DataType) -> bool:
     """Whether a column of this type can be a key or a value unchanged."""
-    types = pa.types
-    return is_wide(data_type) or types.is_string(data_type) or types.is_binary(data_type)
+    return is_string(data_type) or is_binary(data_type)
 
 
 def is_wide(data_type: pa.DataType) -> bool:
@@ -57,7 +55,13 @@ def is_string(data_type: pa.DataType) -> bool:
     return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)
 
 
-def _is_partition(data_type: pa.DataType) -> bool:
+def is_binary(data_type: pa.DataType) -> bool:
+    """Whether a column of this type holds bytes."""
+    return pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
+
+
+def is_int(data_type: pa.DataType) -> bool:
+    """Whether an `int` holds every value of a column of this type."""
     return pa.types.is_signed_integer(data_type) and not pa.types.is_int64(data_type)
 
 
@@ -81,11 +85,10 @@ _COLUMNS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
     "value": (is_text, "string or binary (to_json makes a string of a struct)"),
     "key": (is_text, "string or binary"),
     "topic": (is_string, "string"),
-    "partition": (_is_partition, "int"),
+    "partition": (is_int, "int"),
     "headers": (_is_headers, "array<struct<key:string,value:binary>>"),
     "timestamp": (_is_timestamp, "timestamp (with time zone, as Spark's TimestampType has it)"),
 }
-
 
 CONVENTION: Final = frozenset(_COLUMNS)
 """The names of the columns that have a place in a Kafka message."""
@@ -100,9 +103,7 @@ _SOURCE_ADVICE: Final = (
 def check_schema(schema: pa.Schema, topic: str | None) -> None:
     """Refuse rows that do not follow Spark's column conventions for Kafka.
 
-    Args:
-        schema: of the rows.
-        topic: the sink's own topic; without one the rows need the column `topic`.
+    If the sink has no `topic` of its own, the rows need that column.
 
     Raises:
         ConfigurationError: naming the column and the next step.

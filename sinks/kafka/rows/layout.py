@@ -1,11 +1,11 @@
-"""Typed columns into Spark's column conventions for Kafka, as SQL that Spark itself evaluates.
+"""Brings typed columns into Spark's column conventions for Kafka, by SQL that Spark evaluates.
 
     id, day, amount   ─► string(id) AS key, to_json(row) AS value     whole rows, key="id"
     value struct, key ─► to_json(value) AS value, key                 a column `value`
 
 A column `value` means that the rows already follow Spark's conventions, and only its struct is
-encoded. Without one the whole row is the value. A column whose name also means something to Kafka
-is then refused, since nobody can tell which of the two it is.
+encoded. Without that column the whole row is the value. Then a column whose name also means
+something to Kafka is refused, since its meaning is ambiguous.
 
 The key is always a list of columns. As text it is one column, unchanged or as its text; as JSON or
 Avro it is a record of all of them.
@@ -36,12 +36,12 @@ class Layout:
     Avro is encoded on the executors, so Spark leaves its columns unchanged.
 
     Attributes:
-        key: of whole rows: the columns that make the key; None for no key.
+        key: if the whole row is the value: the columns that make the key; None for no key.
         key_format: None means "text" for the columns of `key`, and leaves a column `key` unchanged.
         value_format: None leaves the column `value` unchanged.
 
     Raises:
-        ConfigurationError: the settings do not fit each other.
+        ConfigurationError: the settings contradict each other.
     """
 
     key: tuple[str, ...] | None

@@ -56,7 +56,7 @@ _ITEM: Final = np.dtype([("kind", np.int32), ("value", _VALUE)], align=True)
 """rd_kafka_vu_t: which value, and a union of them."""
 
 _TOPIC, _PARTITION, _PAYLOAD, _KEY, _FLAGS, _TIMESTAMP, _HEADERS = range(7)
-"""The position of each value among those of a message that is sent on its own."""
+"""The position of each value in a message that is sent individually."""
 _KINDS: Final = (2, 3, 4, 5, 7, 8, 10)
 """Their RD_KAFKA_VTYPE_…."""
 
@@ -64,7 +64,7 @@ HEADERS_AT: Final = _HEADERS * _ITEM.itemsize + _ITEM.itemsize - _VALUE.itemsize
 """The offset of the headers' address in a row of `values`, in bytes."""
 
 _EMPTY: Final = ctypes.create_string_buffer(1)
-"""The address of a value without bytes; no address at all means null."""
+"""The address of a value without bytes; no address means null."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Messages:
     Attributes:
         rows: `rd_kafka_message_t`s.
         source: holds the bytes that they point to.
-        are_plain: whether they have only keys and values. Only such rows may be sent together:
-            with RD_KAFKA_MSG_F_PARTITION librdkafka adds partition -1 to the transaction where the
-            topic is new to it, which stalls the transaction, and it keeps a row for a partition
-            that does not exist forever, so that an abort waits for it.
+        are_plain: whether they have only keys and values. Only such rows may be sent together.
+            With RD_KAFKA_MSG_F_PARTITION librdkafka stalls the transaction if the topic is new to
+            it, since it adds partition -1. And it forever keeps a row for a partition that does not
+            exist, so that an abort waits for that row.
         timestamps: in milliseconds, 0 for now; None where no row has one.
         headers: of each row; None where no row has any.
     """
@@ -96,7 +96,7 @@ class Messages:
         self._values["value"]["address"][:, _TOPIC] = topic
         return self._values
 
-    @cached_property  # while the queue is full they are needed again and again
+    @cached_property  # needed repeatedly while the queue is full
     def _values(self) -> np.ndarray[Any, Any]:
         values = np.zeros((len(self.rows), len(_KINDS)), _ITEM)
         values["kind"] = _KINDS
@@ -112,7 +112,6 @@ class Messages:
         return values
 
     def take(self, numbers: np.ndarray[Any, Any]) -> Messages:
-        """The rows with these numbers."""
         return Messages(
             self.rows[numbers],
             self.source,
@@ -123,11 +122,9 @@ class Messages:
 
 
 def messages_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, Messages]]:
-    """The rows as messages, each topic's in the order of the rows.
+    """The rows of a batch in Spark's conventions as messages, those of each topic in their order.
 
-    Args:
-        batch: in Spark's column conventions (see `conventions`).
-        topic: for rows that name none.
+    Rows that name no topic go to `topic`.
 
     Raises:
         RowError: a row has no topic, or has a partition, header or time that Kafka cannot hold.
@@ -214,7 +211,6 @@ def _headers(column: pa.Array[Any]) -> list[Sequence[Header]]:
         raise RowError("the column 'headers' holds a header without a key")
     if pc.any(pc.match_substring(names, "\0")).as_py():
         raise RowError("the column 'headers' holds a key with a NUL, where Kafka would cut it off")
-
     pairs = iter(zip(_as_bytes(names), _as_bytes(values), strict=True))
     counts = pc.list_value_length(found).fill_null(0).to_pylist()
     return [tuple(islice(pairs, count)) for count in counts]

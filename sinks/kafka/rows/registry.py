@@ -1,8 +1,8 @@
-"""The Confluent schema registry, which the driver asks once per start, before any data moves.
+"""The Confluent schema registry, which the driver contacts once per start, before any data moves.
 
     subject "orders-value" ──► register, look up, or take the newest ──► (id, text) of the schema
 
-Executors never ask it: the id travels with the sink, so all of them write the same schema.
+Executors never contact it: the id travels with the sink, so all of them write the same schema.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFAULTS: Final[Mapping[str, object]] = {
     "max.retries": 2,
 }
 _NETWORK_ERRORS: Final = frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"})
-"""Of httpx, by name: confluent-kafka imports it as one of two packages."""
+"""By name, since confluent-kafka uses httpx or its successor httpx2."""
 
 _SECRET: Final = ("user.info", "password", "secret", "token", "proxy")
 
@@ -81,14 +81,13 @@ class Registry:
 
     @property
     def where(self) -> str:
-        """The addresses."""
         return str(self.config["url"])
 
     def schema(self, subject: str, text: str | None) -> tuple[int, str]:
         """The id and text of the schema with which this subject's rows are written.
 
         Args:
-            subject: such as "orders-value".
+            subject: for example "orders-value".
             text: the schema's text; None takes the subject's newest schema.
 
         Raises:
@@ -105,7 +104,7 @@ class Registry:
             raise
         except SchemaRegistryError as error:
             reason, is_transient = self._advice(error, subject), _is_overloaded(error)
-        except Exception as error:  # noqa: BLE001 - of its HTTP client, TLS, files and settings
+        except Exception as error:  # noqa: BLE001 - from its HTTP client, TLS, files, settings
             reason = f"{type(error).__name__}: {error}. Is the address right, and is it up?"
             is_transient = _is_unreachable(error)
         kind = SinkUnavailableError if is_transient else ConfigurationError
@@ -152,7 +151,7 @@ class Registry:
         return text
 
     def _secrets(self) -> list[str]:
-        """Longest first, so that masking one does not hide a part of another."""
+        """Longest first, so that masking a short one does not break up a longer one."""
         found = {
             str(value)
             for name, value in self.config.items()
@@ -168,7 +167,7 @@ def _is_overloaded(error: SchemaRegistryError) -> bool:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    """Whether the network failed, and not the trust between us and the registry."""
+    """Whether the network failed, rather than the trust between us and the registry."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return not kinds.isdisjoint(_NETWORK_ERRORS) and not any(
         isinstance(cause, ssl.SSLError) for cause in _causes(error)

@@ -20,7 +20,7 @@ _ADVICE: Final = {
         ". Raise max.message.bytes of the topic and config={'message.max.bytes': …} of the sink; "
         "or, where rows fit and batches of them do not, set config={'batch.size': …} below it"
     ),
-    KafkaError.INVALID_RECORD: (  # also of timestamps, where several are wrong
+    KafkaError.INVALID_RECORD: (  # also for timestamps, if several are wrong
         ". A topic with cleanup.policy=compact accepts no row without a key, and no topic accepts "
         f"a timestamp that is {_TOO_FAR}"
     ),
@@ -50,5 +50,5 @@ _ADVICE: Final = {
 
 
 def advice(error: KafkaError) -> str:
-    """The next step, to append to the error's text; empty where there is none."""
+    """The next step, to append to the error's text; empty if there is none."""
     return _ADVICE.get(error.code(), "")

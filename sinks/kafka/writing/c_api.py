@@ -1,7 +1,7 @@
-"""The functions and structures of librdkafka that the sink calls, by its public C header.
+"""The functions and structures of librdkafka that the sink uses, from its public C header.
 
-`rdkafka.h` keeps its binary interface through all versions 1 and 2. confluent-kafka brings the
-library.
+`rdkafka.h` keeps its binary interface through all versions 1 and 2. The library comes with
+confluent-kafka.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def _declared() -> Any:
-    # The loader looks a symbol up in a library and in the libraries that it was linked with.
+    # The loader searches a library, and then the libraries that it was linked with.
     library = ctypes.CDLL(cimpl.__file__)
     functions = {name: getattr(library, f"rd_kafka_{name}") for name in _FUNCTIONS}
     for name, (result, *arguments) in _FUNCTIONS.items():

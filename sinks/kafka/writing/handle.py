@@ -1,7 +1,7 @@
 """librdkafka's producer as a handle: created from settings, destroyed, its errors and its log.
 
 settings ──► new_producer ──► handle ──► … ──► destroy_producer
-rd_kafka_error_t ──► check, failure ──► KafkaException
+rd_kafka_error_t ──► check, to_exception ──► KafkaException
 log event ──► log_event ──► our logger, without the lines that our own errors report
 """
 
@@ -35,13 +35,13 @@ TOKEN_REFRESH: Final = 0x100
 TEXT_BYTES: Final = 512
 
 _FIRST: Final = ("debug", "plugin.library.paths")
-"""Settings that change the meaning of others, so that they are set first."""
+"""Settings that change the meaning of others, and must be set first."""
 
 _NOT_LOGGED: Final = frozenset({"FAIL", "ERROR", "REQTMOUT", "GETPID", "TXNERR"})
 """Log lines about connections and transactions, which our own errors and warnings report."""
 
 _LEVELS: Final = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""Python's level for each of syslog's; 0 to 3 are errors."""
+"""Python's log level for each syslog level; 0 to 3 are errors."""
 
 
 def new_producer(settings: Settings, *, with_tokens: bool) -> int:
@@ -49,7 +49,7 @@ def new_producer(settings: Settings, *, with_tokens: bool) -> int:
     software = {"client.software.name": "sparkonce", "client.software.version": version}
     events = DELIVERY | LOG | ERROR | STATISTICS | (TOKEN_REFRESH if with_tokens else 0)
     given = {**software, **{k: v for k, v in settings.items() if k != "oauth_cb"}}
-    # With debug, librdkafka logs to stderr as usual: there users look for it.
+    # With debug, librdkafka logs to stderr as usual, where users look for it.
     takes_log = "debug" not in given and given.setdefault("log.queue", True) is True
     ordered = sorted(given, key=lambda name: name not in _FIRST)
     texts = [(name, _as_text(name, given[name])) for name in ordered]
@@ -94,7 +94,7 @@ def _as_text(name: str, value: object) -> bytes | None:
 
 
 def destroy_producer(process: int, handle: int, queue: int, topics: Mapping[str, int]) -> None:
-    if os.getpid() != process:  # a forked child has none of the threads that this would wait for
+    if os.getpid() != process:  # a forked child lacks the threads that this would wait for
         return
     for topic in topics.values():
         rd.topic_destroy(topic)

@@ -55,8 +55,8 @@ _PURGE: Final = 0x1 | 0x2
 """Messages in the queue, and messages in flight."""
 
 _FLUSH_MS: Final = 1
-"""For this long librdkafka's threads ignore `linger.ms`. Messages that can only be sent later wait
-for the rest of it, such as rows whose partition is being added to the transaction."""
+"""For this long librdkafka's threads ignore `linger.ms`. Messages that can only be sent later, such
+as rows whose partition is being added to the transaction, wait for the rest of `linger.ms`."""
 
 _BETWEEN_FLUSHES_S: Final = 0.001
 _POLL_S: Final = 0.01
@@ -77,11 +77,8 @@ class Listener(Protocol):
 class TransactionalProducer:
     """One producer of librdkafka, which lives as long as something refers to it.
 
-    Its end neither aborts nor commits: an open transaction stays open.
-
-    Args:
-        settings: librdkafka's settings.
-        listener: receives its events, from within the calls of this object.
+    Destroying it neither aborts nor commits: an open transaction stays open. The listener receives
+    its events, during calls of this object's methods.
 
     Raises:
         KafkaException: librdkafka refuses a setting, or there is no token.
@@ -98,12 +95,12 @@ class TransactionalProducer:
         destroy = weakref.finalize(
             self, destroy_producer, os.getpid(), self._handle, self._queue, self._topics
         )
-        destroy.atexit = False  # the process's end ends its threads
+        destroy.atexit = False  # the threads end with the process
         try:
             if self._token_callback is not None:
                 self._await_token()
         except BaseException:
-            destroy()  # the error refers to this object for as long as somebody keeps it
+            destroy()  # the error's traceback may keep this object alive
             raise
 
     def poll(self, timeout_s: float) -> None:
@@ -121,9 +118,7 @@ class TransactionalProducer:
     ) -> tuple[str | None, Mapping[str, KafkaError]]:
         """Ask a broker for the cluster's id, if it has one, and for topics with an error.
 
-        Args:
-            topic: the topic to ask about; None asks about all topics of the cluster.
-            timeout_s: how long to wait.
+        Without a `topic` the request is about all topics of the cluster.
 
         Raises:
             KafkaException: no broker responded.
@@ -219,12 +214,12 @@ class TransactionalProducer:
             self._refresh_token(rd.event_config_string(event))
 
     def _take_deliveries(self, event: int) -> None:
-        """An event is about one partition, and about at least one row."""
+        """Count an event's rows: at least one, all of the same partition."""
         count, code = rd.event_message_count(event), rd.event_error(event)
         self._unreported -= count
         messages = _messages_of(event)
-        # Where a request succeeded and single rows failed, at most one of its rows has no error:
-        # two rows are enough to tell.
+        # If a request succeeded but single rows failed, at most one of its rows has no error. So
+        # two rows show whether all were delivered.
         seen = list(islice(messages, 2))
         topic = text_of(rd.topic_name(seen[0].topic))
         if code == OK and not any(message.error for message in seen):
@@ -270,7 +265,7 @@ class TransactionalProducer:
                 c_void_p.from_address(row + HEADERS_AT).value = pairs
             error = produce(handle, row, items)
             if error is not None:
-                if pairs is not None:  # librdkafka owns them only if it took the message
+                if pairs is not None:  # librdkafka owns them only once it takes the message
                     rd.headers_destroy(pairs)
                 failure = to_exception(error)
                 if failure.args[0].code() == KafkaError._QUEUE_FULL:  # noqa: SLF001 - its name
@@ -300,7 +295,7 @@ class TransactionalProducer:
             code = rd.oauthbearer_set_token(
                 *(self._handle, token.text.encode(), int(token.expires_at * 1000)),
                 *(token.principal.encode(), (c_char_p * len(pairs))(*pairs), len(pairs)),
-                *(failure, TEXT_BYTES),  # this text repeats the token, so it is never shown
+                *(failure, TEXT_BYTES),  # never shown, since this text repeats the token
             )
             if code == OK:
                 self._has_token = True

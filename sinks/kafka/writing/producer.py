@@ -48,10 +48,10 @@ INIT_TIMEOUT_S: Final = 60.0
 ABORT_TIMEOUT_S: Final = 5.0
 
 STATISTICS_INTERVAL_MS: Final = 10
-"""How often librdkafka reports its producer id, for which a prepare may have to wait."""
+"""How often librdkafka reports its producer id, for which `prepare` may have to wait."""
 
 MARKERS: Final = 100
-"""The largest number of markers; all of them are one message, whose size Kafka limits."""
+"""The largest number of markers; they share one message, whose size Kafka limits."""
 
 _QUEUE_FULL_WAIT_S: Final = 0.01
 _POLL_S: Final = 0.25
@@ -62,12 +62,7 @@ _LOOK_EVERY_S: Final = 2.0
 class OpenTransaction:
     """One open Kafka transaction, from its beginning until it is prepared or abandoned.
 
-    Args:
-        branch_id: names the transaction.
-        config: librdkafka's settings, without callbacks.
-        topic: for rows that name none.
-        cluster_id: the cluster that the driver saw; None where the driver did not look.
-        proof_kept_s: see `KafkaBranch`.
+    `cluster_id` is the cluster that the driver saw; None without validation.
 
     Raises:
         PrepareRejectedError: the brokers cannot be reached, or refuse a transaction.
@@ -128,7 +123,7 @@ class OpenTransaction:
 
     def idle(self) -> None:
         """Take librdkafka's events, such as statistics, which would pile up otherwise."""
-        with contextlib.suppress(KafkaException):  # `write` and `prepare` will meet it again
+        with contextlib.suppress(KafkaException):  # `write` or `prepare` will raise it again
             self._live.poll(0)
 
     def prepare(self) -> KafkaBranch:
@@ -165,8 +160,8 @@ class OpenTransaction:
     def abandon(self) -> None:
         """Abort the transaction if that succeeds soon; never raises.
 
-        librdkafka sends no EndTxn while its first partition is still being added, so a transaction
-        may open just after this call; the sweep finds that one.
+        librdkafka sends no EndTxn while the first partition is still being added, so the
+        transaction may open just after this call; the sweep finds it.
         """
         producer, self._producer = self._producer, None
         if producer is not None:
@@ -188,12 +183,12 @@ class OpenTransaction:
     def _connect(self, producer: TransactionalProducer, expected: str | None) -> str:
         # Unless librdkafka knows a broker's address, init_transactions waits for a timer of half a
         # second. The first response comes from the bootstrap connection, the second from a broker.
-        # Naming the topic keeps the responses small; otherwise they hold every topic.
+        # Naming a topic keeps the responses small; otherwise they hold every topic.
         for _ in range(2):
             try:
                 found, _ = producer.look(self._topic, self._at_most(CONNECT_TIMEOUT_S))
             except KafkaException:
-                producer.poll(0)  # brings the reason to `on_error`
+                producer.poll(0)  # reports the reason to `on_error`
                 raise
         self._reports.on_response()
         _check_cluster(str(found), expected, self._servers, self.branch_id)
@@ -227,7 +222,7 @@ class OpenTransaction:
             )
 
     def _check_delivered(self) -> None:
-        """Compare counts: a row that librdkafka forgot to report was not delivered."""
+        """Compare counts: a row whose delivery was not reported counts as not delivered."""
         if self._reports.delivered != self._rows:
             raise PrepareRejectedError(
                 f"{self._where}: {self._rows} record(s) were written, and librdkafka reported the "
@@ -238,8 +233,8 @@ class OpenTransaction:
     def _check_sound(self, doing: str, statistics: dict[str, Any] | None = None) -> None:
         self._gate()
         if is_broken(self._reports.newest() if statistics is None else statistics):
-            # The messages of a broken transaction wait in the queue until it times out. The next
-            # transactional request raises the reason.
+            # The messages of a broken transaction would wait in the queue until it times out. The
+            # next transactional request raises the reason.
             self._mark()
         self._in_time(doing)
         if time.monotonic() >= self._look_at:
@@ -271,8 +266,8 @@ class OpenTransaction:
     def _identity(self) -> Identity:
         """The producer's identity, from any statistics of this transaction.
 
-        An open transaction keeps its producer id and epoch, and one that broke since then has
-        refused the marker.
+        An open transaction keeps its producer id and epoch. If it has broken since those
+        statistics, it has refused the marker.
         """
         while (identity := identity_in(statistics := self._reports.newest())) is None:
             self._check_sound("learn the producer id", statistics)
@@ -302,7 +297,7 @@ class OpenTransaction:
     def _rejected(self, what: str, error: KafkaException) -> PrepareRejectedError:
         if self._producer is not None:
             with contextlib.suppress(KafkaException):
-                self._producer.poll(0)  # brings the reason, if it is a failed delivery
+                self._producer.poll(0)  # reports the reason, if it is a failed delivery
         found: KafkaError = error.args[0]
         if found.code() == KafkaError._FATAL and self._producer is not None:  # noqa: SLF001
             found = self._producer.fatal_error() or found
@@ -312,9 +307,9 @@ class OpenTransaction:
 
 
 def _deleted(producer: TransactionalProducer, topics: Iterable[str]) -> str | None:
-    """The topic that no longer exists, in words; librdkafka would wait for it for minutes."""
+    """The topic that no longer exists, for an error; librdkafka would wait for it for minutes."""
     for topic in topics:
-        with contextlib.suppress(KafkaException):  # no response: that is what the task waits for
+        with contextlib.suppress(KafkaException):  # no response, which the task waits for anyway
             _, failed = producer.look(topic, _POLL_S)
             found = failed.get(topic)
             if found is not None and found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:

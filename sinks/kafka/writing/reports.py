@@ -28,13 +28,11 @@ _DISTRUST: Final = frozenset(
 _UNEXPLAINED: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._TIMED_OUT}  # noqa: SLF001 - librdkafka's names
 )
-"""Errors about a broker that could not be reached, whose reason only `on_error` gets."""
+"""Errors about a broker that could not be reached; only `on_error` gets their reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The producer id and epoch of a transaction."""
-
     producer_id: int
     producer_epoch: int
 
@@ -46,18 +44,15 @@ NOBODY: Final = Identity(-1, -1)
 class Reports:
     """The listener of one producer. It does not refer to the producer: a cycle would keep it.
 
-    Args:
-        outage: logs that brokers do not respond.
-
     Attributes:
         delivered: how many rows the brokers acknowledged.
         partitions: the partitions that acknowledged rows, by topic.
         failed: how many rows failed.
-        first_failure: why the first row failed.
-        first_purged: why the first row failed that failed because of something else.
+        first_failure: the first reason why a row failed, apart from those of `first_purged`.
+        first_purged: the first reason of a row whose transaction or batch something else broke.
         last_error: the last error of the client itself, such as a refused connection.
-        is_distrusted: whether that error is a matter of trust, which waiting does not cure.
-        statistics: the newest statistics that nobody has read.
+        is_distrusted: whether that error is about trust, so that waiting does not help.
+        statistics: the newest statistics that were not read yet.
     """
 
     def __init__(self, outage: Outage | None = None) -> None:
@@ -77,7 +72,6 @@ class Reports:
         self.on_response()
 
     def on_response(self) -> None:
-        """A broker responded."""
         if self._outage is not None:
             self._outage.ends()
 
@@ -102,9 +96,7 @@ class Reports:
     def reason(self, error: KafkaError, token_failure: str | None) -> str:
         """Why a request failed, in the words of the report that explains it best.
 
-        Args:
-            error: the error of the request.
-            token_failure: why there is no token, which librdkafka reports as a timeout.
+        `token_failure` is why there is no token, which librdkafka reports as a timeout.
         """
         if self.first_failure is not None:
             return self.first_failure
@@ -116,7 +108,7 @@ class Reports:
         return reason
 
     def newest(self) -> dict[str, Any]:
-        """The newest statistics that nobody has read; empty when there are none."""
+        """The newest statistics that were not read yet; empty if there are none."""
         text, self.statistics = self.statistics, None
         statistics: dict[str, Any] = {} if text is None else json.loads(text)
         return statistics
