@@ -10,7 +10,7 @@ from sparkonce.sinks.postgres.server.connections import PgConnection
 
 
 class HeldMerges:
-    """Open connections by their full branch id. Pickles as empty: a connection cannot move."""
+    """Open connections by full branch id. Pickles as empty: connections stay in their process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
