@@ -1,4 +1,4 @@
-"""What is checked on the server before any data moves: the bucket, the rights, its habits.
+"""Checks the server before any data moves: the bucket, the rights, and its treatment of uploads.
 
     check_server ─► list uploads ─► HEAD, ListParts ─► Spark's own folder ─► lifecycle rules
                          └── an error ─► blame: SinkUnavailableError if a later try may succeed,
@@ -81,7 +81,7 @@ def check_server(clients: Clients, place: Place) -> Purge | None:
     """Refuse a server, bucket or account that cannot work.
 
     Returns:
-        What the server has in place of lifecycle rules for uploads; None if it has rules.
+        How the server deletes open uploads if it has no lifecycle rules for them; otherwise None.
 
     Raises:
         SinkUnavailableError: the server cannot be reached or is overloaded; try again.
@@ -155,7 +155,7 @@ def _asking(action: Callable[[], ResultT], clients: Clients, place: Place) -> Re
 
 
 def blame(error: Exception, clients: Clients, place: Place) -> SparkOnceError:
-    """The error of the sink for an error of the client at a start, with the next step."""
+    """The sink's error, with the next step, for an error of the client at a start."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return ConfigurationError(
             "S3Sink: no credentials: set them where boto3 looks for them (environment, profile, "

@@ -212,11 +212,7 @@ def _check_config(client: S3Client, wanted: Config) -> None:
 
 
 def server_at(url: str | None) -> str | None:
-    """The server at an endpoint, in one spelling; None for Amazon's.
-
-    Args:
-        url: of the endpoint; None for Amazon's own of the region.
-    """
+    """The server at an endpoint, in one spelling; None for Amazon's, which is the default."""
     parts = urlsplit(url or "")
     if url is None or _is_amazons(f".{parts.hostname}"):
         return None
