@@ -4,7 +4,7 @@ load="staged"
 executors   COPY ─► staging table per task                            (loading.staging)
 driver      vote: staging ─► target + marker row                      (merging.preparing)
             commit: COMMIT PREPARED, or COMMIT; staging dropped       (merging.committing)
-            commit_one_phase: the log's write and COMMIT, where the log is in the same database
+            commit_one_phase: the log's write and COMMIT, if the log is in the same database
 load="direct"
 executors   COPY ─► target + marker row, PREPARE TRANSACTION per task (loading.direct)
 driver      commit: COMMIT PREPARED of each                           (loading.finishing)
@@ -87,8 +87,8 @@ class PostgresSink(
     decision, the sink merges again from staging.
 
     With load="direct" each task loads its rows into the target itself and leaves a prepared
-    transaction: rows become visible task by task. If the sink is the pipeline's only one and the
-    log is in the same database, one transaction commits both. See `docs/postgres.md`.
+    transaction: rows become visible task by task. If this is the pipeline's only sink and the log
+    is in the same database, one transaction commits both. See `docs/postgres.md`.
 
     Args:
         conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. No message shows it.

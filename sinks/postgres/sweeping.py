@@ -152,7 +152,7 @@ class Sweeper:
                 yield branch_id, error
 
     def _end_merge(self, branch_id: BranchId) -> None:
-        """Roll the merge back, whichever process holds it; a committed one is not touched."""
+        """Roll back the merge, in whichever process it is open; leave a committed one unchanged."""
         held = self.held.take(branch_id)
         if held is not None:
             roll_back(held)

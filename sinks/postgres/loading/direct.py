@@ -63,7 +63,7 @@ class Prepared:
         schema: of the target and of the marker table.
         table: the target.
         rows: number of rows that the task wrote.
-        system: the server's identifier; empty where the role may not read it.
+        system: the server's identifier; empty if the role may not read it.
         database: where the transaction was prepared and can be ended.
         role: prepared the transaction, and may end it.
     """

@@ -46,7 +46,7 @@ class Finisher:
             self._pool.run(lambda connection: self._commit(connection, what, branch_id, prepared))
 
     def roll_back(self, branch_id: BranchId) -> None:
-        """End the prepared transaction, if it exists; a committed branch is not touched."""
+        """End the prepared transaction, if it exists; leave a committed branch unchanged."""
         with self._unresolved(f"{branch_id} could not be aborted", branch_id, None):
             self._pool.run(rolling_back(branch_id))
 

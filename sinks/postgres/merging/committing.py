@@ -12,7 +12,7 @@ The situations of `commit`, and what each proves:
        gone, then no marker row             holds a lock that DROP waits for
     6  no answer, or another server         unknown
 
-A merge writes its marker row first. The row's primary key lets one merge of a branch through,
+A merge writes its marker row first. The row's primary key admits only one merge of a branch,
 whichever process runs it (I4); the others wait there before they do any work.
 """
 

@@ -34,7 +34,7 @@ class Merge:
         key: columns that identify a row; None to append.
         staging: names of the staging tables.
         rows: number of rows in all of them.
-        system: the server's identifier; empty where the role may not read it.
+        system: the server's identifier; empty if the role may not read it.
         database: the database's name.
         prepared: whether the merge waits in a prepared transaction, whose gid is the full branch
             id; else in an open transaction of the process that merged.

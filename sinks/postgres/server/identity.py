@@ -93,7 +93,7 @@ class Server:
             logger.warning(
                 "%s: conninfo= names several servers, but a commit does not wait for a standby "
                 "(synchronous_standby_names=%r, synchronous_commit=%s): a failover may silently "
-                "take back complete batches. Set synchronous_standby_names, and "
+                "lose complete batches. Set synchronous_standby_names, and "
                 "synchronous_commit to on or remote_apply",
                 where,
                 self.synchronous_standby_names,

@@ -250,7 +250,7 @@ def insert_marker(schema: str, branch_id: BranchId, rows: int) -> sql.Composed:
 
 
 def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
-    """Look for the marker row; fails where row security may hide it.
+    """Look for the marker row; fails if row security may hide it.
 
     A missing marker row proves that nothing was committed, so it must not be hidden.
     """

@@ -120,7 +120,7 @@ def check_nulls(
     if has_equal_nulls and not all(c.not_null for c in columns if c.name in key):
         refuse(
             f"the unique index on key={list(key)!r} is NULLS NOT DISTINCT, which only an upsert "
-            "without order_by= and dead_letter= can follow; make the key's columns NOT NULL"
+            "without order_by= and dead_letter= supports; make the key's columns NOT NULL"
         )
 
 
@@ -134,8 +134,8 @@ def check_spellings(
         has_one = column.is_enum or column.type_name in {"text", "varchar"}
         if column.is_folded or not has_one:
             refuse(
-                f"key column {column.name!r} ({column.declared}) takes different texts for equal, "
-                "which can reach two tasks: the deletion in one task would leave the row of the "
+                f"key column {column.name!r} ({column.declared}) treats different texts as equal. "
+                "They can reach two tasks: the deletion in one task would leave the row of the "
                 'other; with delete=, use load="staged" or writers=1'
             )
 

@@ -45,7 +45,7 @@ _AROUND = """
 _INSERT, _UPDATE, _DELETE = "3", "2", "4"
 """In pg_rewrite.ev_type."""
 
-# TimescaleDB's hypertables have children of their own, and take upserts to each of them.
+# A TimescaleDB hypertable has child tables of its own, and applies upserts to each of them.
 _KNOWS_HYPERTABLES = "SELECT to_regclass('_timescaledb_catalog.hypertable') IS NOT NULL AS so"
 _IS_HYPERTABLE = """
     SELECT EXISTS (
@@ -57,7 +57,7 @@ _IS_HYPERTABLE = """
 """
 
 # TimescaleDB notes the changed buckets at PREPARE TRANSACTION, but only those that were refreshed
-# before. A bucket whose first refresh runs before COMMIT PREPARED misses the rows for good.
+# before. A bucket whose first refresh runs before COMMIT PREPARED misses the rows permanently.
 _HAS_AGGREGATES = _IS_HYPERTABLE.replace(
     "WHERE",
     "JOIN _timescaledb_catalog.continuous_agg a ON a.raw_hypertable_id = h.id WHERE",
@@ -179,7 +179,7 @@ def _cascading(cascade: Any) -> Iterator[str]:
 def _unprepared(*, is_aggregated: bool, is_distributed: bool) -> Iterator[str]:
     if is_aggregated:
         yield (
-            "TimescaleDB's continuous aggregates over it could miss for good the rows that are "
+            "TimescaleDB's continuous aggregates over it could permanently miss rows that are "
             "prepared during a refresh"
         )
     if is_distributed:

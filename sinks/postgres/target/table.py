@@ -74,7 +74,7 @@ class Target:
         columns: the batch's columns, in its order, and so those of a staging table.
         shape: of the table's columns that the batch fills, read at the same time.
         database: of the connection.
-        system: the server's identifier; empty where the role may not read it.
+        system: the server's identifier; empty if the role may not read it.
         why_open: why a merge waits in an open transaction; None if it waits in a prepared one.
         helpers: columns of the batch that the table does not have, for order_by= and delete=.
         updated: columns that an update sets.

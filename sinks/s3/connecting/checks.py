@@ -107,10 +107,10 @@ def check_server(clients: Clients, place: Place) -> Purge | None:
 
 
 def _check_proofs(client: S3Client, place: Place) -> None:
-    """Refuse an account that cannot tell whether a branch is committed or lost."""
+    """Refuse an account without the rights that prove whether a branch is committed or lost."""
     bucket, key = place.bucket, f"{place.prefix}sparkonce.probe"
-    # A commit is proven by a HEAD that tells "absent" (404) from "not allowed" (403). This takes
-    # the right to list the bucket.
+    # Only with the right to list the bucket does a HEAD distinguish "absent" (404), which proves
+    # that nothing is committed, from "not allowed" (403).
     try:
         client.head_object(Bucket=bucket, Key=key)
     except S3_ERRORS as error:

@@ -52,8 +52,8 @@ class Clients:
     Attributes:
         settings: of the connection; the defaults if there is a factory.
         factory: makes the clients in place of boto3 and the settings.
-        identity: of the factory; it travels with the sink, so that the tasks of one executor share
-            the clients.
+        identity: of the factory; it is pickled with the sink, so that the tasks of one executor
+            share the clients.
     """
 
     settings: S3Connection = field(default_factory=S3Connection)

@@ -73,7 +73,7 @@ class FileOutcome:
 
     Attributes:
         clients: of the server that is configured now.
-        bucket: the bucket in which the branch was prepared.
+        bucket: where the branch was prepared.
         branch_id: of all files.
         same_server: whether the branch was prepared at this endpoint. At another endpoint, absence
             proves nothing.

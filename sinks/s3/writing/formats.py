@@ -244,7 +244,7 @@ class _Parquet:
 class _Csv:
     def __init__(self, where: pa.NativeFile, schema: pa.Schema) -> None:
         self._where = where
-        # Strings are quoted and nulls are not, which tells an empty string from a null.
+        # Strings are quoted and nulls are not, which distinguishes an empty string from a null.
         self._writer = pa_csv.CSVWriter(where, in_zone(schema, "UTC"))  # type: ignore[arg-type]  # takes it
 
     def write(self, rows: pa.Table) -> None:
