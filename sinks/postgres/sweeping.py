@@ -33,7 +33,7 @@ from sparkonce.sinks.postgres.server.connections import (
     pool_of,
     roll_back,
 )
-from sparkonce.sinks.postgres.server.outcome import rolling_back
+from sparkonce.sinks.postgres.server.outcome import abort_prepared
 from sparkonce.sinks.postgres.server.sql import (
     COMMIT,
     MARKER_TABLE,
@@ -160,7 +160,7 @@ class Sweeper:
 
         def end(connection: PgConnection) -> None:
             ask_as_login(connection, end_holders(staging_name(branch_id)))
-            rolling_back(branch_id)(connection)
+            abort_prepared(connection, branch_id)
 
         self.pool.run(end)
 

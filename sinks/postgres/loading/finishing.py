@@ -23,7 +23,7 @@ from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.postgres.loading.direct import Prepared
 from sparkonce.sinks.postgres.server.advice import next_step
 from sparkonce.sinks.postgres.server.connections import Address, PgConnection, Pool
-from sparkonce.sinks.postgres.server.outcome import await_standbys, end_prepared, rolling_back
+from sparkonce.sinks.postgres.server.outcome import abort_prepared, await_standbys, end_prepared
 from sparkonce.sinks.postgres.server.sql import MARKER_TABLE, Timeouts
 
 
@@ -48,7 +48,7 @@ class Finisher:
     def roll_back(self, branch_id: BranchId) -> None:
         """End the prepared transaction, if it exists; leave a committed branch unchanged."""
         with self._unresolved(f"{branch_id} could not be aborted", branch_id, None):
-            self._pool.run(rolling_back(branch_id))
+            self._pool.run(lambda connection: abort_prepared(connection, branch_id))
 
     def _commit(
         self, connection: PgConnection, what: str, branch_id: BranchId, prepared: Prepared

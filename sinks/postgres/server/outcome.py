@@ -4,13 +4,12 @@ leave_prepared    PREPARE TRANSACTION, checked by its command tag and warnings
 end_prepared      COMMIT PREPARED; if the gid is unknown, `is_committed` decides
 is_committed      looks for the marker row, on the server that had the branch
 await_standbys    waits until the standbys that a commit waits for have confirmed it
-rolling_back      ROLLBACK PREPARED, if the transaction exists
+abort_prepared    ROLLBACK PREPARED, if the transaction exists
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Protocol
 
 import psycopg
@@ -159,14 +158,10 @@ def is_committed(
     return False
 
 
-def rolling_back(branch_id: BranchId) -> Callable[[PgConnection], None]:
-    """An action that ends the branch's prepared transaction, if it exists."""
-
-    def end(connection: PgConnection) -> None:
-        with contextlib.suppress(errors.UndefinedObject):  # never prepared, or ended
-            connection.execute(rollback_prepared(str(branch_id)))
-
-    return end
+def abort_prepared(connection: PgConnection, branch_id: BranchId) -> None:
+    """ROLLBACK PREPARED, if the branch's prepared transaction exists."""
+    with contextlib.suppress(errors.UndefinedObject):  # never prepared, or ended
+        connection.execute(rollback_prepared(str(branch_id)))
 
 
 def _patience_s(timeouts: Timeouts) -> float:

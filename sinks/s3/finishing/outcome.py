@@ -6,9 +6,9 @@
                       └─ anything else ────────────────────────────────────► unresolved
 
 A completion never replaces an object. A query never uses a key twice, but two runs of a copied
-checkpoint have equal names: the run that commits later must not destroy what the other one has
-committed. So the completion carries If-None-Match. A second commit of the same branch is refused by
-that condition too, and the object that is there proves it.
+checkpoint have equal names: the run that commits later must not destroy what the other run has
+committed. So the completion carries If-None-Match. That condition also refuses a second commit of
+the same branch, which the existing object proves.
 
 S3 may answer 200 with an error in the body, and its answer may get lost. Some servers answer 200 to
 the completion of an upload that is gone; others deny an upload that they have completed. The object
@@ -16,11 +16,11 @@ proves the commit: it has our branch id in its metadata, and the ETag and the CR
 from its parts. If the server's ETags are no MD5s (with KMS keys, or a scheme of its own), only the
 CRC32C counts, or the size if the server keeps no CRC32C.
 
-Calling a file "lost" takes a final answer first and a fresh, absent proof afterwards, in that
-order: the last HEAD sees a commit that happened in between. It is repeated for a while, because
-servers that complete by copying may deny both upload and object until the copy is whole. A crashed
-versitygw 1.8.0 answers 200 to the completion, and denies upload and object until it is repaired:
-that is unresolved.
+A file is "lost" only after a final answer that its upload is gone, and then a HEAD that finds no
+object. In this order the HEAD sees a commit that happened in between. It is repeated for a while,
+because servers that complete by copying may deny both upload and object until the copy is whole. A
+crashed versitygw 1.8.0 answers 200 to the completion, and denies upload and object until it is
+repaired: that is unresolved.
 """
 
 from __future__ import annotations
