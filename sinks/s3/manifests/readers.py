@@ -93,7 +93,9 @@ def committed_dataset(
 
     Raises:
         ConfigurationError: there is no committed batch, or not this one; several sources count
-            their batches separately; or the batches do not fit into one table.
+            their batches separately; the batches do not fit into one table; or pyarrow cannot read
+            their files.
+        SparkOnceError: the manifests kept changing while they were read; read them again.
     """
     files = _ArrowFiles.at(url, filesystem)
     url = _shown(url)
