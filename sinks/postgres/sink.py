@@ -83,8 +83,7 @@ class PostgresSink(
 
     Tasks COPY into staging tables. Before the decision the driver merges these into the target in
     one transaction, which checks every constraint, and prepares it. If the server allows no
-    prepared transactions, the transaction stays open; if it is lost with its connection after the
-    decision, the sink merges again from staging.
+    prepared transactions, the transaction stays open; if lost, it is merged again from staging.
 
     With load="direct" each task loads its rows into the target itself and leaves a prepared
     transaction: rows become visible task by task. If this is the pipeline's only sink and the log
@@ -94,9 +93,8 @@ class PostgresSink(
         conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. No message shows it.
         table: the target, written as in SQL: ``orders``, ``shop.orders``, ``"Mixed Case"``. The
             batch's columns are matched by exact name; the table's other columns get their defaults.
-        key: one column, or a list of columns, that identify a row. A unique index must cover
-            exactly these columns. As in SQL, a key with a NULL equals no other key. Without
-            `order_by` a key may occur only once in a batch.
+        key: the column or columns that identify a row; a unique index must cover exactly these. A
+            key with a NULL equals no other key. Without `order_by` a key may occur once in a batch.
         write: ``"append"``; ``"ignore"``: rows whose key is in the table are skipped;
             ``"upsert"``: they update the table's row; ``"merge"``: they update or delete it.
             Default: "append" without a `key`, "upsert" with one, "merge" with a `key` and `delete`.
@@ -202,14 +200,7 @@ class PostgresSink(
             self._pool.run(lambda c: warn_of_publications(c, target.schema, self.where))
         except psycopg.Error as error:
             said = self._address.said(error) + next_step(error, self._timeouts)
-            cause = self._address.cause(error)
-            if is_transient(error):
-                raise SinkUnavailableError(
-                    f"PostgresSink: {self.where} is unavailable now: {said}"
-                ) from cause
-            raise ConfigurationError(
-                f"PostgresSink: {self.where} cannot be used: {said}"
-            ) from cause
+            raise _unusable(self.where, said, error) from self._address.cause(error)
         if self._address.names_several:
             server.check_failover(self.where)
         if self._load == "direct":
@@ -296,8 +287,6 @@ class PostgresSink(
         self._held.close()
         self._pool.close()
 
-    # -- helpers ---------------------------------------------------------------------------------
-
     @property
     def _pool(self) -> Pool:
         return pool_of(self._address)
@@ -331,3 +320,11 @@ class PostgresSink(
         if self._target is None or self._server is None:
             raise ProtocolError(f"{branch_id}: call validate() before the first batch")
         return self._target, self._server
+
+
+def _unusable(
+    where: str, said: str, error: psycopg.Error
+) -> ConfigurationError | SinkUnavailableError:
+    if is_transient(error):
+        return SinkUnavailableError(f"PostgresSink: {where} is unavailable now: {said}")
+    return ConfigurationError(f"PostgresSink: {where} cannot be used: {said}")
