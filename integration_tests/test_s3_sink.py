@@ -142,7 +142,7 @@ def world(s3_client: S3Client, fresh_bucket: str) -> World:
 @pytest.fixture(autouse=True)
 def _lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here completes in the background, so that no test has to wait for it."""
-    monkeypatch.setattr(outcome, "SETTLE_S", 0.0)
+    monkeypatch.setattr(outcome, "PATIENCE_S", 0.0)
 
 
 @pytest.fixture
@@ -686,7 +686,7 @@ def test_completed_elsewhere_late(
     refusal = ClientError({"Error": {"Code": "NoSuchUpload"}}, "CompleteMultipartUpload")
     (file,) = (StagedFile.from_json(value) for value in files_of(committable))
     here = FileOutcome(sink._clients, world.bucket, branch())
-    monkeypatch.setattr(outcome, "SETTLE_S", DEADLINE_S)
+    monkeypatch.setattr(outcome, "PATIENCE_S", DEADLINE_S)
     monkeypatch.setattr(FileOutcome, "_complete", lambda *_: refusal)
     monkeypatch.setattr(FileOutcome, "_is_upload_gone", lambda *_: True)
     monkeypatch.setattr(outcome, "pause", lambda _: complete(here, file))

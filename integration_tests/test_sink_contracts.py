@@ -160,7 +160,7 @@ class TestS3Sink(SinkContract):
     @pytest.fixture(autouse=True)
     def _lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing here completes in the background, so that no test has to wait for it."""
-        monkeypatch.setattr(outcome, "SETTLE_S", 0.0)
+        monkeypatch.setattr(outcome, "PATIENCE_S", 0.0)
 
     @pytest.fixture
     def make_world(

@@ -43,7 +43,7 @@ OURS = {"sparkonce-branch": str(BRANCH)}
 
 @pytest.fixture(autouse=True)
 def _lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "SETTLE_S", 0.0)
+    monkeypatch.setattr(outcome, "PATIENCE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -608,7 +608,7 @@ def test_driver_that_stands_still_looks_once_more(
 ) -> None:
     """Frozen right behind its first look, for longer than a completion elsewhere may take."""
     clock = iter([0.0, 0.0, 15.0, 15.0])
-    monkeypatch.setattr(outcome, "SETTLE_S", 10.0)
+    monkeypatch.setattr(outcome, "PATIENCE_S", 10.0)
     monkeypatch.setattr(outcome.time, "monotonic", lambda: next(clock, 15.0))
     monkeypatch.setattr(outcome, "pause", lambda seconds: None)
     commit(

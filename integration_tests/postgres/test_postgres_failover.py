@@ -269,7 +269,7 @@ def test_branch_that_the_standby_never_received_is_lost(
     """Never silent: the commit says so, and the start has warned."""
     primary, standby = worlds
     sink = primary.ready(dsn=pair.dsn, load=load)
-    assert "a failover may silently take back" in caplog.text
+    assert "a failover may silently lose" in caplog.text
     sink.commit(prepare(sink))
     pair.cut_off()
     committable = prepare(sink, batch=1)

@@ -490,7 +490,7 @@ def test_transaction_that_failed_or_ended_unseen(prepares: Pipeline, ends: str) 
     sink = world.ready()
 
     def end() -> None:
-        (connection,) = sink._held.connections()
+        (connection,) = sink._held._held.values()
         with contextlib.suppress(psycopg.errors.DivisionByZero):
             connection.execute(ends.encode())
 

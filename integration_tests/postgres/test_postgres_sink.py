@@ -205,7 +205,7 @@ def test_held_merge_that_was_ended_unseen_is_merged_again(held_open: World, ends
     sink = held_open.ready()
     of_task = stage(sink, ROWS)
     (committable,) = sink.vote(merge_of(), [of_task])
-    (connection,) = sink._held.connections()
+    (connection,) = sink._held._held.values()
     with contextlib.suppress(psycopg.Error):
         connection.execute(ends)
     sink.commit(committable)

@@ -1,4 +1,4 @@
-"""`PostgresSink`'s settings that one check covers, and what the start-up line says of them."""
+"""Checks of `PostgresSink`'s settings, and its start-up line."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ _CREATES: Final = {None, "if_missing"}
 def check_settings(
     sink: str, timeouts: Timeouts, load: str, create: str | None, dead_letter: str | None
 ) -> None:
-    """Check what no other room checks.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
+    """Refuse settings that cannot work; `Writing` and `Address` check theirs."""
     if load not in get_args(Load):
         raise ConfigurationError(f'{sink}: load={load!r} must be "staged" or "direct"')
     if load == "direct" and dead_letter:
         raise ConfigurationError(
-            f'{sink}: dead_letter= needs load="staged", with which the driver merges a whole batch'
+            f'{sink}: dead_letter= needs load="staged", in which the driver merges a whole batch'
         )
     if create not in _CREATES:
         raise ConfigurationError(f'{sink}: create={create!r} must be "if_missing", or be left out')
@@ -44,7 +40,7 @@ def check_settings(
 
 
 def promise(load: Load, server: Server, why_open: str | None) -> str:
-    """How a batch waits for the decision, and what readers see of it."""
+    """The start-up line: how a batch waits for the decision, and what readers see."""
     if load == "direct":
         return (
             "each Spark task leaves a prepared transaction, so a batch becomes visible task "
@@ -54,7 +50,7 @@ def promise(load: Load, server: Server, why_open: str | None) -> str:
     held_as = (
         "a prepared transaction"
         if why_open is None
-        else f"an open transaction, since {why_open}: a decided batch that is lost with its "
-        "connection is merged again, and may be refused then"
+        else f"an open transaction, since {why_open}: if its connection is lost after the "
+        "decision, the batch is merged again, and the server may refuse it"
     )
-    return f"in two phases a merged batch waits for the decision as {held_as}"
+    return f"in two phases, a merged batch waits for the decision as {held_as}"

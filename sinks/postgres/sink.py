@@ -4,7 +4,7 @@ load="staged"
 executors   COPY ─► staging table per task                            (loading.staging)
 driver      vote: staging ─► target + marker row                      (merging.preparing)
             commit: COMMIT PREPARED, or COMMIT; staging dropped       (merging.committing)
-            commit_one_phase: the log's write and COMMIT, where the log is in the same database
+            commit_one_phase: the log's write and COMMIT, if the log is in the same database
 load="direct"
 executors   COPY ─► target + marker row, PREPARE TRANSACTION per task (loading.direct)
 driver      commit: COMMIT PREPARED of each                           (loading.finishing)
@@ -68,7 +68,7 @@ _UPSERT_WRITERS: Final = 4
 """The same on every cluster: a replay must deal the same rows to each task."""
 
 _FROZEN_S: Final = 60.0
-"""How long the server keeps one phase's rows locked for a driver that is paused."""
+"""A paused driver may keep the rows of a one-phase merge locked for this long."""
 
 
 class PostgresSink(
@@ -84,39 +84,41 @@ class PostgresSink(
 
     Tasks COPY into staging tables. Before the decision the driver merges these into the target in
     one transaction, which checks every constraint, and prepares it. If the server allows no
-    prepared transactions, it stays open; if it is lost, the sink merges again from staging.
+    prepared transactions, the transaction stays open; if lost, it is merged again from staging.
 
     With load="direct" each task loads its rows into the target itself and leaves a prepared
-    transaction: rows become visible task by task. If the sink is the pipeline's only one and the
-    log is in the same database, one transaction commits both. `docs/postgres.md` has all of it.
+    transaction: rows become visible task by task. If this is the pipeline's only sink and the log
+    is in the same database, one transaction commits both. See `docs/postgres.md`.
 
     Args:
         conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. No message shows it.
         table: the target, written as in SQL: ``orders``, ``shop.orders``, ``"Mixed Case"``. The
-            batch's columns go by their exact names; other columns get their defaults.
-        key: one column, or a list of columns, that identify a row. A unique index must cover
-            exactly these columns. As always in SQL, keys with a NULL equal no other key. Without
-            `order_by` a key may come once in a batch.
+            batch's columns are matched by exact name; the table's other columns get their defaults.
+        key: the column or columns that identify a row; a unique index must cover exactly these. A
+            key with a NULL equals no other key. Without `order_by` a key may occur once in a batch.
         write: ``"append"``; ``"ignore"``: rows whose key is in the table are skipped;
-            ``"upsert"``: they update it; ``"merge"``: they update or delete it. Default: as `key`
-            and `delete` ask for.
+            ``"upsert"``: they update the table's row; ``"merge"``: they update or delete it.
+            Default: "append" without a `key`, "upsert" with one, "merge" with a `key` and `delete`.
         update: columns that an update sets; default: all columns of the batch but the key.
-        order_by: of the rows with one key only that with the greatest value counts, NULL the
-            least; a tie is refused.
+        order_by: one column, or a list of columns. Only the row with the greatest value counts
+            for its key; NULL is the least value. A tie is refused.
         delete: a boolean column, or a condition in Postgres' SQL over the batch's columns, such as
             ``"op = 'D'"``; a row for which it is true deletes the table's row of its key. Columns
             that only `delete` or `order_by` uses need not be in the table.
         create: ``"if_missing"`` creates the table, with types that follow from the batch's and
             `key` as its primary key. Default: a missing table is refused.
         dead_letter: a table, created if it is missing, for rows that violate a constraint of the
-            target; the others are committed. Default: such a row aborts the batch everywhere.
+            target; the other rows are committed. Default: such a row aborts the batch in all sinks.
         name: see `TwoPhaseCommitSink`, also for `select` and `transform`.
         load: "staged" or "direct".
-        writers: see `TwoPhaseCommitSink`. With load="direct" and a `key`, any number: rows are
-            dealt by their keys to so many tasks, 4 by default. A replay must repeat it: change it
-            only while no batch is unfinished.
-        lock_timeout_s: how long a statement waits for a lock.
-        statement_timeout_s: how long the merge of a batch may take.
+        writers: see `TwoPhaseCommitSink`. With load="direct" and a `key`: the number of tasks that
+            write, 4 by default; all rows of a key go to one task. A replay must use the same
+            number, so change it only while no batch is unfinished.
+        lock_timeout_s: how many seconds a statement waits for a lock.
+        statement_timeout_s: how many seconds a statement, such as the merge of a batch, may take.
+
+    Raises:
+        ConfigurationError: a setting cannot work.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -234,7 +236,7 @@ class PostgresSink(
         try:
             self._sweeper.drop(merge.schema, merge.staging)
         except psycopg.Error as error:
-            # Committed all the same; `find_branches` shows what is left.
+            # The branch is committed; `find_branches` lists the tables for a later sweep.
             logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
 
     # -- one transaction with the log ------------------------------------------------------------
@@ -262,7 +264,7 @@ class PostgresSink(
         merge = Merge.read(committable)
         MergeCommitter(self._work(branch_id, merge)).commit_with(held, log_write)
 
-    # -- what nothing decided --------------------------------------------------------------------
+    # -- aborting --------------------------------------------------------------------------------
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._sweeper.abort(Committable(branch) if isinstance(branch, BranchId) else branch)
@@ -285,8 +287,6 @@ class PostgresSink(
     def close(self) -> None:
         self._held.close()
         self._pool.close()
-
-    # -- helpers ---------------------------------------------------------------------------------
 
     @property
     def _pool(self) -> Pool:
@@ -319,7 +319,7 @@ class PostgresSink(
 
     def _validated(self, branch_id: BranchId) -> tuple[Target, Server]:
         if self._target is None or self._server is None:
-            raise ProtocolError(f"{branch_id}: validate() comes before the first batch")
+            raise ProtocolError(f"{branch_id}: call validate() before the first batch")
         return self._target, self._server
 
 

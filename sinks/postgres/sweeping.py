@@ -1,4 +1,4 @@
-"""What exists on the server in an owner's name, and how it ends when nothing decided it.
+"""Finds an owner's branches on the server, and aborts those that no decision names.
 
 open sessions ──► merges of the driver         end the session, or roll back
 prepared transactions ──► merges, or tasks     ROLLBACK PREPARED, by gid
@@ -33,7 +33,7 @@ from sparkonce.sinks.postgres.server.connections import (
     ask_as_login,
     roll_back,
 )
-from sparkonce.sinks.postgres.server.outcome import rolling_back
+from sparkonce.sinks.postgres.server.outcome import abort_prepared
 from sparkonce.sinks.postgres.server.sql import (
     COMMIT,
     MARKER_TABLE,
@@ -45,39 +45,29 @@ from sparkonce.sinks.postgres.server.sql import (
     branch_of_session,
     drop_staging,
     end_holders,
+    find_existing,
     find_marker,
     find_schema,
-    find_standing,
     script,
     settings,
     staging_name,
 )
 
 _TIDY_LOCK_S: Final = 1.0
-"""A drop waits no longer for a reader, such as a backup; a later sweep drops the tables."""
+"""How long a drop waits for a reader, such as a backup. A later sweep drops what is left."""
 
 _TIDY_EACH_LOCK_S: Final = 0.01
-"""For single tables, after a wait for all of them: a backup may hold hundreds."""
+"""The same for one table, after dropping all of them failed: a backup may lock hundreds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweeper:
-    """Finds and ends a sink's branches.
-
-    Attributes:
-        sink: the sink's name.
-        where: the sink's target, for messages.
-        table: the target, as written in SQL.
-        schema: of the target, if `validate` has read it.
-        address: of the server.
-        timeouts: of every transaction.
-        held: merges that this process holds open.
-    """
+    """Finds and aborts a sink's branches."""
 
     sink: str
-    where: str
-    table: str
-    schema: str | None
+    where: str  # the target, for messages
+    table: str  # the target, as written in SQL
+    schema: str | None  # the target's, if `validate` has read it
     address: Address
     timeouts: Timeouts
     held: HeldMerges
@@ -87,7 +77,7 @@ class Sweeper:
         return once(Pool, self.address)
 
     def find(self, owner: Owner) -> list[Committable]:
-        rows = self.pool.run(lambda c: ask_as_login(c, find_standing(owner)))
+        rows = self.pool.run(lambda c: ask_as_login(c, find_existing(owner)))
         return list(self._ours(owner, rows))
 
     def abort(self, committable: Committable) -> None:
@@ -108,7 +98,7 @@ class Sweeper:
                 self.drop(merge.schema, merge.staging)
 
     def abort_staged(self, staged: Sequence[Committable]) -> dict[BranchId, Exception]:
-        """Drop staging tables together; one at a time if a table is in use. Returns the errors."""
+        """Drop staging tables together, or one by one if a table is in use; return the errors."""
         try:
             for schema in {str(c.payload["schema"]) for c in staged}:
                 names = [staging_name(c.branch_id) for c in staged if c.payload["schema"] == schema]
@@ -129,20 +119,20 @@ class Sweeper:
             row = self.pool.run(lambda c: c.execute(query).fetchone())
         if row is not None:
             raise CommitRejectedError(
-                f"{branch_id} is committed, as its row in {MARKER_TABLE} shows, so its rows would "
-                "come twice. If a standby must confirm the commit, let it run; or rule so: "
-                f"{settle_command(branch_id, 'committed')}",
+                f"{branch_id} is committed, as its row in {MARKER_TABLE} shows, so a rewrite would "
+                "duplicate its rows. If a standby must confirm the commit, start the standby; or "
+                f"record that it is committed: {settle_command(branch_id, 'committed')}",
                 branch_id,
             )
 
     def drop(self, schema: str, names: Sequence[str], lock_s: float = _TIDY_LOCK_S) -> None:
-        """Drop staging tables, without a long wait for their readers."""
+        """Drop staging tables, without waiting long for their readers."""
         timeouts = Timeouts(min(lock_s, self.timeouts.lock), self.timeouts.statement)
 
         def drop(connection: PgConnection) -> None:
             for statement in drop_staging(schema, names):
                 try:
-                    # Waits for no standby: a sweep drops again what a failover brings back.
+                    # It waits for no standby: a sweep drops again what a failover brings back.
                     opening = script(READ_COMMITTED, settings(timeouts, is_flushed=False))
                     connection.execute(script(opening, statement, COMMIT))
                 finally:
@@ -162,7 +152,7 @@ class Sweeper:
                 yield branch_id, error
 
     def _end_merge(self, branch_id: BranchId) -> None:
-        """Roll the merge back, whichever process holds it; a committed one is not touched."""
+        """Roll back the merge, in whichever process it is open; leave a committed one unchanged."""
         held = self.held.take(branch_id)
         if held is not None:
             roll_back(held)
@@ -170,7 +160,7 @@ class Sweeper:
 
         def end(connection: PgConnection) -> None:
             ask_as_login(connection, end_holders(staging_name(branch_id)))
-            rolling_back(branch_id)(connection)
+            abort_prepared(connection, branch_id)
 
         self.pool.run(end)
 
@@ -193,7 +183,7 @@ class Sweeper:
         return str(row[0])
 
     def _ours(self, owner: Owner, rows: Iterable[tuple[Any, ...]]) -> Iterator[Committable]:
-        """In the order in which they must be aborted: a merge locks its staging tables."""
+        """The branches in the order in which to abort them: a merge locks its staging tables."""
         merges = dict.fromkeys(self.held.branches(owner), "an open transaction")
         staged = []
         for place, schema, name, comment in rows:

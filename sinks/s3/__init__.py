@@ -1,6 +1,6 @@
 """Files in S3 that appear whole, and only after their batch is decided.
 
-    sink                    S3Sink: the verbs, and the settings of its own
+    sink                    S3Sink: the verbs, and its settings
       ├─ finishing          commits, aborts and finds the uploads of a branch
       ├─ manifests          lists the objects of each batch, for readers of whole batches
       │    writing          turns rows into files, and files into multipart uploads

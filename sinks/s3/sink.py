@@ -62,9 +62,9 @@ class S3Sink(
 ):
     """Writes files into an S3 bucket: one for each Spark task and folder of a batch.
 
-    Works with every server that has S3's multipart uploads. Rows are streamed, so with the default
-    settings a task needs less than 256 MiB of memory for files of any size. After 9,000 parts,
-    which are 242 GiB on Amazon's S3, a task starts another file (`docs/s3.md`).
+    It works with every server that has S3's multipart uploads. Rows are streamed, so with the
+    default settings a task needs less than 256 MiB of memory for files of any size. After 9,000
+    parts, which are 242 GiB on Amazon's S3, a task starts another file (`docs/s3.md`).
 
     Each object appears whole; all objects of a batch appear together to `sparkonce.read_committed`
     and `sparkonce.committed_dataset`, through a manifest below ``_sparkonce/``.
@@ -77,9 +77,9 @@ class S3Sink(
         url: ``s3://BUCKET/PREFIX``. The bucket must exist.
         format: "parquet", "json" (lines) or "csv" (with a header).
         partition_by: columns that become folders (``day=2026-01-01/``) and are not in the files.
-            As with Spark's own writer, readers get an empty string and
-            ``__HIVE_DEFAULT_PARTITION__`` back as null, and both times of the hour that autumn
-            repeats as the earlier one.
+            As with Spark's own writer, readers get null for an empty string and for
+            ``__HIVE_DEFAULT_PARTITION__``, and the earlier time for both times of the hour that
+            occurs twice in autumn.
         compression: one of zstd, snappy, lz4, gzip, brotli, none; for text gzip, zstd, none.
             Default: zstd for Parquet, gzip for text.
         parquet: settings of pyarrow's ParquetWriter, such as ``{"compression_level": 5}``,
@@ -179,9 +179,7 @@ class S3Sink(
         if handle.schema is not None:
             of_format = (self._format.name, self._format.partition_by)
             layout = Layout.of(*of_format, handle.schema).to_json()
-        return committable_of(
-            self._clients, self._place, handle.branch_id, files, {"layout": layout}
-        )
+        return committable_of(self._clients, self._place, handle.branch_id, files, layout)
 
     def discard(self, handle: BranchWriter) -> None:
         handle.discard()
@@ -213,10 +211,9 @@ class S3Sink(
         ours_at, its_at = ((c.other_server, c.partition) for c in (self._clients, Clients(its)))
         if ours_at == its_at:  # names of buckets are unique within a server and partition
             raise ConfigurationError(
-                f"S3Sink: {self._place} and log=s3://{url.netloc}{url.path} contain one another, "
-                "so that readers of the rows would find the log's documents: give log= a prefix of "
-                f"its own, such as s3://{url.netloc}/sparkonce-log (`sparkonce log copy` moves an "
-                "existing log)"
+                f"S3Sink: {self._place} and log=s3://{url.netloc}{url.path} overlap, so readers of "
+                "the rows would find the log's documents: give log= a separate prefix, such as "
+                f"s3://{url.netloc}/sparkonce-log (`sparkonce log copy` moves an existing log)"
             )
 
     def diagnose(self) -> Iterable[Finding]:
@@ -249,7 +246,7 @@ class S3Sink(
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         for branch_id, files in self._uploads_of(owner).items():
-            yield committable_of(self._clients, self._place, branch_id, files, {"layout": None})
+            yield committable_of(self._clients, self._place, branch_id, files)
 
     def close(self) -> None:
         self._clients.close()

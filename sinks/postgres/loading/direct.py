@@ -6,7 +6,7 @@
 
 A prepared transaction keeps its locks until the driver ends it. No session waits for a lock on its
 behalf, so Postgres finds no deadlock that goes through it. So every statement has a lock timeout,
-and rows with one key must come from one task (`dealt_by`).
+and all rows of a key must come from one task (`dealt_by`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from sparkonce.sinks.postgres.target.table import Target
 from sparkonce.sinks.postgres.target.writing import Writing
 
 PREPARED_VERSION: Final = 1001
-"""Of the payload; far from the versions of staged loads, which count up separately."""
+"""The payload's version. Those of staged loads count up separately, far below it."""
 
 _SAVEPOINT = sql.SQL("SAVEPOINT sparkonce")
 _BACK = sql.SQL("ROLLBACK TO SAVEPOINT sparkonce")
@@ -63,9 +63,9 @@ class Prepared:
         schema: of the target and of the marker table.
         table: the target.
         rows: number of rows that the task wrote.
-        system: the server's identifier; empty where the role may not read it.
+        system: the server's identifier; empty if the role may not read it.
         database: where the transaction was prepared and can be ended.
-        role: the role that prepared it, and may end it.
+        role: prepared the transaction, and may end it.
     """
 
     schema: str
@@ -87,16 +87,7 @@ class Prepared:
 
 
 class DirectWriter(StagingWriter):
-    """An open COPY into the target itself or, with a key, into a table that is dropped again.
-
-    Args:
-        address: of the server.
-        target: the table.
-        branch_id: of the task.
-        timeouts: of every statement but COPY, which lasts as long as the task feeds it.
-        writing: what happens to a row whose key is in the table.
-        server: as `validate` saw it.
-    """
+    """An open COPY into the target itself or, with a key, into a table that is dropped again."""
 
     def __init__(
         self,
@@ -138,11 +129,11 @@ class DirectWriter(StagingWriter):
         self._timeouts = self._limits
         if self._writing.key is not None:
             self._merge()
-        self._check_shape()  # the transaction holds a lock on the target now, which keeps it
+        self._check_shape()  # the transaction's lock on the target now prevents further changes
         self._check_fitness()
         if self._connection.info.transaction_status != TransactionStatus.INTRANS:
-            # Outside of a transaction the script would be one of the marker without its rows.
-            self._reject("the transaction was ended by somebody else", None)
+            # Outside of a transaction the script would prepare the marker row without the rows.
+            self._reject("the transaction ended before PREPARE TRANSACTION", None)
         reason = leave_prepared(
             self._connection,
             str(self.branch_id),
@@ -154,7 +145,7 @@ class DirectWriter(StagingWriter):
             self._reject(reason, None)
 
     def _merge(self) -> None:
-        """Merge from the copied table in one step; retried after a deadlock."""
+        """Merge from the copied table in one step; retry after a deadlock."""
         merge = Merge.of(self._target, self._writing, [self.name], self.rows)
         moves = script(*statements(merge, self.branch_id))
         self._connection.execute(_SAVEPOINT)

@@ -29,7 +29,7 @@ from sparkonce.sinks.postgres.loading.values import (
 )
 from sparkonce.sinks.postgres.merging.merge import PAYLOAD_VERSION
 from sparkonce.sinks.postgres.server.advice import next_step
-from sparkonce.sinks.postgres.server.blockers import blocked_by, prepared_holders
+from sparkonce.sinks.postgres.server.blockers import blocked_by
 from sparkonce.sinks.postgres.server.connections import Address, Pool
 from sparkonce.sinks.postgres.server.sql import (
     COMMIT,
@@ -47,14 +47,7 @@ SLICE_BYTES = 32 * 1024 * 1024
 
 
 class StagingWriter:
-    """An open COPY into a table that no other session sees yet.
-
-    Args:
-        address: of the server.
-        target: the table.
-        branch_id: of the task.
-        timeouts: of every statement but COPY, which lasts as long as the task feeds it.
-    """
+    """An open COPY into a table that no other session sees yet."""
 
     def __init__(
         self, address: Address, target: Target, branch_id: BranchId, timeouts: Timeouts
@@ -65,12 +58,12 @@ class StagingWriter:
         self.rows = 0
         self._address = address
         self._target = target
-        self._timeouts = Timeouts(timeouts.lock, 0)
+        self._timeouts = Timeouts(timeouts.lock, 0)  # COPY lasts as long as the task feeds it
         self._copying = contextlib.ExitStack()
         self._pool = once(Pool, address)
-        # PREPARE TRANSACTION of the merge flushes everything that was written before it, including
-        # staging; a crash of the server before that aborts the batch. A merge that is held open
-        # does not flush it.
+        # The merge's PREPARE TRANSACTION flushes everything that was written before it, including
+        # staging; a crash of the server before that aborts the batch. A merge that stays open
+        # flushes nothing before its COMMIT.
         rules = settings(self._timeouts, self.name, is_flushed=not target.can_prepare)
         begin = script(TO_WRITE, rules, *self._opening())
         with self._errors():
@@ -91,7 +84,7 @@ class StagingWriter:
         if batch.schema.names != list(self._target.names):
             raise PrepareRejectedError(
                 f"batch {self.branch_id.batch_id}, table {self._target.shown}: the rows have the "
-                f"columns {batch.schema.names}, and {list(self._target.names)} were checked",
+                f"columns {batch.schema.names}, but {list(self._target.names)} were checked",
                 self.branch_id,
             )
         for part in slices(batch):
@@ -114,7 +107,7 @@ class StagingWriter:
         self.rows += batch.num_rows
 
     def finish(self) -> Committable:
-        """Make all rows durable, and give the connection back."""
+        """Make all rows durable, and return the connection to the pool."""
         try:
             with self._errors():
                 if self._target.is_binary:
@@ -138,11 +131,11 @@ class StagingWriter:
     def discard(self) -> None:
         """Close the connection, so that the server forgets the table. Never raises."""
         self._connection.close()
-        given_up = psycopg.OperationalError("the task failed")
+        failure = psycopg.OperationalError("the task failed")
         with contextlib.suppress(psycopg.Error):
-            self._copying.__exit__(type(given_up), given_up, None)
+            self._copying.__exit__(type(failure), failure, None)
 
-    # -- what a direct load does differently ---------------------------------------------------
+    # -- overridden by a direct load -----------------------------------------------------------
 
     def _opening(self) -> Sequence[sql.Composable]:
         """Statements before COPY, in its transaction."""
@@ -169,17 +162,14 @@ class StagingWriter:
         try:
             yield
         except psycopg.Error as error:
-            said, blocked = self._address.said(error), None
+            advice = next_step(error, self._timeouts)
             if isinstance(error, pg.LockNotAvailable):
-                blocked = self._blocked()
-            advice = f" ({blocked})" if blocked else next_step(error, self._timeouts)
-            self._reject(said + advice, error)
-
-    def _blocked(self) -> str | None:
-        with contextlib.suppress(psycopg.Error):
-            holders = self._pool.run(lambda c: prepared_holders(c, self._target.shown))
-            return blocked_by(holders, self.branch_id, self._timeouts)
-        return None
+                with contextlib.suppress(psycopg.Error):
+                    blocked = blocked_by(
+                        self._pool, self._target.shown, self.branch_id, self._timeouts
+                    )
+                    advice = f" ({blocked})" if blocked else advice
+            self._reject(self._address.said(error) + advice, error)
 
     def _reject(self, text: str, error: psycopg.Error | None) -> NoReturn:
         column = self._column(error.diag.context) if error is not None else None
@@ -190,7 +180,7 @@ class StagingWriter:
         ) from (None if error is None else self._address.cause(error))
 
     def _column(self, context: str | None) -> str | None:
-        """The column at fault; the server's context names it, perhaps with the value."""
+        """The column at fault; the server's context names it, perhaps followed by the value."""
         place = re.compile(rf"^COPY {re.escape(self._copied)}, line \d+, column ", re.MULTILINE)
         rest = place.split(context or "")[-1] if place.search(context or "") else None
         names = [n for n in self._target.names if rest is not None and rest.startswith(n)]
@@ -198,7 +188,7 @@ class StagingWriter:
 
 
 def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Parts that are encoded one at a time, to bound memory; a single row is not split."""
+    """Parts to encode one at a time, to bound memory; a single row is not split."""
     if batch.nbytes <= SLICE_BYTES or batch.num_rows <= 1:
         yield batch
         return

@@ -65,7 +65,7 @@ def convert(array: Any, column: ColumnPlan) -> Any:
         # Arrow's text shows the value, which may be confidential.
         raise ValueDoesNotFitError(
             f"column {column.name!r}: a value of Arrow type {array.type} does not fit into "
-            f"Postgres type {column.type.ddl} as it is"
+            f"Postgres type {column.type.ddl} unchanged"
         ) from None
 
 
@@ -171,7 +171,7 @@ def _to_uuid(array: Any) -> Any:
 def _read_uuid(text: str | None) -> bytes | None:
     if text is None:
         return None
-    # Like `uuid.UUID`, but without what `int` also takes for a number: "0x1…", "1_1…", " 1…".
+    # Like `uuid.UUID`, but it refuses other numbers that `int` accepts: "0x1…", "1_1…", " 1…".
     digits = text.replace("urn:", "").replace("uuid:", "").strip("{}").replace("-", "")
     if _UUID_DIGITS.fullmatch(digits) is None:
         raise pa.ArrowInvalid("not a UUID")
@@ -208,7 +208,7 @@ def _shown_uuid(value: bytes) -> uuid.UUID:
 
 
 def _shown_bytes(value: bytes) -> str:
-    """In hex; psycopg would escape them for a literal, by `standard_conforming_strings`."""
+    """In hex; psycopg's own text form depends on `standard_conforming_strings`."""
     return f"\\x{value.hex()}"
 
 
@@ -247,19 +247,17 @@ def _with_era(text: str, zone: str) -> str:
 
 def binary_encoder(columns: Sequence[ColumnPlan]) -> ArrowToPostgresBinaryEncoder:
     """An encoder for record batches with these columns, in this order."""
-    fields = [column.field for column in columns]
-    builders = {
-        column.name: _builder(column, field) for column, field in zip(columns, fields, strict=True)
-    }
-    return ArrowToPostgresBinaryEncoder.new_with_encoders(pa.schema(fields), builders)
+    schema = pa.schema([column.field for column in columns])
+    builders = {column.name: _builder(column) for column in columns}
+    return ArrowToPostgresBinaryEncoder.new_with_encoders(schema, builders)
 
 
-def _builder(column: ColumnPlan, field: pa.Field[Any]) -> Any:
+def _builder(column: ColumnPlan) -> Any:
     if column.type.name == "jsonb":
         builder = (
             encoders.LargeStringEncoderBuilder
             if pa.types.is_large_string(column.arrow)
             else encoders.StringEncoderBuilder
         )
-        return builder.new_with_output(field, pgpq_types.Jsonb())
-    return ArrowToPostgresBinaryEncoder.infer_encoder(field)
+        return builder.new_with_output(column.field, pgpq_types.Jsonb())
+    return ArrowToPostgresBinaryEncoder.infer_encoder(column.field)

@@ -1,6 +1,6 @@
-"""After the decision: the merge of a batch becomes visible, once, by whatever process.
+"""After the decision: any process makes the merge of a batch visible, once.
 
-What `commit` may meet, and what each proves:
+The situations of `commit`, and what each proves:
 
     1  COMMIT PREPARED succeeds             committed
     2  gid unknown, marker row exists       committed before
@@ -12,7 +12,7 @@ What `commit` may meet, and what each proves:
        gone, then no marker row             holds a lock that DROP waits for
     6  no answer, or another server         unknown
 
-A merge writes its marker row first. The row's primary key lets one merge of a branch through,
+A merge writes its marker row first. The row's primary key admits only one merge of a branch,
 whichever process runs it (I4); the others wait there before they do any work.
 """
 
@@ -54,7 +54,7 @@ from sparkonce.sinks.postgres.server.sql import (
 )
 
 _REFUSED = ("22", "23", "42", "44", "P0", "0A", "21", "27", "2F", "38", "39")
-"""SQLSTATE classes that the same rows meet again: data, constraints, rights, triggers."""
+"""SQLSTATE classes of errors that the same rows cause again, such as data and constraints."""
 
 _ENDED = "the transaction was ended unseen"
 
@@ -68,7 +68,7 @@ class MergeCommitter:
         self._branch_id = work.branch_id
 
     def commit(self, held: PgConnection | None) -> None:
-        """Make the batch visible; idempotent. The module's text numbers the situations.
+        """Make the batch visible; idempotent. The module docstring numbers the situations.
 
         Args:
             held: the connection that has the merge open, if this process holds it.
@@ -87,7 +87,7 @@ class MergeCommitter:
         """Commit the transaction that this process holds open, with the log's write in it."""
         said = self._work.address.said
         try:
-            # Outside of its transaction the script would be a transaction of the record only.
+            # Outside of the merge's transaction the script would commit only the log's record.
             is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
             tag = _last_tag(connection, script(is_ours, sql.SQL(log_write.sql), COMMIT))
         except psycopg.Error as error:
@@ -104,12 +104,11 @@ class MergeCommitter:
     def _commit_held(self, connection: PgConnection) -> bool:
         """False if the open transaction was lost."""
         try:
-            # Outside of its transaction COMMIT answers the same: a pooler may have lost the
-            # transaction.
+            # COMMIT answers the same if there is no transaction: a pooler may have lost it.
             is_ours = require_marker(self._merge.schema, self._branch_id, _ENDED)
             return _last_tag(connection, script(is_ours, COMMIT)) == "COMMIT"
         except psycopg.Error:
-            return False  # it may have been committed: the marker row shows
+            return False  # it may have committed: the marker row shows that
         finally:
             self._work.give_back(connection)
 
@@ -141,8 +140,9 @@ class MergeCommitter:
             raise
 
     def _attempt(self, connection: PgConnection) -> None:
-        # Outside of its transaction each message would be one of its own: the rows without their
-        # marker. The marker row would not show that: another driver may have committed it.
+        # Without the transaction each message would be a transaction of its own, and commit the
+        # rows without their marker row. A look at the marker row would not show that: another
+        # driver may have committed one.
         work, is_ours = self._work, require_own_transaction(_ENDED)
         try:
             work.run(connection, script(*work.opening()))
@@ -159,8 +159,7 @@ class MergeCommitter:
     def _end_holders(self) -> None:
         """End a session of a dead driver that still holds this merge open (a cut network).
 
-        The marker row shows whether that session commits first. So this is safe even if its driver
-        is alive.
+        This is safe even if its driver is alive: the marker row shows whether it committed first.
         """
         query = end_holders(staging_name(self._branch_id))
         with contextlib.suppress(psycopg.Error):
@@ -168,8 +167,8 @@ class MergeCommitter:
 
     def _refuse(self, why: str, error: psycopg.Error | None = None) -> NoReturn:
         raise CommitRejectedError(
-            f"{self._work.what}: decided, its merge of {self._merge.rows} rows was lost with its "
-            f"session, and merging it again is refused: {why}. The rows are kept in "
+            f"{self._work.what}: decided, but its merge of {self._merge.rows} rows was lost with "
+            f"its session, and merging it again is refused: {why}. The rows are kept in "
             f"{', '.join(self._merge.staging)}: undo what has changed, or make room for them, and "
             f"start again; or {settle_command(self._branch_id)}",
             self._branch_id,
@@ -178,7 +177,7 @@ class MergeCommitter:
     def _lost(self, missing: Sequence[str], error: psycopg.Error) -> NoReturn:
         also = "the prepared transaction and " if self._merge.prepared else ""
         raise PreparedBranchLostError(
-            f"{self._work.what}: decided, and lost from outside: {also}{', '.join(missing)} are "
+            f"{self._work.what}: decided but lost: {also}{', '.join(missing)} are "
             f"gone, and {self._merge.schema}.{MARKER_TABLE} shows no commit. Did somebody drop "
             "sparkonce_* tables or roll back a prepared transaction?",
             self._branch_id,

@@ -1,11 +1,11 @@
-"""A merge that puts rows which the target refuses into a table of their own.
+"""A merge that puts the rows that the target refuses into a separate table.
 
     the whole batch ──ok──► done
           │ a row violates a constraint
           ▼
     ranges of rows: one that fails is halved, one that succeeds doubles the next ─► refused rows
 
-All of it is one block of code in the server, and so one transaction.
+All of it is one block of code that the server runs, and so one transaction.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def with_dead_letter(
     rows: sql.Composable,
     moves: Callable[[sql.Composable], sql.Composable],
 ) -> sql.Composed:
-    """The block that moves `rows`.
+    """The block of code that moves `rows`.
 
     Args:
         branch_id: of the merge.
@@ -38,8 +38,8 @@ def with_dead_letter(
         rows: a query for the rows of the batch.
         moves: the statements that move the rows of a query into the target.
     """
-    # A work table that this transaction creates and drops, so a crash leaves nothing. A temporary
-    # table would not do: a transaction that uses one cannot be prepared.
+    # This transaction creates and drops the work table, so a crash leaves nothing. A temporary
+    # table would not work: a transaction that uses one cannot be prepared.
     work = qualified(schema, staging_name(branch_id))
     in_range = sql.SQL(
         "SELECT * FROM {} WHERE sparkonce_row >= sparkonce.low "

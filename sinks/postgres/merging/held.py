@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks.postgres.server.connections import PgConnection
 
 
 class HeldMerges:
-    """Open connections by their full branch id. Pickles as empty: a connection cannot move."""
+    """Open connections by full branch id. Pickles as empty: connections stay in their process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,10 +30,6 @@ class HeldMerges:
         with self._lock:
             found = [BranchId.from_name(name) for name in self._held]
         return [branch_id for branch_id in found if branch_id and branch_id.owner == owner]
-
-    def connections(self) -> Sequence[PgConnection]:
-        with self._lock:
-            return tuple(self._held.values())
 
     def close(self) -> None:
         """Close all connections, which rolls back; a decided merge is merged again."""

@@ -25,7 +25,7 @@ _SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """All that any process needs to merge one batch.
+    """All that any process needs to merge one batch, or to commit its merge.
 
     Attributes:
         schema: of the target, of the staging tables and of the marker table.
@@ -34,7 +34,7 @@ class Merge:
         key: columns that identify a row; None to append.
         staging: names of the staging tables.
         rows: number of rows in all of them.
-        system: the server's identifier; empty where the role may not read it.
+        system: the server's identifier; empty if the role may not read it.
         database: the database's name.
         prepared: whether the merge waits in a prepared transaction, whose gid is the full branch
             id; else in an open transaction of the process that merged.
@@ -127,9 +127,9 @@ class Merge:
 
     @property
     def is_checked_for_duplicates(self) -> bool:
-        """Whether the merge must look for a key that comes twice.
+        """Whether the merge must look for a key that occurs twice.
 
-        DO UPDATE finds it, but only within one statement, and a dead letter table may split that.
+        DO UPDATE finds it, but only within one statement, which a dead letter table may split.
         """
         if self.key is None:
             return False
@@ -137,7 +137,7 @@ class Merge:
 
 
 def shown_staging(names: Sequence[str]) -> str:
-    """Staging tables for people; a batch may have hundreds."""
+    """The first few staging tables, for messages; a batch may have hundreds."""
     shown, rest = ", ".join(names[:_SHOWN]), len(names) - _SHOWN
     more = f" and {rest} more" if rest > 0 else ""
     return f"staging table{'s' if len(names) > 1 else ''} {shown}{more}"

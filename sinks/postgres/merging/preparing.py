@@ -1,4 +1,4 @@
-"""Before the decision: the driver merges a batch, and leaves the transaction to be committed.
+"""Before the decision: the driver merges a batch, and leaves the transaction uncommitted.
 
 marker row ─► staging tables into the target ─► all constraints ─► PREPARE TRANSACTION
                                                                 └► or the open transaction
@@ -15,17 +15,17 @@ from sparkonce.errors import PrepareRejectedError
 from sparkonce.sinks.postgres.merging.statements import duplicate_key, duplicate_shown
 from sparkonce.sinks.postgres.merging.work import MergeWork
 from sparkonce.sinks.postgres.server.advice import next_step
-from sparkonce.sinks.postgres.server.blockers import blocked_by, prepared_holders
+from sparkonce.sinks.postgres.server.blockers import blocked_by
 from sparkonce.sinks.postgres.server.connections import PASSING, PgConnection, retrying, roll_back
 from sparkonce.sinks.postgres.server.outcome import leave_prepared
 from sparkonce.sinks.postgres.server.sql import require_system, script
 
 
 def prepare(work: MergeWork) -> PgConnection | None:
-    """Merge, check every constraint, and leave the transaction to be committed.
+    """Merge, check every constraint, and leave the transaction prepared or open.
 
     Returns:
-        The connection that holds the open transaction; None where the transaction is prepared.
+        The connection that holds the open transaction; None if the transaction is prepared.
 
     Raises:
         PrepareRejectedError: nothing of the merge is left on the server.
@@ -71,8 +71,9 @@ def _why_refused(work: MergeWork, error: psycopg.Error) -> str:
     with contextlib.suppress(psycopg.Error):
         if isinstance(error, pg.CardinalityViolation) and merge.key is not None:
             return _duplicate(work) or said
-        if isinstance(error, pg.LockNotAvailable) and (blocked := _blocked(work)):
-            return f"{said} ({blocked})"
+        if isinstance(error, pg.LockNotAvailable):
+            blocked = blocked_by(work.pool, work.table, work.branch_id, work.timeouts)
+            return f"{said} ({blocked})" if blocked else said + next_step(error, work.timeouts)
         if missing := work.missing_staging(error):
             return (
                 f"{said}. {len(missing)} of {len(merge.staging)} staging tables are gone, as after "
@@ -85,8 +86,3 @@ def _duplicate(work: MergeWork) -> str | None:
     query = duplicate_key(work.merge)
     row = work.pool.run(lambda connection: connection.execute(query).fetchone())
     return None if row is None else duplicate_shown(work.merge, row)
-
-
-def _blocked(work: MergeWork) -> str | None:
-    holders = work.pool.run(lambda connection: prepared_holders(connection, work.table))
-    return blocked_by(holders, work.branch_id, work.timeouts)

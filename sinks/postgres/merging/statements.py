@@ -31,7 +31,7 @@ def count_rows(merge: Merge) -> sql.Composed:
 
 
 def statements(merge: Merge, branch_id: BranchId) -> Iterator[sql.Composable]:
-    """What moves the rows from the staging tables into the target."""
+    """The statements that move the rows from the staging tables into the target."""
     if merge.key is not None:
         yield SORT_IN_MEMORY
     if merge.is_checked_for_duplicates:
@@ -95,7 +95,7 @@ def _resolved(merge: Merge) -> sql.Composed:
 
 
 def _moves(merge: Merge, rows: sql.Composable) -> Iterator[sql.Composed]:
-    """At most one DELETE and one INSERT, so that Postgres itself finds a key that comes twice."""
+    """At most one DELETE and one INSERT, so that Postgres itself finds a key that occurs twice."""
     table, key = qualified(merge.schema, merge.table), merge.key or ()
     if merge.delete is not None:
         same = sql.SQL(" AND ").join(
@@ -117,8 +117,8 @@ def _moves(merge: Merge, rows: sql.Composable) -> Iterator[sql.Composed]:
         sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(column)) for column in merge.update
     )
     action = sql.SQL("UPDATE SET ") + assignments if merge.update else sql.SQL("NOTHING")
-    # Every pipeline locks rows in the order of their keys, so pipelines do not deadlock. (DELETE
-    # locks rows in any order; the merge retries after a deadlock.)
+    # Every pipeline locks rows in the order of their keys, so that pipelines do not deadlock.
+    # (DELETE locks rows in any order; the merge retries after a deadlock.)
     yield sql.SQL("{} ORDER BY {} ON CONFLICT ({}) DO {}").format(
         insert, columns_of(key), columns_of(key), action
     )

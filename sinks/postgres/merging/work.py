@@ -1,4 +1,4 @@
-"""What preparing a merge and merging again share: the statements, and how they are run."""
+"""The statements of a merge, and how to run them; for the first merge and for merging again."""
 
 from __future__ import annotations
 
@@ -30,15 +30,7 @@ logger = logging.getLogger("sparkonce")
 
 
 class MergeWork:
-    """One branch's merge on one server.
-
-    Args:
-        address: of the server.
-        pool: the driver's connections.
-        timeouts: of every transaction.
-        branch_id: the driver's own branch.
-        merge: what the branch holds.
-    """
+    """One branch's merge on one server."""
 
     def __init__(
         self, address: Address, pool: Pool, timeouts: Timeouts, branch_id: BranchId, merge: Merge
@@ -56,7 +48,7 @@ class MergeWork:
         return qualified(self.merge.schema, self.merge.table).as_string()
 
     def opening(self) -> Iterator[sql.Composable]:
-        """The marker row comes first: its primary key lets one merge of a branch through."""
+        """The marker row comes first: its primary key admits only one merge of a branch."""
         yield TO_WRITE
         yield settings(self.timeouts, staging_name(self.branch_id))
         yield insert_marker(self.merge.schema, self.branch_id, self.merge.rows)
@@ -81,13 +73,13 @@ class MergeWork:
                 return
 
     def change_of_target(self, connection: PgConnection, *, prepares: bool = False) -> str | None:
-        """Why the target cannot be used any more; asked after the merge, whose lock keeps it."""
+        """Why the target is no longer usable. Ask after the merge, whose lock prevents changes."""
         shape = Shape.read(connection, self.table, self.merge.columns)
         changed = self.merge.shape.difference(shape)
         return changed or unfit(connection, self.table, self.merge.mode, prepares=prepares)
 
     def missing_staging(self, error: psycopg.Error) -> list[str]:
-        """The missing staging tables, if this error of a merge may come from them."""
+        """The missing staging tables, if they may have caused this error of a merge."""
         if not isinstance(error, pg.UndefinedTable):
             return []
         names = sql.SQL(", ").join(map(sql.Literal, self.merge.staging))
@@ -100,7 +92,7 @@ class MergeWork:
         return [name for name in self.merge.staging if name not in existing]
 
     def give_back(self, connection: PgConnection | None) -> None:
-        """Roll back what is open, and let the pool keep the connection."""
+        """Roll back an open transaction, and return the connection to the pool."""
         if connection is not None:
             roll_back(connection)
             self.pool.give(connection)

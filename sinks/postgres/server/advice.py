@@ -1,4 +1,4 @@
-"""What an operator can do about an error of the server, appended to the error's own words."""
+"""Advice for the operator about an error of the server, appended to the error's text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from psycopg import errors as pg
 from sparkonce.sinks.postgres.server.sql import Timeouts
 
 _NO_ROOM_TO_PREPARE: Final = "MarkAsPreparing"
-"""The server's function that raises the error; its words depend on the server's language."""
+"""The server's function that raises the error; its text depends on the server's language."""
 
 _TRANSIENT_STATES: Final = ("08", "53300", "57P", "57014", "55P03", "40")
-"""Starts of SQLSTATEs that another try may not meet: lost connection, too many connections, server
-shutting down or starting, cancellation, lock timeout, serialization."""
+"""Prefixes of SQLSTATEs that may not recur: lost connection, too many connections, server shutting
+down or starting, cancellation, lock timeout, serialization."""
 
 _TRANSIENT_WORDS: Final = re.compile(
     "(?i)connection refused|timeout expired|timed out|connection reset|server closed the connection"
@@ -23,11 +23,11 @@ _TRANSIENT_WORDS: Final = re.compile(
     "|is the server running|the database system is |too many (clients|connections)"
     "|connection slots|consuming input failed|the connection is (closed|lost)"
 )
-"""libpq gives no SQLSTATE for a connection that fails, only words."""
+"""libpq gives no SQLSTATE for a connection that fails, only a text."""
 
 
 def is_transient(error: psycopg.Error) -> bool:
-    """Whether the server cannot be used now but may be soon, with unchanged settings."""
+    """Whether the same call may succeed later, with unchanged settings."""
     if isinstance(error, pg.ConnectionTimeout):
         return True
     if error.sqlstate is not None:
@@ -36,7 +36,7 @@ def is_transient(error: psycopg.Error) -> bool:
 
 
 def next_step(error: psycopg.Error, timeouts: Timeouts) -> str:
-    """The setting at fault and what to do, in brackets; empty where the error says enough."""
+    """The setting at fault and what to do, in parentheses; empty if the error needs no advice."""
     advice = _of(error, timeouts)
     return f" ({advice})" if advice else ""
 
@@ -47,8 +47,8 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
             f"lock_timeout_s={timeouts.lock:g}: another session, or a prepared transaction, holds "
             "the lock; pg_locks and pg_prepared_xacts show which; end it, or raise "
             "lock_timeout_s=. Never end a prepared transaction whose gid starts with sparkonce. "
-            "yourself: `sparkonce recover JOB` or the next start of its pipeline does; ended "
-            "manually, its rows would be lost or come twice"
+            "manually, which would lose or duplicate its rows: `sparkonce recover JOB` or the next "
+            "start of its pipeline ends it"
         )
     if isinstance(error, pg.QueryCanceled):
         canceled = "somebody canceled it (pg_cancel_backend)"
@@ -73,7 +73,7 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
     if isinstance(error, pg.FeatureNotSupported) and "repare" in (error.diag.source_function or ""):
         return (
             "does a trigger of the table, or an event trigger on CREATE TABLE, use NOTIFY or a "
-            "temporary table? No prepared transaction can"
+            "temporary table? A prepared transaction cannot"
         )
     if _is_full(error):
         return "raise max_connections, or let fewer tasks write at the same time"
@@ -81,5 +81,5 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
 
 
 def _is_full(error: psycopg.Error) -> bool:
-    # While connecting, libpq reports the server's words and no code.
+    # While connecting, libpq reports the server's text and no SQLSTATE.
     return error.sqlstate == "53300" or "too many clients" in str(error)

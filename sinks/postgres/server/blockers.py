@@ -1,16 +1,15 @@
-"""Which of our own prepared transactions hold locks on a table, after a lock timeout.
+"""After a lock timeout: finds our own prepared transactions that hold locks on the table.
 
-A driver that was fenced while it prepared leaves a transaction that nobody decided. It holds its
+A driver that was fenced while it prepared leaves a transaction without a decision. It holds its
 row locks until a sweep ends it, so the error names it: the batch may succeed after a sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from sparkonce.model import BranchId
-from sparkonce.sinks.postgres.server.connections import PgConnection
+from sparkonce.sinks.postgres.server.connections import Pool
 from sparkonce.sinks.postgres.server.sql import Timeouts
 
 # A transaction's lock on its own id leads to all its locks; a prepared one has no process.
@@ -26,21 +25,14 @@ _PREPARED: Final = """
 """
 
 
-def prepared_holders(connection: PgConnection, table: str) -> list[BranchId]:
-    """Branches of any pipeline that hold locks on the table as prepared transactions, oldest first.
+def blocked_by(pool: Pool, table: str, waiting: BranchId, timeouts: Timeouts) -> str | None:
+    """Text for a lock timeout of `waiting`: other branches, of any pipeline, that hold locks.
 
-    Args:
-        connection: to the server, outside of a transaction.
-        table: as SQL writes it.
+    `table` is quoted as in SQL. Returns None if no prepared branch holds a lock on it.
     """
-    rows = connection.execute(_PREPARED, (table,)).fetchall()
+    rows = pool.run(lambda connection: connection.execute(_PREPARED, (table,)).fetchall())
     found = (BranchId.from_name(gid) for (gid,) in rows)
-    return [branch_id for branch_id in found if branch_id is not None]
-
-
-def blocked_by(holders: Sequence[BranchId], waiting: BranchId, timeouts: Timeouts) -> str | None:
-    """What a lock timeout of `waiting` ran into; None where none of these can be the reason."""
-    others = [branch_id for branch_id in holders if branch_id != waiting]
+    others = [branch_id for branch_id in found if branch_id is not None and branch_id != waiting]
     if not others:
         return None
     shown = "; ".join(
@@ -49,8 +41,8 @@ def blocked_by(holders: Sequence[BranchId], waiting: BranchId, timeouts: Timeout
     )
     return (
         f"lock_timeout_s={timeouts.lock:g}: locks on the table are held by {shown}. Only its own "
-        "pipeline may end it (`sparkonce recover JOB`, or its next start); ended manually, its "
-        "rows would be lost or come twice"
+        "pipeline may end it (`sparkonce recover JOB`, or its next start); ending it manually "
+        "would lose or duplicate its rows"
     )
 
 

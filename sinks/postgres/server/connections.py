@@ -1,4 +1,4 @@
-"""Connections to the server: how they are opened and kept, and what is shown of their errors.
+"""Connections to the server: opens and keeps them, and shows their errors without secrets.
 
 A process has one pool for each address: ``once(Pool, address)``. All its sinks share the pool; in a
 Python worker, which runs one task after another, the tasks share it too.
@@ -41,7 +41,7 @@ _TRIES = 5
 _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
 _IDLE_S = 60.0
-"""Spark keeps an idle Python worker for the same time."""
+"""Spark keeps an idle Python worker equally long."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Address:
         return said(error, conninfo_to_dict(self.conninfo))
 
     def cause(self, error: psycopg.Error) -> psycopg.Error:
-        """The error without secrets and details, to chain: a log may show it."""
+        """A copy of the error without secrets and details, to chain: a log may show it."""
         return type(error)(self.said(error))
 
 
@@ -133,7 +133,7 @@ def ask_as_login(connection: PgConnection, query: sql.Composed) -> list[tuple[An
 
 @contextlib.contextmanager
 def warnings_of(connection: PgConnection) -> Iterator[list[str]]:
-    """Collect the server's warnings: an interrupted wait for a standby is no error.
+    """Collect the server's warnings: an interrupted wait for a standby raises no error.
 
     Other notices are left out: a role's settings may send each logged statement as a notice.
     """
@@ -174,7 +174,7 @@ def limited(connection: PgConnection, limit_s: float) -> Iterator[threading.Even
 
 
 def retrying() -> Retrying:
-    """Retry a few times what fails with one of `PASSING`."""
+    """Retry a few times after one of `PASSING`."""
     return Retrying(
         retry=retry_if_exception_type(PASSING),
         wait=wait_random_exponential(multiplier=0.05, max=1.0),
@@ -184,12 +184,7 @@ def retrying() -> Retrying:
 
 
 class Pool:
-    """A few connections, kept between calls. Safe to use from several threads.
-
-    Args:
-        address: of the server.
-        idle_s: how long a connection is kept without use, in seconds.
-    """
+    """A few connections, kept between calls and closed when idle. Thread-safe."""
 
     def __init__(self, address: Address, idle_s: float = _IDLE_S) -> None:
         self._address = address

@@ -44,26 +44,14 @@ def system_identifier(connection: PgConnection) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server, as one connection saw it.
+    """One server, as one connection saw it."""
 
-    Attributes:
-        system: the cluster's identity, which its standbys share; empty where the role cannot read
-            it.
-        database: of the connection.
-        role: of the connection.
-        is_standby: the server takes no writes now.
-        prepared_most: max_prepared_transactions.
-        prepared_now: number of prepared transactions, in all databases.
-        synchronous_commit: of the connection.
-        synchronous_standby_names: the standbys that a commit waits for.
-    """
-
-    system: str
+    system: str  # see `system_identifier`
     database: str
     role: str
     is_standby: bool
-    prepared_most: int
-    prepared_now: int
+    prepared_most: int  # max_prepared_transactions
+    prepared_now: int  # in all databases
     synchronous_commit: str
     synchronous_standby_names: str
 
@@ -75,7 +63,7 @@ class Server:
         return cls(system, **row._asdict())
 
     def why_not(self, system: str, database: str) -> str | None:
-        """Why this server proves nothing about what was prepared there; None where it does."""
+        """Why this server proves nothing about a branch prepared there; None if it can."""
         if self.is_standby:
             return (
                 "conninfo= leads to a standby; promote it, or name all servers and add "
@@ -91,11 +79,7 @@ class Server:
         return None
 
     def check(self, where: str) -> None:
-        """See that the server takes writes.
-
-        Raises:
-            ConfigurationError: it is a standby.
-        """
+        """Raise ConfigurationError if the server is a standby, which takes no writes."""
         if self.is_standby:
             raise ConfigurationError(
                 f"PostgresSink: {where} is a standby, which takes no writes; name the primary in "
@@ -103,13 +87,13 @@ class Server:
             )
 
     def check_failover(self, where: str) -> None:
-        """Warn where conninfo names several servers and a commit waits for no standby."""
+        """Warn if conninfo= names several servers, but a commit waits for no standby."""
         waits = self.synchronous_commit in {"on", "remote_apply", "off"}  # we raise "off" to "on"
         if not (self.synchronous_standby_names and waits):
             logger.warning(
                 "%s: conninfo= names several servers, but a commit does not wait for a standby "
                 "(synchronous_standby_names=%r, synchronous_commit=%s): a failover may silently "
-                "take back complete batches. Set synchronous_standby_names, and "
+                "lose complete batches. Set synchronous_standby_names, and "
                 "synchronous_commit to on or remote_apply",
                 where,
                 self.synchronous_standby_names,
@@ -117,11 +101,7 @@ class Server:
             )
 
     def check_prepares(self, where: str, writers: int | None) -> None:
-        """See that every task of a batch can leave a prepared transaction.
-
-        Args:
-            where: for messages.
-            writers: the largest number of tasks that write; None where Spark chooses it.
+        """Check that each of `writers` tasks can leave a prepared transaction.
 
         Raises:
             ConfigurationError: the server allows none, or fewer than `writers`.
@@ -145,7 +125,7 @@ class Server:
 
 
 def warn_of_publications(connection: PgConnection, schema: str, where: str) -> None:
-    """Warn where a publication carries every new table of the schema, and so the sink's tables."""
+    """Warn of publications that include every new table of the schema, and so the sink's own."""
     of_schema = "false"
     if connection.execute("SELECT to_regclass('pg_publication_namespace')").fetchone() != (None,):
         of_schema = (  # since Postgres 15

@@ -1,16 +1,15 @@
-"""How a transaction becomes prepared and committed, and what proves that it did.
+"""Prepares and commits transactions, and proves their outcome.
 
 leave_prepared    PREPARE TRANSACTION, checked by its command tag and warnings
-end_prepared      COMMIT PREPARED; where the gid is unknown, `is_committed` decides
-is_committed      the marker row, on the server that had the branch
-await_standbys    the standbys that a commit waits for have confirmed it
-rolling_back      ROLLBACK PREPARED, if the transaction exists
+end_prepared      COMMIT PREPARED; if the gid is unknown, `is_committed` decides
+is_committed      looks for the marker row, on the server that had the branch
+await_standbys    waits until the standbys that a commit waits for have confirmed it
+abort_prepared    ROLLBACK PREPARED, if the transaction exists
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from typing import Protocol
 
 import psycopg
@@ -42,7 +41,7 @@ from sparkonce.sinks.postgres.server.sql import (
 _LEAST_PATIENCE_S = 5.0
 
 
-class Held(Protocol):
+class Origin(Protocol):
     """Where a branch was prepared."""
 
     @property
@@ -59,13 +58,13 @@ def leave_prepared(connection: PgConnection, gid: str, *before: sql.Composable) 
     """Run `before` and PREPARE TRANSACTION in one message.
 
     Returns:
-        Why the transaction does not count as prepared; None where it does.
+        None if the transaction is prepared; otherwise why it does not count as prepared.
     """
     with warnings_of(connection) as warnings:
         cursor = connection.execute(script(*before, prepare(gid)))
         while cursor.nextset():
             pass
-    # A failed or ended transaction answers with ROLLBACK, without an error.
+    # In a failed or ended transaction the server answers ROLLBACK, without an error.
     if cursor.statusmessage != "PREPARE TRANSACTION":
         return f"the server answered {cursor.statusmessage} to PREPARE TRANSACTION"
     if warnings:
@@ -77,12 +76,12 @@ def leave_prepared(connection: PgConnection, gid: str, *before: sql.Composable) 
 
 
 def end_prepared(
-    connection: PgConnection, timeouts: Timeouts, held: Held, what: str, branch_id: BranchId
+    connection: PgConnection, timeouts: Timeouts, origin: Origin, what: str, branch_id: BranchId
 ) -> bool:
     """COMMIT PREPARED; `await_standbys` checks whether standbys have it.
 
     Returns:
-        Whether the branch is committed, now or before; False where it exists no more.
+        Whether the branch is committed, now or before; False if it no longer exists.
 
     Raises:
         CommitUnresolvedError: as `is_committed`.
@@ -91,7 +90,7 @@ def end_prepared(
         with limited(connection, _patience_s(timeouts)):
             connection.execute(commit_prepared(str(branch_id)))
     except (errors.UndefinedObject, errors.FeatureNotSupported) as error:
-        if is_committed(connection, timeouts, held, what, branch_id):
+        if is_committed(connection, timeouts, origin, what, branch_id):
             return True
         if isinstance(error, errors.FeatureNotSupported):  # it exists in another database
             raise
@@ -108,8 +107,8 @@ def await_standbys(
     `synchronous_commit` and `statement_timeout`; an interrupted wait is only a warning; and a
     restarted server does not resume the wait.
 
-    The server that answers may be a standby that was promoted meanwhile and waits for none. So one
-    message checks its marker row and waits.
+    The server that answers may be a standby that was promoted meanwhile and waits for no other
+    standby. So one message checks its marker row and waits.
 
     Raises:
         psycopg.Error: no standby confirmed it within the lock timeout (at least 5 s), or the marker
@@ -124,29 +123,29 @@ def await_standbys(
     if warnings or cut.is_set():
         raise psycopg.OperationalError(
             "committed, but no standby in synchronous_standby_names has confirmed it within "
-            f"{patience_s:g} s, so a failover would take it back; let the standby run"
+            f"{patience_s:g} s, so a failover would lose it; start the standby"
         )
 
 
 def is_committed(
-    connection: PgConnection, timeouts: Timeouts, held: Held, what: str, branch_id: BranchId
+    connection: PgConnection, timeouts: Timeouts, origin: Origin, what: str, branch_id: BranchId
 ) -> bool:
-    """Whether the marker row exists of a branch that is no longer prepared.
+    """Whether a branch that is no longer prepared has a marker row.
 
     It uses one connection, since the next one may lead to another server. The marker row was
     written with the rows: a dump, pg_upgrade or a replica has both or none. Its absence proves
     something only on the server that held the branch.
 
     Raises:
-        CommitUnresolvedError: this server proves nothing; `what` starts the text.
+        CommitUnresolvedError: this server cannot prove it; `what` starts the text.
     """
     server = Server.ask(connection)
-    reason = server.why_not(held.system, held.database)
+    reason = server.why_not(origin.system, origin.database)
     if server.is_standby:
         raise CommitUnresolvedError(f"{what}: {reason}", branch_id) from None
     try:
         connection.execute(script(READ_COMMITTED, settings(timeouts)))
-        if connection.execute(find_marker(held.schema, branch_id)).fetchone() is not None:
+        if connection.execute(find_marker(origin.schema, branch_id)).fetchone() is not None:
             return True
     except errors.UndefinedTable:
         if reason is None:
@@ -159,16 +158,12 @@ def is_committed(
     return False
 
 
-def rolling_back(branch_id: BranchId) -> Callable[[PgConnection], None]:
-    """An action that ends the branch's prepared transaction, if it exists."""
-
-    def end(connection: PgConnection) -> None:
-        with contextlib.suppress(errors.UndefinedObject):  # never prepared, or ended
-            connection.execute(rollback_prepared(str(branch_id)))
-
-    return end
+def abort_prepared(connection: PgConnection, branch_id: BranchId) -> None:
+    """ROLLBACK PREPARED, if the branch's prepared transaction exists."""
+    with contextlib.suppress(errors.UndefinedObject):  # never prepared, or ended
+        connection.execute(rollback_prepared(str(branch_id)))
 
 
 def _patience_s(timeouts: Timeouts) -> float:
-    """How long a commit may take; a lock timeout may be shorter than the way to the server."""
+    """How long a commit may take; a lock timeout may be shorter than a round trip."""
     return max(timeouts.lock, _LEAST_PATIENCE_S)

@@ -8,7 +8,7 @@ The digests have a fixed length and every number ends with a terminator, so no n
 another branch's name. The table's comment holds the full branch id, from which the name follows:
 only a table whose name and comment agree is ours.
 
-Names are searched by range in their "C" order, never by pattern: `_` and `%` mean themselves.
+Names are searched by range in their "C" order, never by pattern: `_` and `%` are literal.
 No statement takes bind parameters: utility statements cannot, and a `%` in a quoted name would be
 read as a placeholder.
 """
@@ -42,14 +42,14 @@ MARKER_COLUMNS: Mapping[str, str] = {
 MAX_NAME_BYTES = 63
 
 OPEN, PREPARED, STAGED = 1, 2, 3
-"""What a branch is on the server: an open session, a prepared transaction, a table."""
+"""The forms of a branch on the server: an open session, a prepared transaction, a table."""
 
 READ_COMMITTED = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
 """Fails on a standby, even if nothing is written."""
 
 TO_WRITE = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED")
-"""Fails where default_transaction_read_only is on, as while a database moves to another server: the
-new server would lack the rows."""
+"""Fails if default_transaction_read_only is on, as while a database moves to another server, which
+would lack the rows."""
 
 BEGIN = sql.SQL("BEGIN")
 COMMIT = sql.SQL("COMMIT")
@@ -126,10 +126,7 @@ def settings(
 ) -> sql.Composed:
     """Settings of one transaction, set inside it, so that they also hold behind a pooler.
 
-    Args:
-        timeouts: of its statements.
-        application_name: of the session while the transaction runs.
-        is_flushed: whether its COMMIT waits for the disk.
+    With `is_flushed`, COMMIT waits for the disk.
     """
     values = {
         "lock_timeout": f"{max(1, round(timeouts.lock * 1000))}ms",
@@ -150,7 +147,7 @@ def settings(
     return sql.SQL("SELECT {}, {}, {}").format(sql.SQL(", ").join(calls), flushed, _UNLIMITED)
 
 
-# A crash takes back what the server did not flush, and then nothing was prepared.
+# A crash would lose what the server did not flush, and with it a prepared branch.
 _FLUSHED = sql.SQL(
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' "
     "THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
@@ -158,7 +155,7 @@ _FLUSHED = sql.SQL(
 
 _UNFLUSHED = sql.SQL("set_config('synchronous_commit', 'off', true)")
 
-# Postgres 17 has this setting; a held merge and a COPY last as long as Spark needs.
+# Postgres 17 introduced this setting; an open merge and a COPY last as long as Spark needs.
 _UNLIMITED = sql.SQL(
     "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL "
     "THEN set_config('transaction_timeout', '0', true) END"
@@ -253,7 +250,7 @@ def insert_marker(schema: str, branch_id: BranchId, rows: int) -> sql.Composed:
 
 
 def find_marker(schema: str, branch_id: BranchId) -> sql.Composed:
-    """Look for the marker row; fails where row security may hide it.
+    """Look for the marker row; fails if row security may hide it.
 
     A missing marker row proves that nothing was committed, so it must not be hidden.
     """
@@ -280,7 +277,7 @@ def require_marker(schema: str, branch_id: BranchId, otherwise: str) -> sql.Comp
 def require_own_transaction(otherwise: str) -> sql.Composed:
     """Fails outside of a transaction that has written.
 
-    A message outside of a transaction is one of its own, which has not written yet.
+    Without an open transaction, a message is a transaction of its own, which has not written yet.
     """
     return sql.SQL(
         "SELECT CASE WHEN txid_current_if_assigned() IS NULL THEN concat({})::int END"
@@ -310,10 +307,10 @@ that the session switched to (`ALTER ROLE … SET role`) may not. Holds until th
 transaction."""
 
 
-def find_standing(owner: Owner) -> sql.Composed:
+def find_existing(owner: Owner) -> sql.Composed:
     """The owner's open merges, prepared transactions and staging tables, in this order.
 
-    It searches every schema, since the target may be gone or have moved. Run it `AS_LOGIN`.
+    It searches every schema, since the target may have been dropped or moved. Run it `AS_LOGIN`.
     """
     prefix = _of_owner(owner)
     return sql.SQL(

@@ -1,1 +1,1 @@
-"""The target table: what it is, which rows it takes, and whether it still is what it was."""
+"""The target table: its columns, the rows that it takes, and whether it has changed since."""

@@ -37,8 +37,8 @@ _SIMILAR = """
     ORDER BY 1 LIMIT 1
 """
 
-# Domains, also those of an array's elements, are followed to the type under them: the merge checks
-# the domain, the staging table need not. The collation is kept, so that keys are equal in a batch
+# Domains, also those of an array's elements, are resolved to their base types: the merge checks the
+# domain, the staging table need not. The collation is kept, so that keys are equal in a batch
 # exactly when they are equal in the table.
 _COLUMNS = """
     WITH RECURSIVE under AS (
@@ -135,7 +135,7 @@ NO_NAME = (
     psycopg.errors.InvalidParameterValue,
     psycopg.errors.SyntaxError,
 )
-"""Errors of `parse_ident` and `to_regclass` for text that is no name in SQL."""
+"""Errors of `parse_ident` and `to_regclass` for text that is not a name in SQL."""
 
 
 def find_table(connection: PgConnection, table: str, refuse: Callable[[str], NoReturn]) -> Any:

@@ -1,6 +1,6 @@
-"""Whether rows of a schema may go into the table: rights, keys, and the sink's own tables.
+"""Checks whether rows of a schema may go into the table: rights, keys, and the sink's own tables.
 
-Each check refuses with what is at fault and the fix.
+Each check refuses with a text that names what is at fault and the fix.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_table(
     *,
     copies: bool,
 ) -> None:
-    """The table's kind, and the role's rights on it as a whole."""
+    """Check the table's kind, and the role's rights on it as a whole."""
     reason = unfit(connection, found.shown, writing.mode, must_see=copies)
     if reason is not None:
         refuse(reason)
@@ -61,7 +61,7 @@ def check_rights(
     updated: Sequence[str],
     refuse: Callable[[str], NoReturn],
 ) -> None:
-    """The role's rights on each column, and columns that stay without a value."""
+    """Check the role's rights on each column, and refuse required columns without a value."""
     key = writing.key or ()
     for column in columns:
         given = column.name in names
@@ -91,7 +91,7 @@ def check_rights(
 def check_key(
     key: Sequence[str], unique: Sequence[Any], shown: str, refuse: Callable[[str], NoReturn]
 ) -> None:
-    """A unique index must cover exactly the key, by the collation of its columns."""
+    """Require a unique index over exactly the key, with the collation of its columns."""
     fitting = [index for index in unique if set(index.columns) == set(key)]
     if not fitting:
         quoted = columns_of(key).as_string()
@@ -113,35 +113,35 @@ def check_nulls(
     unique: Sequence[Any],
     refuse: Callable[[str], NoReturn],
 ) -> None:
-    """Our own search for rows of one key takes keys with a NULL for different keys."""
+    """Refuse an index in which NULLs are equal: the sink's own search treats them as different."""
     has_equal_nulls = any(
         set(index.columns) == set(key) and index.has_equal_nulls for index in unique
     )
     if has_equal_nulls and not all(c.not_null for c in columns if c.name in key):
         refuse(
             f"the unique index on key={list(key)!r} is NULLS NOT DISTINCT, which only an upsert "
-            "without order_by= and dead_letter= can follow; make the key's columns NOT NULL"
+            "without order_by= and dead_letter= supports; make the key's columns NOT NULL"
         )
 
 
 def check_spellings(
     key: Sequence[str], columns: Sequence[Any], schema: pa.Schema, refuse: Callable[[str], NoReturn]
 ) -> None:
-    """Spark deals rows out by the bytes of their keys; a deletion sees no other task's rows."""
+    """Refuse keys whose equal values may differ in bytes, by which Spark deals rows to tasks."""
     for column in columns:
         if column.name not in key or not holds_strings(schema.field(column.name).type):
             continue
         has_one = column.is_enum or column.type_name in {"text", "varchar"}
         if column.is_folded or not has_one:
             refuse(
-                f"key column {column.name!r} ({column.declared}) takes different texts for equal, "
-                "which can reach two tasks: the deletion in one task would leave the row of the "
+                f"key column {column.name!r} ({column.declared}) treats different texts as equal. "
+                "They can reach two tasks: the deletion in one task would leave the row of the "
                 'other; with delete=, use load="staged" or writers=1'
             )
 
 
 def check_marker(connection: PgConnection, schema: str, refuse: Callable[[str], NoReturn]) -> None:
-    """Create the marker table if it is missing, and see that the sink can use it."""
+    """Create the marker table if it is missing, and check that the sink can use it."""
     name = qualified(schema, MARKER_TABLE).as_string()
     marker = marker_table(connection, schema)
     if marker is None:

@@ -49,22 +49,18 @@ def match(
     *,
     is_lax: bool,
 ) -> BatchColumns:
-    """Match the batch's columns with the table's.
+    """Match the columns of the batch's `schema` with the table's; the server checks the user's SQL.
 
-    Args:
-        connection: in autocommit mode; the server checks the user's SQL.
-        columns: of the table, from the catalog.
-        writing: what happens to a row whose key is in the table.
-        schema: of the batch.
-        refuse: raises an error with the given text.
-        is_lax: whether the staging table takes too long values, which the merge checks.
+    With `is_lax`, the staging table takes values that are too long, and the merge checks them.
     """
     names = schema.names
     _check_names(names, writing, refuse, has_own=writing.key is not None or is_lax)
     known = {column.name: column for column in columns}
 
     def refuse_unknown(name: str) -> NoReturn:
-        _refuse_unknown(known, name, refuse)
+        similar = next((other for other in known if other.lower() == name.lower()), None)
+        hint = f" (it has {similar!r}: case counts)" if similar else ""
+        refuse(f"it has no column {name!r}{hint}; leave it out or rename it with select=")
 
     for name in names:
         if name not in known and name not in writing.order_by and writing.delete is None:
@@ -82,18 +78,10 @@ def match(
     return BatchColumns(plans, helpers, updated, delete)
 
 
-def _refuse_unknown(
-    known: Mapping[str, Any], name: str, refuse: Callable[[str], NoReturn]
-) -> NoReturn:
-    similar = next((other for other in known if other.lower() == name.lower()), None)
-    hint = f" (it has {similar!r}: case counts)" if similar else ""
-    refuse(f"it has no column {name!r}{hint}; leave it out or rename it with select=")
-
-
 def _check_names(
     names: Sequence[str], writing: Writing, refuse: Callable[[str], NoReturn], *, has_own: bool
 ) -> None:
-    """`has_own`: the merge adds its own columns to those of the batch."""
+    """With `has_own`, the merge adds its own columns to those of the batch."""
     if not names:
         refuse("the batch has no columns")
     for name in names:
@@ -164,23 +152,20 @@ def _check_sql(
     delete: str | None,
     refuse: Callable[[str], NoReturn],
 ) -> None:
+    def check(query: sql.Composed, refusal: str) -> None:
+        try:
+            connection.execute(query)
+        except psycopg.Error as error:
+            if is_transient(error):
+                raise
+            refuse(f"{refusal}: {error.diag.message_primary}")
+
     if writing.order_by:
-        try:
-            connection.execute(_of_nothing(plans, writing.key, writing.order_by, None))
-        except psycopg.Error as error:
-            if is_transient(error):
-                raise
-            refuse(f"order_by={list(writing.order_by)}: {error.diag.message_primary}")
+        query = _of_nothing(plans, writing.key, writing.order_by, None)
+        check(query, f"order_by={list(writing.order_by)}")
     if delete is not None:
-        try:
-            connection.execute(_of_nothing(plans, None, (), delete))
-        except psycopg.Error as error:
-            if is_transient(error):
-                raise
-            refuse(
-                f"delete={writing.delete!r} is no condition over the batch's columns: "
-                f"{error.diag.message_primary}"
-            )
+        query = _of_nothing(plans, None, (), delete)
+        check(query, f"delete={writing.delete!r} is no condition over the batch's columns")
 
 
 def _uses(

@@ -99,14 +99,8 @@ def create_target(
 ) -> None:
     """Create the table for rows of `schema`, unless another session creates it first.
 
-    A boolean column that `delete` names is left out: it would be false in every row.
-
-    Args:
-        connection: with the rights for it.
-        table: the parts of its name.
-        writing: its key becomes the primary key.
-        schema: of the batch.
-        refuse: raises an error with the given text.
+    The key becomes the primary key. A boolean column that `delete` names is left out: it would be
+    false in every row.
     """
     types: dict[str, str] = {}
     for field in schema:
@@ -142,11 +136,7 @@ def create_table(
 ) -> None:
     """Create a table, unless another session creates it first.
 
-    Args:
-        connection: with the rights for it.
-        table: the parts of its name.
-        columns: the SQL of each column's type and constraints.
-        key: the columns of the primary key, where `columns` does not name it.
+    `columns` gives the SQL of each column's type and constraints.
     """
     parts = [sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(d)) for n, d in columns.items()]
     if key is not None:
@@ -156,7 +146,7 @@ def create_table(
         name, sql.SQL(", ").join(parts)
     )
     logger.info("PostgresSink: creating a missing table: %s", statement.as_string())
-    # IF NOT EXISTS does not suffice: of two sessions at once, one gets an error.
+    # IF NOT EXISTS is not enough: if two sessions create the table at once, one gets an error.
     lock = sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 0))").format(
         sql.Literal(f"sparkonce {name.as_string()}")
     )
@@ -187,7 +177,7 @@ def name_parts(
 def check_dead_letter(
     connection: psycopg.Connection[Any], table: Sequence[str], refuse: Callable[[str], NoReturn]
 ) -> None:
-    """See that the sink can write rejected rows into the table."""
+    """Check that the sink can write rejected rows into the table."""
     shown = sql.Identifier(*table).as_string()
     row = connection.execute(
         "SELECT c.relpersistence = 'p', has_table_privilege(c.oid, 'INSERT'), "
@@ -202,10 +192,10 @@ def check_dead_letter(
     if row is None or set(DEAD_LETTER_COLUMNS) - set(row[2]):
         columns = ", ".join(DEAD_LETTER_COLUMNS)
         refuse(f"dead_letter={shown} is not a table with the columns {columns}; name another one")
-    is_lasting, may_insert, _, needed = row
+    is_logged, may_insert, _, needed = row
     if missing := sorted(set(needed) - set(DEAD_LETTER_COLUMNS)):
         refuse(f"dead_letter={shown} needs a value for {missing}, which rejected rows do not have")
-    if not is_lasting:
+    if not is_logged:
         refuse(f"{shown} is UNLOGGED, so a crash would empty it; ALTER TABLE … SET LOGGED")
     if not may_insert:
         refuse(f"the role may not write {shown}; GRANT INSERT on it")

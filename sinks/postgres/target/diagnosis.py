@@ -41,7 +41,7 @@ _HOLDERS: Final = """
 
 _READERS: Final = "AccessShareLock"
 _UPKEEP: Final = "ShareUpdateExclusiveLock"
-"""Of autovacuum, CREATE INDEX CONCURRENTLY and others, which wait only for each other."""
+"""The lock of autovacuum, CREATE INDEX CONCURRENTLY and others, which wait only for each other."""
 
 
 def diagnose(
@@ -52,15 +52,10 @@ def diagnose(
     *,
     updates: bool,
 ) -> Iterator[Finding]:
-    """Look at the server's settings, the role's rights on the table, and who locks it.
+    """Check the server's settings, the role's rights on the table, and the sessions that lock it.
 
-    Args:
-        pool: of connections to the server.
-        address: of the server.
-        table: as written in SQL.
-        look: checks the table as a start does, without a batch's schema; returns None where the
-            start creates the table.
-        updates: whether the sink updates rows of the table.
+    `look` checks the table as a start does, without a batch's schema. It returns None if the start
+    creates the table.
     """
     where = f"{address.shown}, database {address.database}"
     try:
@@ -137,7 +132,7 @@ def _holders(holders: list[Any], table: str) -> Iterator[Finding]:
 
 
 def _rights(seen: Any, table: str, *, updates: bool) -> Iterator[Finding]:
-    """Rights on any column; only the start knows which columns a batch has."""
+    """Check rights on any column: only the start knows which columns a batch has."""
     needed = {"INSERT": seen.may_insert, "UPDATE": seen.may_update or not updates}
     missing = [right for right, there in needed.items() if not there]
     for right in missing:
@@ -147,4 +142,4 @@ def _rights(seen: Any, table: str, *, updates: bool) -> Iterator[Finding]:
             f'GRANT {right} ON {table} TO "{seen.role}"',
         )
     if not missing:
-        yield Finding(Level.OK, f"the role {seen.role} may write {table} and stage beside it")
+        yield Finding(Level.OK, f"the role {seen.role} may write {table} and stage rows")

@@ -1,4 +1,4 @@
-"""Whether rows that are written into a table are in it afterwards, and stay.
+"""Checks whether rows that are written into a table are in it afterwards, and stay there.
 
 Partitions, rules and row security may change while a query runs. So this is checked at the start,
 and again in each transaction after it has written, when its locks prevent further changes.
@@ -45,7 +45,7 @@ _AROUND = """
 _INSERT, _UPDATE, _DELETE = "3", "2", "4"
 """In pg_rewrite.ev_type."""
 
-# TimescaleDB's hypertables have children of their own, and take upserts to each of them.
+# A TimescaleDB hypertable has child tables of its own, and applies upserts to each of them.
 _KNOWS_HYPERTABLES = "SELECT to_regclass('_timescaledb_catalog.hypertable') IS NOT NULL AS so"
 _IS_HYPERTABLE = """
     SELECT EXISTS (
@@ -57,7 +57,7 @@ _IS_HYPERTABLE = """
 """
 
 # TimescaleDB notes the changed buckets at PREPARE TRANSACTION, but only those that were refreshed
-# before. A bucket whose first refresh runs before COMMIT PREPARED misses the rows for good.
+# before. A bucket whose first refresh runs before COMMIT PREPARED misses the rows permanently.
 _HAS_AGGREGATES = _IS_HYPERTABLE.replace(
     "WHERE",
     "JOIN _timescaledb_catalog.continuous_agg a ON a.raw_hypertable_id = h.id WHERE",
@@ -121,14 +121,14 @@ def unfit(
         return "it is no table (rows go into ordinary and partitioned tables only)"
     misled = _misled(found, inherited=inherited, must_see=must_see or deletes)
     unprepared = _unprepared(is_aggregated=is_aggregated, is_distributed=is_distributed)
-    return next(chain(_passing(found), misled, _cascading(cascade), unprepared), None)
+    return next(chain(_not_durable(found), misled, _cascading(cascade), unprepared), None)
 
 
-def _passing(found: Any) -> Iterator[str]:
-    """Committed rows could be lost by a crash, or belong to another server."""
+def _not_durable(found: Any) -> Iterator[str]:
+    """A crash could lose committed rows, or another server commits them."""
     if found.persistence != "p":
         yield (
-            "it is temporary or UNLOGGED, so a crash of the server would take committed rows; "
+            "it is temporary or UNLOGGED, so a crash of the server would lose committed rows; "
             "ALTER TABLE … SET LOGGED"
         )
     if found.partition is not None and found.is_foreign:
@@ -138,7 +138,7 @@ def _passing(found: Any) -> Iterator[str]:
         )
     elif found.partition is not None:
         yield (
-            f"its partition {found.partition} is UNLOGGED, so a crash of the server would take "
+            f"its partition {found.partition} is UNLOGGED, so a crash of the server would lose "
             "committed rows; ALTER TABLE … SET LOGGED"
         )
 
@@ -148,7 +148,7 @@ def _ask(cursor: Any, query: str, table: str) -> bool:
 
 
 def _misled(found: Any, *, inherited: bool, must_see: bool) -> Iterator[str]:
-    """Statements would silently do something else."""
+    """Statements would silently do something else than the sink means."""
     if found.rule is not None:
         yield (
             f"its rule {found.rule!r} changes what a write means; make it a trigger, or write into "
@@ -179,7 +179,7 @@ def _cascading(cascade: Any) -> Iterator[str]:
 def _unprepared(*, is_aggregated: bool, is_distributed: bool) -> Iterator[str]:
     if is_aggregated:
         yield (
-            "TimescaleDB's continuous aggregates over it could miss for good the rows that are "
+            "TimescaleDB's continuous aggregates over it could permanently miss rows that are "
             "prepared during a refresh"
         )
     if is_distributed:

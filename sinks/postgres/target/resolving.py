@@ -1,6 +1,6 @@
 """SQL for the last row of each key in a batch, and whether that row deletes.
 
-As in a unique index, a key with a NULL equals no other key, so each such row is a last one.
+As in a unique index, a key with a NULL equals no other key: each such row is the last of its key.
 """
 
 from __future__ import annotations

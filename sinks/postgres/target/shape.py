@@ -1,4 +1,4 @@
-"""Whether the target still has the types that the rows of a batch were encoded for."""
+"""Checks whether the target still has the types that the rows of a batch were encoded for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Shape:
         return cls(tuple(rows))
 
     def difference(self, now: Shape) -> str | None:
-        """The first change since; None if there is none."""
+        """The first change since then; None if there is none."""
         there = {name: rest for name, *rest in now.columns}
         for name, *rest in self.columns:
             if name not in there:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the sink's settings ask of the table.
+    """The table that the sink's settings ask for.
 
     Attributes:
         table: its name, as written in SQL.
@@ -74,8 +74,8 @@ class Target:
         columns: the batch's columns, in its order, and so those of a staging table.
         shape: of the table's columns that the batch fills, read at the same time.
         database: of the connection.
-        system: the server's identifier; empty where the role may not read it.
-        why_open: why a merge waits in an open transaction; None where it waits in a prepared one.
+        system: the server's identifier; empty if the role may not read it.
+        why_open: why a merge waits in an open transaction; None if it waits in a prepared one.
         helpers: columns of the batch that the table does not have, for order_by= and delete=.
         updated: columns that an update sets.
         delete: SQL that says whether a row of the batch is a deletion.
@@ -114,10 +114,10 @@ class Target:
 
 
 def resolve(connection: PgConnection, request: Request, schema: pa.Schema) -> Target:
-    """Check that rows of `schema` can go into the table, and see how.
+    """Check that rows of `schema` can go into the table, and plan how.
 
     Raises:
-        ConfigurationError: with what is at fault, and the fix.
+        ConfigurationError: names what is at fault, and the fix.
     """
     writing, refuse = request.writing, request.refuse
     found = find(connection, request)
@@ -170,8 +170,8 @@ def find(connection: PgConnection, request: Request) -> Any:
         similar = similar_table(connection, request.table)
         hint = f" (there is {similar}; write it like this)" if similar else ""
         request.refuse(
-            f"it does not exist{hint}; correct table=, which is read as SQL, or create it, also "
-            'with create="if_missing"'
+            f"it does not exist{hint}; correct table=, which is read as SQL, or create the table, "
+            'as create="if_missing" does'
         )
     return found
 

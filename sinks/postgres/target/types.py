@@ -98,13 +98,13 @@ class PostgresType:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """How the values of one column travel.
+    """How the values of one column are sent.
 
     Attributes:
         name: of the column, in the batch and in the target.
         type: of the target's column.
         arrow: the type that the array is cast to; for an array column, the type of its elements.
-        kind: which check or conversion is needed besides the cast.
+        kind: the check or conversion that is needed besides the cast.
         binary: whether pgpq can send it.
     """
 
@@ -120,7 +120,7 @@ class ColumnPlan:
 
 
 def plan(name: str, arrow: pa.DataType, target: PostgresType) -> ColumnPlan:
-    """Choose how a column travels.
+    """Choose how to send a column.
 
     Raises:
         UnmappableError: at least one value could not be stored unchanged.

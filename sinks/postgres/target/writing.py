@@ -1,4 +1,4 @@
-"""What happens to a row whose key is already in the table: settings, and which go together.
+"""The settings for a row whose key is already in the table, and which settings go together.
 
 | mode   | the row's key is in the table | needs | takes                      |
 |--------|-------------------------------|-------|----------------------------|

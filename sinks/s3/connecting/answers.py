@@ -55,7 +55,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> str:
-    """One line for messages, with advice where there is some."""
+    """One line for messages, with advice if there is any."""
     advice = _ADVICE.get(code_of(error))
     asked = error.operation_name if isinstance(error, ClientError) else None
     if (code_of(error), asked) == ("NotImplemented", "CreateMultipartUpload"):

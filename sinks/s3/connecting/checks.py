@@ -1,4 +1,4 @@
-"""What is checked on the server before any data moves: the bucket, the rights, its habits.
+"""Checks the server before any data moves: the bucket, the rights, and its treatment of uploads.
 
     check_server ─► list uploads ─► HEAD, ListParts ─► Spark's own folder ─► lifecycle rules
                          └── an error ─► blame: SinkUnavailableError if a later try may succeed,
@@ -81,7 +81,7 @@ def check_server(clients: Clients, place: Place) -> Purge | None:
     """Refuse a server, bucket or account that cannot work.
 
     Returns:
-        What the server has in place of lifecycle rules for uploads; None if it has rules.
+        How the server deletes open uploads if it has no lifecycle rules for them; otherwise None.
 
     Raises:
         SinkUnavailableError: the server cannot be reached or is overloaded; try again.
@@ -107,10 +107,10 @@ def check_server(clients: Clients, place: Place) -> Purge | None:
 
 
 def _check_proofs(client: S3Client, place: Place) -> None:
-    """Refuse an account that cannot tell whether a branch is committed or lost."""
+    """Refuse an account without the rights that prove whether a branch is committed or lost."""
     bucket, key = place.bucket, f"{place.prefix}sparkonce.probe"
-    # A commit is proven by a HEAD that tells "absent" (404) from "not allowed" (403). This takes
-    # the right to list the bucket.
+    # Only with the right to list the bucket does a HEAD distinguish "absent" (404), which proves
+    # that nothing is committed, from "not allowed" (403).
     try:
         client.head_object(Bucket=bucket, Key=key)
     except S3_ERRORS as error:
@@ -155,7 +155,7 @@ def _asking(action: Callable[[], ResultT], clients: Clients, place: Place) -> Re
 
 
 def blame(error: Exception, clients: Clients, place: Place) -> SparkOnceError:
-    """The error of the sink for an error of the client at a start, with the next step."""
+    """The sink's error, with the next step, for an error of the client at a start."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return ConfigurationError(
             "S3Sink: no credentials: set them where boto3 looks for them (environment, profile, "

@@ -54,8 +54,8 @@ class Clients:
     Attributes:
         settings: of the connection; the defaults if there is a factory.
         factory: makes the clients in place of boto3 and the settings.
-        identity: of the factory; it travels with the sink, so that the tasks of one executor share
-            the clients.
+        identity: of the factory; it is pickled with the sink, so that the tasks of one executor
+            share the clients.
     """
 
     settings: S3Connection = field(default_factory=S3Connection)
@@ -218,11 +218,7 @@ def _check_config(client: S3Client, wanted: Config) -> None:
 
 
 def server_at(url: str | None) -> str | None:
-    """The server at an endpoint, in one spelling; None for Amazon's.
-
-    Args:
-        url: of the endpoint; None for Amazon's own of the region.
-    """
+    """The server at an endpoint, in one spelling; None for Amazon's, which is the default."""
     parts = urlsplit(url or "")
     if url is None or _is_amazons(f".{parts.hostname}"):
         return None

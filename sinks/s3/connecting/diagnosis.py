@@ -1,4 +1,4 @@
-"""What `sparkonce doctor` finds about a bucket: problems that a pipeline meets on a bad day."""
+"""Findings of `sparkonce doctor` about a bucket: problems that a pipeline would meet later."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ _MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 
 
 def diagnose(clients: Clients, place: Place, protection: Mapping[str, Any]) -> Iterator[Finding]:
-    """Ask the server; this writes one small object under a name of its own and removes it.
+    """Ask the server; this writes one small object with a unique name, and removes it.
 
-    Args:
-        clients: of the sink.
-        place: where the sink writes.
-        protection: arguments that the bucket's policy may demand for every object.
+    `protection` holds arguments that the bucket's policy may demand for every object.
     """
     try:
         purge = check_server(clients, place)

@@ -1,14 +1,14 @@
-"""One branch: its files in a committable, and what commit and abort do with all of them.
+"""One branch: its files in a committable, and how to commit or abort all of them.
 
     files ─► committable_of ─► (transaction log) ─► BranchOutcome.of ─► commit | abort
 
-The files of a branch are finished several at a time. A branch of which only some files are lost
-can neither be committed nor written again: an operator decides.
+Several files of a branch are finished at a time. If only some files of a branch are lost, it can
+neither be committed nor written again: an operator decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -39,25 +39,16 @@ def committable_of(
     clients: Clients,
     place: Place,
     branch_id: BranchId,
-    files: Iterable[StagedFile],
-    more: Mapping[str, JsonValue] | None = None,
+    files: Sequence[StagedFile],
+    layout: JsonValue = None,
 ) -> Committable:
-    """The committable of a branch with these files.
-
-    Args:
-        clients: of the server at which the branch was prepared.
-        place: where the sink writes.
-        branch_id: the branch.
-        files: of the branch.
-        more: entries of the payload for others than this module.
-    """
-    files = list(files)
+    """The committable of a branch with these files; its manifest will show the `layout`."""
     payload: dict[str, JsonValue] = {
         "bucket": place.bucket,
         "endpoint": clients.other_server,
         "partition": clients.partition,
         "files": [file.to_json() for file in files],
-        **(more or {}),
+        "layout": layout,
     }
     text = _text(place.bucket, [file.key for file in files])
     return Committable(branch_id, payload, _PAYLOAD_VERSION, text=text)
@@ -74,12 +65,7 @@ def _text(bucket: str, keys: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BranchOutcome:
-    """Commits and aborts a branch.
-
-    Attributes:
-        outcome: of each single file.
-        files: of the branch.
-    """
+    """Commits and aborts all files of a branch."""
 
     outcome: FileOutcome
     files: tuple[StagedFile, ...]

@@ -1,4 +1,4 @@
-"""How the commit of one file ends: the object at its key decides, never the answer to a call.
+"""Commits one file: the object at its key proves the commit, never the answer to a call.
 
     complete ─► HEAD ─┬─ ours ─────────────────────────────────────────────► committed
     (if absent)       ├─ absent, and complete answered "no such upload"
@@ -6,9 +6,9 @@
                       └─ anything else ────────────────────────────────────► unresolved
 
 A completion never replaces an object. A query never uses a key twice, but two runs of a copied
-checkpoint have equal names: the run that commits later must not destroy what the other one has
-committed. So the completion carries If-None-Match. A second commit of the same branch is refused by
-that condition too, and the object that is there proves it.
+checkpoint have equal names: the run that commits later must not destroy what the other run has
+committed. So the completion carries If-None-Match. That condition also refuses a second commit of
+the same branch, which the existing object proves.
 
 S3 may answer 200 with an error in the body, and its answer may get lost. Some servers answer 200 to
 the completion of an upload that is gone; others deny an upload that they have completed. The object
@@ -16,11 +16,11 @@ proves the commit: it has our branch id in its metadata, and the ETag and the CR
 from its parts. If the server's ETags are no MD5s (with KMS keys, or a scheme of its own), only the
 CRC32C counts, or the size if the server keeps no CRC32C.
 
-Calling a file "lost" takes a final answer first and a fresh, absent proof afterwards, in that
-order: the last HEAD sees a commit that happened in between. It is repeated for a while, because
-servers that complete by copying may deny both upload and object until the copy is whole. A crashed
-versitygw 1.8.0 answers 200 to the completion, and denies upload and object until it is repaired:
-that is unresolved.
+A file is "lost" only after a final answer that its upload is gone, and then a HEAD that finds no
+object. In this order the HEAD sees a commit that happened in between. It is repeated for a while,
+because servers that complete by copying may deny both upload and object until the copy is whole. A
+crashed versitygw 1.8.0 answers 200 to the completion, and denies upload and object until it is
+repaired: that is unresolved.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _GONE = frozenset({"NoSuchUpload", "InvalidPart"})
 _NO_CONDITION = frozenset({"NotImplemented", "InvalidArgument", "InvalidRequest"})
 """Answers of servers to an If-None-Match that they do not know."""
 
-SETTLE_S = 10.0
+PATIENCE_S = 10.0
 """How long an object must be absent, after its upload is gone, to be called lost."""
 
-_SETTLE_POLL_S = 0.5
+_POLL_S = 0.5
 
 pause = time.sleep
-"""A test replaces this by what happens in the meantime."""
+"""Tests replace this to let something happen during the wait."""
 
 
 class Seen(Enum):
-    """What is at the key of a file."""
+    """What HEAD finds at the key of a file."""
 
     OURS = auto()
     OTHER_CONTENT = auto()
@@ -73,8 +73,8 @@ class FileOutcome:
 
     Attributes:
         clients: of the server that is configured now.
-        bucket: the bucket in which the branch was prepared.
-        branch_id: the branch.
+        bucket: where the branch was prepared.
+        branch_id: of all files.
         same_server: whether the branch was prepared at this endpoint. At another endpoint, absence
             proves nothing.
     """
@@ -126,7 +126,7 @@ class FileOutcome:
                 raise
 
     def is_visible(self, file: StagedFile) -> bool:
-        """Whether readers see an object at the key of an upload that has ended.
+        """Whether readers see an object at the key of an upload that is completed or aborted.
 
         The key belongs to this branch only, so every object there holds its rows. A copy in place
         may have changed its ETag or checksum, so that it no longer proves a commit.
@@ -142,7 +142,7 @@ class FileOutcome:
         refusal = self._call_complete(file, IfNoneMatch="*")
         if code_of(refusal) not in _NO_CONDITION:
             return refusal
-        # The server does not know the condition: a look before takes its place, as far as it can.
+        # The server does not know the condition: a look beforehand replaces it as far as it can.
         if self._look(file, refusal) in {Seen.ABSENT, Seen.DELETED}:
             return self._call_complete(file)
         return refusal
@@ -183,13 +183,13 @@ class FileOutcome:
         return Seen.OURS if not is_known or _has_content(head, file) else Seen.OTHER_CONTENT
 
     def _look_patiently(self, file: StagedFile) -> Seen:
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             is_last = time.monotonic() >= deadline  # before the look: this process may be paused
             seen = self._look(file)
             if seen is not Seen.ABSENT or is_last:
                 return seen
-            pause(_SETTLE_POLL_S)
+            pause(_POLL_S)
 
     def _is_upload_gone(self, file: StagedFile) -> bool:
         try:
@@ -201,7 +201,7 @@ class FileOutcome:
                 return True
             raise CommitUnresolvedError(
                 f"S3: {self.name(file)} of batch {self.branch_id.batch_id} does not exist, and "
-                f"nobody can tell whether its upload is lost ({describe(error)})",
+                f"the server does not show whether its upload is lost ({describe(error)})",
                 self.branch_id,
             ) from error
         return False

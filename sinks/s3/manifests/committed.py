@@ -33,10 +33,10 @@ ResultT = TypeVar("ResultT")
 
 
 class Files(Protocol):
-    """The file system with the manifests."""
+    """The file system that holds the manifests."""
 
     def names(self, folder: str) -> list[str]:
-        """All files below a folder, as paths from the place on; none if the folder is absent."""
+        """All files below a folder, as paths below the place; none if the folder is absent."""
 
     def read(self, name: str) -> bytes:
         """The whole file.
@@ -77,7 +77,7 @@ def find_committed(
 ) -> Committed:
     """The objects of the committed batches; see `readers.committed_dataset` for the arguments."""
 
-    # A manifest that is merged after the listing is gone when it is read: start again.
+    # A manifest that is merged after the listing is gone when it is read. Then start again.
     def read(begin: int | None) -> list[Manifest]:
         return _until(
             lambda: _read_once(files, url, batch=batch, after=begin, source=source),
@@ -86,7 +86,7 @@ def find_committed(
 
     manifests = read(after)
     layouts = _layouts(manifests)
-    if not layouts and after is not None:  # no rows since then: use the columns of before
+    if not layouts and after is not None:  # no rows since then: use the earlier columns
         layouts = _layouts(read(-1))[-1:]
     if not layouts:
         raise ConfigurationError(
@@ -102,7 +102,7 @@ def find_committed(
 
 
 def _layouts(manifests: Iterable[Manifest]) -> list[Layout]:
-    """The layouts in the order of writing; a layout that came back appears again."""
+    """The layouts in the order of writing; a layout that was used again appears again."""
     return [layout for manifest in manifests for layout in manifest.layouts]
 
 
@@ -113,7 +113,7 @@ def find_newest(files: Files, url: str, *, source: str | None = None) -> int:
 
 
 def _spans(files: Files, url: str, source: str | None, *, counts: bool) -> dict[str, list[Span]]:
-    """The manifests in each folder; of one source only if the caller counts batches."""
+    """The manifests in each folder; refuses several folders if the caller counts batches."""
     by_source: dict[str, list[Span]] = {}
     for folder, span in _listed(files, FOLDER if source is None else f"{FOLDER}{source}/"):
         by_source.setdefault(folder, []).append(span)

@@ -6,10 +6,11 @@
         000000010100.json                                    batch 10,100
 
 A file holds one line of JSON for each batch. Its name gives the batches that it may hold, so that
-readers open only the files they need. If two files hold one batch, the line of the highest revision
-counts; among equal revisions, the line in the smaller file: the batch was written again after the
-larger file was merged, as happens after log and targets were restored. Merging keeps fewer than 100
-files of each size, so a hundred thousand batches need about two hundred files.
+readers open only the files they need. If two files hold one batch, the line with the highest
+revision counts; of equal revisions, the line in the smaller file: the batch was written again after
+the larger file was merged, as happens after log and targets are restored. Merging keeps fewer than
+100 files of each size, so a hundred thousand batches need about two hundred files.
+
 Spark, Hive and Arrow hide names that begin with `_`.
 """
 
@@ -30,6 +31,7 @@ import pyarrow.types as pat
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import CommittedBatch, JsonValue
+from sparkonce.sinks.s3.writing.columns import kinds
 
 FOLDER = "_sparkonce/"
 FANOUT = 100
@@ -107,7 +109,9 @@ class Layout:
 
     def zone(self) -> str | None:
         """The session zone that names the folders of instants; None if there are no instants."""
-        return next((z for column in self.arrow_schema() for z in _zones(column.type)), None)
+        all_kinds = (kind for column in self.arrow_schema() for kind in kinds(column.type))
+        zones = (kind.tz for kind in all_kinds if pat.is_timestamp(kind))
+        return next((zone for zone in zones if zone is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +243,8 @@ class Manifest:
         )
 
 
-def _zones(kind: pa.DataType) -> Iterable[str]:
-    if pat.is_timestamp(kind) and kind.tz is not None:
-        yield kind.tz
-    for index in range(kind.num_fields):
-        yield from _zones(kind.field(index).type)
-
-
 def encode_file(manifests: Iterable[Manifest], span: Span) -> bytes:
-    """The file of a span."""
+    """The contents of the file of a span."""
     body = b"".join(manifest.encode() + b"\n" for manifest in manifests)
     return body if span.size == 1 else gzip.compress(body, compresslevel=6, mtime=0)
 

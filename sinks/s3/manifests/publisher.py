@@ -51,14 +51,7 @@ _NOT_IMPLEMENTED: Final = 501
 
 
 class Publisher:
-    """The manifests of one pipeline, query and sink.
-
-    Args:
-        clients: of the server.
-        place: where the sink writes.
-        folder: of the manifests, below the place; see `manifest.source_folder`.
-        objects: the settings of the sink's objects.
-    """
+    """Writes the manifests of one pipeline, query and sink into `manifest.source_folder`."""
 
     def __init__(self, clients: Clients, place: Place, folder: str, objects: S3Objects) -> None:
         self._objects = objects
@@ -128,7 +121,7 @@ class Publisher:
         with tempfile.TemporaryFile() as merged:
             with gzip.GzipFile(fileobj=merged, mode="wb", compresslevel=6, mtime=0) as lines:
                 seen: set[tuple[int, int]] = set()
-                # The smaller file has the line of a batch that was written again.
+                # For a batch that was written again, the smaller file has the line that counts.
                 for body, where in self._bodies(sorted(spans, key=lambda span: span.size)):
                     for line, manifest in manifests_in(body, where):
                         # Readers use the highest revision.

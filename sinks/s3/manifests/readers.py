@@ -1,6 +1,6 @@
 """Reads the rows of exactly the committed batches, with pyarrow or with Spark.
 
-Each reads files in its own way and with its own credentials.
+Both use their own file systems and credentials.
 """
 
 from __future__ import annotations
@@ -83,17 +83,19 @@ def committed_dataset(
     have the zone of the Spark session that wrote them, the newest if there were several.
 
     Args:
-        url: the sink's; ``s3://BUCKET/PREFIX``, or with `filesystem` a path in that.
+        url: the sink's, ``s3://BUCKET/PREFIX``; with `filesystem`, a path in that file system.
         filesystem: default: pyarrow's own for the url, which accepts
             ``?endpoint_override=…&scheme=http&region=…`` and AWS' credential chain.
-        batch: leaves out later batches.
-        after: leaves out this batch and earlier ones; ``batch=after + 1`` reads one batch.
+        batch: the id of the last batch to read; default: the newest.
+        after: reads only batches after this id; ``batch=after + 1`` reads one batch.
         source: the pipeline's name if several write here, or one of its queries and sinks, named
             as the folders below ``_sparkonce/``: ``orders/0a1b2c3d4e5f.s3``.
 
     Raises:
         ConfigurationError: there is no committed batch, or not this one; several sources count
-            their batches separately; or the batches do not fit into one table.
+            their batches separately; the batches do not fit into one table; or pyarrow cannot read
+            their files.
+        SparkOnceError: the manifests kept changing while they were read; read them again.
     """
     files = _ArrowFiles.at(url, filesystem)
     url = _shown(url)
@@ -120,7 +122,7 @@ def _dataset(files: _ArrowFiles, committed: Committed) -> ds.Dataset:
 
 
 def _as_uri(url: str) -> str:
-    """The url of a sink, which quotes no character, in the form that pyarrow reads."""
+    """A sink's url, in which no character is quoted, in the form that pyarrow reads."""
     scheme, _, rest = url.partition("://")
     if scheme not in {"s3", "s3a"}:
         return url
@@ -130,16 +132,16 @@ def _as_uri(url: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """The url for messages: without keys and settings."""
+    """The url for messages, without keys and settings."""
     scheme, separator, rest = _SETTINGS.split(url, maxsplit=1)[0].rpartition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 class _Folders:
-    """The values that the names of the folders give to the rows in them.
+    """The values that the folders' names give to the rows in them.
 
-    Arrow's own reader of Hive's folders knows no decimals, and reads times of a zone as UTC.
+    Arrow's own reader of Hive folders knows no decimals, and reads times of a zone as UTC.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], zone: str | None) -> None:
@@ -171,7 +173,7 @@ class _Folders:
 
 
 def _instant(text: str, zone: str) -> dt.datetime:
-    """The earlier instant if an hour comes twice: the folder does not tell which one it was."""
+    """The earlier instant if an hour occurs twice: the folder does not show which one it was."""
     return dt.datetime.fromisoformat(text).replace(tzinfo=zone_of(zone))
 
 
@@ -322,15 +324,15 @@ def newest_committed(
     filesystem: pa_fs.FileSystem | None = None,
     source: str | None = None,
 ) -> int:
-    """The newest committed batch, from which a regular reader continues.
+    """The id of the newest committed batch, for readers that continue where they stopped.
 
-    Batches are committed in order and for good. A reader that passes the batch up to which it has
-    read as ``after=``, and this one as ``batch=``, reads every row once. This function lists the
-    manifests and reads none.
+    Batches are committed in order and permanently. A reader reads every row once if it passes the
+    last batch that it has read as ``after=``, and this one as ``batch=``. This function lists the
+    manifests, but does not read them.
 
     Args:
-        url: see `read_committed` with `spark`, else `committed_dataset`.
-        spark: the session that lists the files; by default pyarrow does it.
+        url: see `read_committed` with `spark`, otherwise `committed_dataset`.
+        spark: the session that lists the files; default: pyarrow lists them.
         filesystem: see `committed_dataset`.
         source: see `committed_dataset`.
 

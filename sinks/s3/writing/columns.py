@@ -1,4 +1,4 @@
-"""Which columns the folders and each format can hold: others are refused before any data moves."""
+"""Refuses, before any data moves, columns that the folders or the file format cannot hold."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def check_schema(schema: pa.Schema, file_format: FileFormat) -> None:
     rest = [field for field in schema if field.name not in partition_by]
     if not rest:
         raise ConfigurationError(
-            f"S3Sink: partition_by={list(partition_by)} names every column, so that none is left "
-            "for the files"
+            f"S3Sink: partition_by={list(partition_by)} names every column, so none is left for "
+            "the files"
         )
     _check_files(pa.schema(rest), file_format)
 
@@ -77,12 +77,7 @@ def _check_folder(column: pa.Field[pa.DataType]) -> None:
 
 
 def _check_files(schema: pa.Schema, file_format: FileFormat) -> None:
-    """Refuse columns that the files cannot hold, or cannot return unchanged.
-
-    Args:
-        schema: without the columns of `partition_by`.
-        file_format: of the files.
-    """
+    """Refuse columns that the files cannot hold, or cannot return unchanged."""
     reasons = _UNFIT.get(file_format.name, ())
     for column in schema:
         for inner in kinds(column.type):
@@ -131,10 +126,10 @@ def _has_other_keys(kind: pa.DataType) -> bool:
     return pat.is_map(kind) and not pat.is_string(kind.key_type)
 
 
-# Spark's reader of CSV never reads one; its reader of Parquet does since SPARK-54220, not in 4.0.
+# Spark cannot read such a column from CSV, and from Parquet only since SPARK-54220 (not in 4.0).
 _VOID: Final = (pat.is_null, "readers refuse a column that has no type (cast it)")
 _NESTED: Final = (
-    (_has_a_name_twice, "a struct in it has a name twice, of which readers see only one"),
+    (_has_a_name_twice, "a struct in it has two fields of one name, and readers see only one"),
     (_is_spatial, "no reader returns it as such (write its st_asbinary and st_srid)"),
 )
 _UNFIT: Final[Mapping[str, Sequence[tuple[Callable[[pa.DataType], bool], str]]]] = {

@@ -29,7 +29,7 @@ Format: TypeAlias = Literal["parquet", "json", "csv"]
 Compression: TypeAlias = Literal["zstd", "snappy", "lz4", "gzip", "brotli", "none"]
 
 BUFFER_BYTES = 160 << 20
-"""For the part buffers of all open files, and the parts that are being sent."""
+"""Memory for the part buffers of all open files, and for the parts that are being sent."""
 
 MIN_PART_BYTES = 5 << 20
 MAX_PART_BYTES = 32 << 20
@@ -189,12 +189,12 @@ class FileFormat:
 
     @property
     def rows_per_group(self) -> int:
-        """The number of rows that are written at once."""
+        """The number of rows that are written at a time."""
         return int(self.parquet.get("row_group_size", _ROWS_PER_GROUP))
 
     @property
     def part_sizes(self) -> PartSizes:
-        """Sizes with which all part buffers, and the parts that are being sent, fit into memory."""
+        """Sizes that let all part buffers, and the parts that are being sent, fit into memory."""
         files = self.max_open_files if self.partition_by else 1
         bound = max(MIN_PART_BYTES, BUFFER_BYTES // (files + PARTS_IN_FLIGHT))
         if isinstance(self.part_size, int):
@@ -244,7 +244,7 @@ class _Parquet:
 class _Csv:
     def __init__(self, where: pa.NativeFile, schema: pa.Schema) -> None:
         self._where = where
-        # Strings are quoted and nulls are not, which tells an empty string from a null.
+        # Strings are quoted and nulls are not, which distinguishes an empty string from a null.
         self._writer = pa_csv.CSVWriter(where, in_zone(schema, "UTC"))  # type: ignore[arg-type]  # takes it
 
     def write(self, rows: pa.Table) -> None:

@@ -1,4 +1,4 @@
-"""What every object is stored with, in addition to its bytes: the public settings."""
+"""The public settings of each stored object: storage class, encryption, ACL, metadata, tags."""
 
 from __future__ import annotations
 

@@ -45,12 +45,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class PartSizes:
-    """The sizes of the parts of a file: they double after each thousand parts, up to a bound.
-
-    Attributes:
-        first: bytes of the first parts.
-        largest: the bound, in bytes.
-    """
+    """Sizes of a file's parts, in bytes: they double after each thousand parts, up to a bound."""
 
     first: int
     largest: int
@@ -102,16 +97,7 @@ class PartStream:
 
     The first part creates the upload. A create whose answer is lost may have succeeded, so it is
     repeated under the next key: an upload that nobody knows never shares a key with the upload
-    that is completed.
-
-    Args:
-        clients: of the server.
-        bucket: the object's bucket.
-        branch_id: goes into the object's metadata.
-        objects: the settings of the object.
-        next_key: returns a key that was never used before.
-        part_sizes: of all parts except the last.
-        transfers: the branch's threads.
+    that is completed. `next_key` returns a key that was never used before.
     """
 
     def __init__(
@@ -132,8 +118,8 @@ class PartStream:
         self._next_key = next_key
         self._part_sizes = part_sizes
         self._transfers = transfers
-        # It takes memory only when it fills, and never moves: with many open files, a bytearray for
-        # each would take half as much again.
+        # A map takes memory only as it fills, and never moves: with many open files, bytearrays
+        # would take 50 % more.
         self._buffer = mmap.mmap(-1, part_sizes.of(1))
         self._filled = 0
         self._position = 0

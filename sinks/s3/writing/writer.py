@@ -55,16 +55,9 @@ class _OpenFile:
 class BranchWriter:
     """The open files of one branch; used by one thread.
 
-    Args:
-        clients: of the server.
-        place: where the sink writes.
-        file_format: how rows become files.
-        branch_id: goes into the files' names and metadata.
-        objects: the settings of the objects.
-        schema: of the rows as readers see them; default: the schema of the rows written.
-
     Attributes:
-        schema: of the rows as readers see them; None before the first rows.
+        schema: of the rows as readers see them: the given one, or that of the rows written. None
+            before the first rows.
     """
 
     def __init__(
@@ -123,7 +116,7 @@ class BranchWriter:
         return staged
 
     def discard(self) -> None:
-        """End the threads and abort the uploads; the sweep aborts what fails here."""
+        """End the threads and abort the uploads; a sweep aborts those that fail here."""
         for stream in self._streams:
             stream.discard()
         for file in self._open.values():
@@ -209,7 +202,7 @@ class BranchWriter:
 
 
 def split(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each folder, without the columns that are in its name."""
+    """The name and the rows of each folder, without the columns that are in the name."""
     if batch.num_rows == 0:
         return
     if not columns:
