@@ -28,7 +28,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Command:
-    """What to run, and as whom."""
+    """A program to run, its environment and its user."""
 
     argv: Sequence[str]
     log: Path
@@ -40,9 +40,9 @@ class Command:
 
 
 class Guard:
-    """Runs one process at a time, and ends it with this process (see `watchdog`).
+    """Runs one process at a time, which ends with this process at the latest (see `watchdog`).
 
-    `remove` names folders that go with it. Safe to use from any thread.
+    The folders in `remove` are removed after that. Safe to use from any thread.
     """
 
     def __init__(self, *, remove: Sequence[Path] = ()) -> None:
@@ -83,11 +83,11 @@ class Guard:
         return status
 
     def end(self, signal: int | None = None, *, grace_s: float = 10.0) -> None:
-        """End the process and all its children: by the signal if given, by SIGKILL after all."""
+        """End the process and all its children: by `signal` if given, then by SIGKILL."""
         self._ask(do="end", signal=signal, grace_s=grace_s)
 
     def run(self, command: Command, *, tick: Callable[[], None] = lambda: None) -> int:
-        """Run to the end; the exit code. `tick` is called many times a second."""
+        """Run to the end and return the exit code; call `tick` many times a second meanwhile."""
         self.start(command)
         while (status := self.status()) is None:
             tick()
@@ -96,7 +96,7 @@ class Guard:
 
     def close(self) -> None:
         """End everything and remove the folders; returns when that is done."""
-        with self._lock:  # never under a request of another thread
+        with self._lock:  # never during a request of another thread
             self.forget()
         self._watchdog.wait()
 
@@ -126,7 +126,7 @@ class Guard:
                 unsent = unsent[stdin.write(unsent) :]
             while line := stdout.readline():
                 answer: dict[str, Any] = json.loads(line)
-                # Any other answers a request whose caller was interrupted, by Ctrl-C.
+                # Any other number answers a request whose caller was interrupted, by Ctrl-C.
                 if answer["id"] == self._requests:
                     return answer
         except BrokenPipeError:
@@ -136,7 +136,7 @@ class Guard:
 
 @contextlib.contextmanager
 def own_guard(guard: Guard | None) -> Iterator[Guard]:
-    """The given guard, or one for the block."""
+    """The given guard, or a new one that is closed after the block."""
     if guard is not None:
         yield guard
         return
@@ -160,8 +160,13 @@ def _forget_guards() -> None:
 os.register_at_fork(after_in_child=_forget_guards)
 
 
+def import_path() -> dict[str, str]:
+    """The environment that lets another Python import what this process can import."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))}
+
+
 def log_tail(log: Path, start: int = 0) -> str:
-    """The last lines of a log from a position on, in one line."""
+    """The last lines of a log from the byte `start` on, joined into one line."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -170,17 +175,17 @@ def log_tail(log: Path, start: int = 0) -> str:
 
 
 _ports = random.SystemRandom()
-"""Not `random` itself: test runs side by side may seed that with the same number."""
+"""Not `random` itself: concurrent test runs may seed that with the same number."""
 _given_ports: set[int] = set()
 _ports_lock = threading.Lock()
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing uses, and that no client's socket will take meanwhile.
+    """A free port of 127.0.0.1 that no client's socket will take meanwhile.
 
-    The kernel gives client sockets ports from its ephemeral range. A server's port from that range
-    can be lost between a kill and the restart, even to a client that connects to itself; so ours
-    lie below it.
+    The kernel gives client sockets ports from its ephemeral range. A server could lose a port of
+    that range between a kill and the restart, even to a client that connects to itself. So these
+    ports are below the range.
     """
     low = 32768
     with contextlib.suppress(OSError, ValueError):
