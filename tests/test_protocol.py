@@ -267,10 +267,10 @@ def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
     calls: list[str] = []
     check_token = SqliteLog.check_token
 
-    def away(self: SqliteLog, incarnation: Incarnation) -> None:
+    def unreachable(self: SqliteLog, incarnation: Incarnation) -> None:
         calls.append("check")
         if calls.count("check") <= away_for:
-            raise LogUnavailableError("away; nothing was written")
+            raise LogUnavailableError("unreachable; nothing was written")
         check_token(self, incarnation)
 
     def fail_once(verb: str) -> None:
@@ -279,7 +279,7 @@ def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
             if calls == ["commit"]:
                 raise ConnectionError("down")
 
-    monkeypatch.setattr(SqliteLog, "check_token", away)
+    monkeypatch.setattr(SqliteLog, "check_token", unreachable)
     world.on_call(fail_once, "left")
     world.spark.batches = [[[1]], [[2]]]
     if away_for == 3:
@@ -287,7 +287,7 @@ def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
         assert calls == ["commit", *["check"] * 4, "commit", "commit"], "of two batches"
     else:
         with pytest.raises(
-            CommitUnresolvedError, match="down; not tried again until the log.*away"
+            CommitUnresolvedError, match="down; not tried again until the log.*unreachable; nothing"
         ):
             world.start(Process())
         assert set(calls[1:]) == {"check"}
@@ -304,7 +304,7 @@ def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> N
         def commit_many(self, committables: Any) -> Any:
             asked.append([str(c.branch_id) for c in committables])
             if len(asked) == 1:
-                return [*commit_each(self, committables[:1]), CommitUnresolvedError("away")]
+                return [*commit_each(self, committables[:1]), CommitUnresolvedError("no answer")]
             return commit_each(self, committables)
 
     world.kinds["left"] = Batching
@@ -515,16 +515,16 @@ def test_run_that_ends_while_it_waits_for_a_token_takes_none(
 ) -> None:
     """Else a stopped run would fence its successor as soon as the log is reachable again."""
 
-    def away(self: SqliteLog, claim: object) -> None:
+    def unreachable(self: SqliteLog, claim: object) -> None:
         ended.append(claim)
-        raise LogUnavailableError("away; nothing was written")
+        raise LogUnavailableError("unreachable; nothing was written")
 
     def may_repeat() -> None:
         if ended:
             raise ProtocolError("the run was stopped")
 
     ended: list[object] = []
-    monkeypatch.setattr(SqliteLog, "begin", away)
+    monkeypatch.setattr(SqliteLog, "begin", unreachable)
     with pytest.raises(ProtocolError, match="stopped"):
         world.driver(Process(), may_repeat=may_repeat)
     assert len(ended) == 1
@@ -746,8 +746,8 @@ def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the
     old.deliver(world.batch(process))
     other.start(Process())
     if log_is_away:
-        away = LogUnavailableError("away")
-        monkeypatch.setattr(old.lease.pipeline.log, "check_token", Mock(side_effect=away))
+        unreachable = LogUnavailableError("unreachable")
+        monkeypatch.setattr(old.lease.pipeline.log, "check_token", Mock(side_effect=unreachable))
     with pytest.raises(FencedError, match="another driver has gone on"):
         old.settle()
     for store in world.stores.values():
@@ -1020,11 +1020,11 @@ def test_log_that_is_away_too_long_lets_the_batch_be_aborted(
     world.kinds["left"] = Perishable
     driver = world.driver(process := Process())
 
-    def away(self: SqliteLog, record: object) -> None:
+    def unreachable(self: SqliteLog, record: object) -> None:
         now[0] += 15.0
-        raise LogUnavailableError("away; nothing was written")
+        raise LogUnavailableError("unreachable; nothing was written")
 
-    monkeypatch.setattr(SqliteLog, "decide", away)
+    monkeypatch.setattr(SqliteLog, "decide", unreachable)
     with pytest.raises(PrepareRejectedError, match="smaller"):
         driver.deliver(world.batch(process))
     assert world.prepared() == [0, 0]
@@ -1198,11 +1198,11 @@ def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
 
     def lose_answer(self: SqliteLog, record: TransactionRecord) -> None:
         decide(self, record)
-        raise next(errors, LogUnavailableError("away; nothing was written"))
+        raise next(errors, LogUnavailableError("unreachable; nothing was written"))
 
     with monkeypatch.context() as patched:
         patched.setattr(SqliteLog, "decide", lose_answer)
-        with pytest.raises(DecisionUnknownError, match=r"the answer is lost; and now: away"):
+        with pytest.raises(DecisionUnknownError, match=r"the answer is lost; and now: unreachable"):
             driver.deliver(world.batch(process))
     assert world.prepared() == [2, 2]
     world.start(Process())

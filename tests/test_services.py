@@ -247,7 +247,7 @@ def test_compose_file_matches_make_services() -> None:
 
 def test_unknown_kind() -> None:
     """The sentence lists what there is."""
-    with pytest.raises(ServiceError, match="no service 'redis'; there are kafka, postgres"):
+    with pytest.raises(ServiceError, match="no service 'redis'; choose from kafka, postgres"):
         start_services(["redis"])  # type: ignore[list-item]
     with pytest.raises(ServiceError, match="no service 'pg'"):
         start_services(["postgres"], ports={"pg": 5432})

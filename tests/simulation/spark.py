@@ -201,9 +201,9 @@ class SimBatch:
         zombie = replace(branch_id, attempt=self._driver.process.next_attempt())
         due = self._world.steps + self._world.rng.choice((3, 15, 40, 120))
 
-        def wake() -> None:
+        def prepare_late() -> None:
             self._world.trace(f"an executor zombie prepares {zombie}")
             self._world.ledger.zombies.add(str(zombie))
             sink.system.prepare(zombie, rows)
 
-        self._world.late.append((due, wake))
+        self._world.late.append((due, prepare_late))

@@ -115,7 +115,7 @@ class CommittedReader:
 
     def _read(self, ends: Mapping[int, int]) -> Iterator[KafkaMessage]:
         deadline = time.monotonic() + self._stuck_after_s
-        while behind := [p for p in self._partitions if self._reached[p] < ends[p]]:
+        while unread := [p for p in self._partitions if self._reached[p] < ends[p]]:
             messages = self._consumer.consume(_CHUNK, 0.1)
             for message in messages:
                 error = message.error()
@@ -128,7 +128,7 @@ class CommittedReader:
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
                     self._reached[message.partition()] = message.offset()
             if time.monotonic() > deadline:
-                raise StuckError(self.topic, {p: (self._reached[p], ends[p]) for p in behind})
+                raise StuckError(self.topic, {p: (self._reached[p], ends[p]) for p in unread})
 
     def close(self) -> None:
         self._consumer.close()

@@ -8,8 +8,8 @@
     driver.kill()              # SIGKILL for Python, its JVM and the workers
     points.disarm()
 
-Nothing here sleeps and hopes: each kill waits until the driver has reached its state. `wait_for`
-fails when the driver ends, or a deadline passes, before that.
+No kill depends on timing: each one waits until the driver has reached its state. `wait_for` fails
+when the driver ends, or a deadline passes, before that.
 """
 
 from __future__ import annotations

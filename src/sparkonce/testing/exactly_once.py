@@ -65,8 +65,8 @@ def assert_exactly_once(
             calls it, so it is pickled as Spark pickles functions.
         source: the batches, one more than the kills need: the last one shows that the pipeline
             still runs.
-        readers: by sink name, a function that reads the sink with a client of its own. It returns
-            rows with the columns and values of the source.
+        readers: by sink name, a function that reads the sink with its own client. It returns rows
+            with the columns and values of the source.
         kills: where the driver is killed; default: `crash_points` of the readers' sinks. A number
             takes that many batches of the default, chosen by `seed`.
         standing: by sink name, a function that lists everything left open, prepared or staged. It

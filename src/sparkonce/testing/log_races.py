@@ -70,7 +70,7 @@ class LogRaces(LogUnderTest):
             ACTS[verb](log, old, done)
 
     def test_tokens_of_racing_processes_differ(self, log: TransactionLog, address: str) -> None:
-        """Processes that begin at the same time each get a token of their own.
+        """Processes that begin at the same time all get different tokens.
 
         No process has the token of a `begin` whose outcome was unknown.
         """

@@ -58,9 +58,9 @@ class LogUnderTest:
     def start(self, address: str, program: str, *arguments: object) -> subprocess.Popen[str]:
         """Start a program of `log_process` in another process."""
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        words = [name, address, program, *map(str, arguments)]
+        job = ["-m", "sparkonce.testing.log_process", name, address, program]
         return subprocess.Popen(
-            [sys.executable, "-m", "sparkonce.testing.log_process", *words],
+            [sys.executable, *job, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -226,7 +226,7 @@ class LogVerbs(LogUnderTest):
         assert list(log.unfinished("orders")) == []
 
     def test_pipelines_are_separate(self, log: TransactionLog) -> None:
-        """One log serves many pipelines; a token of one fences nobody of another."""
+        """One log serves many pipelines; a token of one fences no driver of another."""
         orders = log.begin(claim())
         europe = log.begin(claim(pipeline="orders-eu", query_id=OTHER_QUERY))
         log.decide(record(orders, 0))
@@ -235,7 +235,7 @@ class LogVerbs(LogUnderTest):
         assert [r.id.pipeline for r in log.history("orders")] == ["orders"]
 
     def test_refused_claim_fences_nobody(self, log: TransactionLog, other: TransactionLog) -> None:
-        """A start that the identity guard refuses leaves the healthy driver's token alone."""
+        """A start that the identity guard refuses takes no token from the healthy driver."""
         healthy = log.begin(claim())
         with pytest.raises(ConfigurationError, match="replaces="):
             other.begin(claim(query_id=OTHER_QUERY))

@@ -39,7 +39,7 @@ APART: Mapping[str, Mapping[str, Any]] = {
 """How another branch differs from `BRANCH`. Two branches that differ only in the attempt belong to
 one batch: `SinkVerbs.test_equal_rows_are_all_kept`."""
 
-BESIDE: Mapping[str, Mapping[str, Any]] = {
+SIDE_BY_SIDE: Mapping[str, Mapping[str, Any]] = {
     "token": {"token": 30},
     "pass": {"write_pass": 10},
     "sink": {},
@@ -107,7 +107,7 @@ class SinkBranches(SinkCase):
         stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
         stage.sees(A, B)
 
-    @pytest.mark.parametrize("part", BESIDE)
+    @pytest.mark.parametrize("part", SIDE_BY_SIDE)
     def test_branches_side_by_side(self, stage: Stage, part: str) -> None:
         """Two prepared branches, one part apart, end independently, and are listed correctly."""
         needs_many_branches(stage)
@@ -117,7 +117,7 @@ class SinkBranches(SinkCase):
             ours = replace(BRANCH, batch_id=n)
             tasks = [
                 stage.task(sinks[0], ours, A),
-                stage.task(sinks[1], replace(ours, **BESIDE[part]), B),
+                stage.task(sinks[1], replace(ours, **SIDE_BY_SIDE[part]), B),
             ]
             prepared = [stage.vote(sink, task) for sink, task in zip(sinks, tasks, strict=True)]
             made = {c.branch_id.name for c in (*tasks, *chain(*prepared))}

@@ -21,7 +21,7 @@ VERSITYGW_VERSION = "v1.8.0"
 
 
 def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
-    """S3Mock keeps its objects in a folder; it checks no credentials."""
+    """Run S3Mock, which keeps its objects in a folder and checks no credentials."""
     settings = S3Settings(f"http://127.0.0.1:{port}")
     store = folder / "data"
     store.mkdir(exist_ok=True)
@@ -47,7 +47,7 @@ def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
 
 
 def local_versitygw(folder: Path, guard: Guard, port: int) -> S3Server:
-    """versitygw is a real S3 server that keeps its objects in a folder."""
+    """Run versitygw, a real S3 server that keeps its objects in a folder."""
     settings = S3Settings(f"http://127.0.0.1:{port}")
     root = folder / "data"
     root.mkdir(exist_ok=True)
