@@ -1,12 +1,12 @@
-"""An idempotent sink: an HTTP API that takes a batch of rows under a key, once.
+"""An idempotent sink: an HTTP API that accepts a batch of rows under a key once.
 
     PUT  /batches/KEY   stores the rows under the key; the same key again changes nothing
-    HEAD /batches/KEY   200 if it has them
-    GET  /rows          what readers get
+    HEAD /batches/KEY   200 if the API has the key
+    GET  /rows          the rows that readers get
 
-The API has no transaction to prepare, so the rows wait in files until they are decided
-(`IdempotentSink`), and the key, stored by the server together with the rows, makes the commit
-idempotent. `serve` is such an API in a few lines, for tests.
+The API has no transaction to prepare, so the rows wait in files until the batch is decided
+(`IdempotentSink`). The server stores the key together with the rows, which makes the commit
+idempotent. `serve` starts such an API of a few lines, for tests.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT_S = 30
 
 
 class HttpSink(IdempotentSink):
-    """Puts each Spark task's rows as JSON lines, in one request."""
+    """Sends the rows of each Spark task as JSON lines, in one request."""
 
     kind: ClassVar[str] = "http"
 
@@ -54,17 +54,17 @@ class HttpSink(IdempotentSink):
         except HTTPError as error:
             if error.code in {400, 413, 422}:
                 raise CommitRejectedError(
-                    f"{self.where} refuses {len(lines)} rows ({error}): make it take them",
+                    f"{self.where} refuses {len(lines)} rows ({error}): make it accept them",
                     branch_id,
                 ) from error
-            raise  # unknown: it is put again
+            raise  # the outcome is unknown: the sink sends the rows again
 
     def has(self, branch_id: BranchId) -> bool | None:
         try:
             self._ask("HEAD", branch_id)
         except HTTPError as error:
             if error.code == 404:
-                return None  # a request of a driver that died may still be on its way
+                return None  # unknown: a request of a dead driver may still arrive
             raise
         return True
 
@@ -75,7 +75,7 @@ class HttpSink(IdempotentSink):
 
 
 class Api(ThreadingHTTPServer):
-    """The API, in memory; `forget_answers` closes the connection where an answer is due."""
+    """The API, in memory; with `forget_answers` it closes connections without an answer."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         lines = self.rfile.read(int(self.headers["Content-Length"])).splitlines()
-        with self.server.lock:  # key and rows in one step: that is what makes it idempotent
+        with self.server.lock:  # storing key and rows in one step makes it idempotent
             self.server.batches.setdefault(self.path, [json.loads(line) for line in lines])
         if not self.server.forget_answers:
             self._answer(201)
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve() -> Api:
-    """Start the API in a thread; end it with `shutdown` and `server_close`."""
+    """Start the API in a thread; stop it with `shutdown` and `server_close`."""
     api = Api()
     threading.Thread(target=api.serve_forever, daemon=True).start()
     return api

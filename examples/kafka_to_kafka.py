@@ -1,4 +1,4 @@
-"""Kafka to Kafka, exactly once: payments are read, checked and written to another topic.
+"""Kafka to Kafka, exactly once: read payments, check them, and write them to another topic.
 
     make services    # in one terminal: local servers on fixed ports
 
@@ -10,13 +10,13 @@
     .venv/bin/python examples/kafka_to_kafka.py --make 1000
     .venv/bin/sparkonce status examples.kafka_to_kafka:pipeline
 
-With spark-submit, `--packages org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION` brings the same
-jars, for your version of Spark. `--make` puts payments into the topic to begin with.
+With spark-submit, `--packages org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION` loads the same
+jars, for your version of Spark. `--make` writes payments into the source topic first.
 
-Spark's checkpoint holds how far the source is read, and the transaction log which batches are
-written: consumers of `payments-checked` with isolation.level=read_committed see each payment once.
-One Spark task reads one partition of the source and writes what it reads in that order, so the
-payments of one key stay in their order.
+Spark's checkpoint records how far the source has been read, and the transaction log records which
+batches were written. Consumers of `payments-checked` with isolation.level=read_committed see each
+payment once. One Spark task reads one partition of the source and writes its rows in that order, so
+the payments of one key stay in order.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(*, once: bool, batch: int, make: int) -> None:
     payments = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", KAFKA)
-        .option("kafka.isolation.level", "read_committed")  # for a source that is written this way
+        .option("kafka.isolation.level", "read_committed")  # if the source is transactional
         .option("subscribe", SOURCE)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", batch)
@@ -90,7 +90,7 @@ def main(*, once: bool, batch: int, make: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--once", action="store_true", help="write what is there, and end")
-    parser.add_argument("--batch", type=int, default=10_000, help="most payments of a batch")
-    parser.add_argument("--make", type=int, default=0, help="payments to begin with")
+    parser.add_argument("--once", action="store_true", help="write the existing payments, then end")
+    parser.add_argument("--batch", type=int, default=10_000, help="most payments in a batch")
+    parser.add_argument("--make", type=int, default=0, help="payments to write first")
     main(**vars(parser.parse_args()))

@@ -1,11 +1,11 @@
-"""Orders into Kafka, Postgres and S3, exactly once and together.
+"""Write orders to Kafka, Postgres and S3, exactly once and together.
 
     make services                          # in one terminal: local servers on fixed ports
     .venv/bin/python examples/orders.py    # in another; stop it, kill it, start it again
     .venv/bin/sparkonce status examples.orders:pipeline
 
-The orders come from Spark's rate source, ten a second. Everything that lasts (checkpoint and
-transaction log) is in ./orders-state; delete it together with the topic, the table and the bucket.
+The orders come from Spark's rate source, ten per second. The checkpoint and the transaction log are
+in ./orders-state; if you delete it, also delete the topic, the table and the bucket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 
 KAFKA = os.environ.get("KAFKA", "localhost:9092")
 POSTGRES = os.environ.get("POSTGRES", "postgresql://postgres:postgres@localhost:5432/postgres")
-S3 = {  # by the names that boto3 has for them
+S3 = {  # boto3's own names
     "endpoint_url": os.environ.get("S3", "http://localhost:9000"),
     "aws_access_key_id": os.environ.get("S3_ACCESS_KEY", "sparkonce"),
     "aws_secret_access_key": os.environ.get("S3_SECRET_KEY", "sparkonce-secret"),
@@ -35,7 +35,7 @@ STATE = Path(os.environ.get("STATE", "orders-state")).absolute()
 
 
 def make_targets() -> None:
-    """The topic, the table and the bucket; sparkonce creates none of them behind your back."""
+    """Create the topic, the table and the bucket; sparkonce creates no targets."""
     admin = AdminClient({"bootstrap.servers": KAFKA})
     made = admin.create_topics([NewTopic("orders", num_partitions=3)])
     if (error := made["orders"].exception()) and "already exists" not in str(error):

@@ -1,11 +1,11 @@
-"""A sink that prepares and commits: SQLite, by a staging table beside the target.
+"""A sink that prepares and commits: SQLite, with a staging table next to the target.
 
     write       rows ─► sparkonce_ORDERS, tagged with their branch
     commit      one transaction: staging ─► ORDERS, and a row in sparkonce_commits that proves it
-    abort       the branch's rows leave the staging table
+    abort       delete the branch's rows from the staging table
 
-The database is one file, so driver and executors run on one machine. The target must exist; rows
-of other types than SQLite's become text, and what is not a number becomes NULL, as SQLite has it.
+The database is one file, so driver and executors run on one machine. The target must exist. Values
+of types that SQLite does not have become text, and NaN becomes NULL, as always in SQLite.
 `sparkonce_commits` keeps one row for each branch.
 """
 
@@ -28,7 +28,7 @@ from sparkonce.sinks import FindsBranches, Payload, RowSink
 
 @dataclass
 class Staging:
-    """What a task holds while it writes."""
+    """The handle of a task while it writes."""
 
     branch_id: BranchId
     rows: int = 0
@@ -36,14 +36,14 @@ class Staging:
 
 @dataclass(frozen=True)
 class Staged(Payload):
-    """What a commit needs to know, beside the branch's name."""
+    """What a commit needs in addition to the branch's name."""
 
     columns: tuple[str, ...]
     rows: int
 
 
 class SqliteSink(RowSink[Staging], FindsBranches):
-    """Writes into a table of an SQLite database; a Spark task's rows appear at once."""
+    """Writes into a table of an SQLite database; the rows of a Spark task appear together."""
 
     kind: ClassVar[str] = "sqlite"
 
@@ -62,21 +62,22 @@ class SqliteSink(RowSink[Staging], FindsBranches):
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         db = sqlite3.connect(self._path, timeout=60, isolation_level=None)
         try:
-            # FULL does not sync the folder once the journal is deleted: it may come back, and undo.
+            # FULL does not sync the folder after it deletes the journal: after a power failure the
+            # journal may exist again and roll the commit back.
             db.execute("PRAGMA synchronous = EXTRA")  # SQLite 3.12 or newer
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")
         finally:
-            db.close()  # rolls back what is not committed
+            db.close()  # rolls back an open transaction
 
     # -- before any data moves -------------------------------------------------------------------
 
     def validate(self, schema: pa.Schema) -> None:
         self._columns = tuple(schema.names)
         with self._transaction() as db:
-            there = {row[1] for row in db.execute(f'PRAGMA table_info("{self._table}")')}
-            if missing := set(schema.names) - there:
+            existing = {row[1] for row in db.execute(f'PRAGMA table_info("{self._table}")')}
+            if missing := set(schema.names) - existing:
                 raise ConfigurationError(
                     f"{self.target} has no column {sorted(missing)}: create it, or use select="
                 )
@@ -85,7 +86,7 @@ class SqliteSink(RowSink[Staging], FindsBranches):
                 f"SELECT '' AS sparkonce_branch, * FROM \"{self._table}\" WHERE false"
             )
             staged = {row[1] for row in db.execute(f'PRAGMA table_info("{self._staging}")')}
-            for column in sorted(set(schema.names) - staged):  # the target got it since
+            for column in sorted(set(schema.names) - staged):  # new in the target
                 db.execute(f'ALTER TABLE "{self._staging}" ADD COLUMN "{column}"')
             db.execute("CREATE TABLE IF NOT EXISTS sparkonce_commits (branch TEXT PRIMARY KEY)")
 
@@ -124,7 +125,7 @@ class SqliteSink(RowSink[Staging], FindsBranches):
                 f'SELECT {columns} FROM "{self._staging}" WHERE sparkonce_branch = ?',
                 [branch],
             ).rowcount
-            if moved != staged.rows:  # neither committed nor there: raising rolls back
+            if moved != staged.rows:  # neither committed nor staged: raising rolls back
                 raise PreparedBranchLostError(
                     f"{self.target}: {moved} of {staged.rows} staged rows are left of {branch}",
                     committable.branch_id,
@@ -151,7 +152,7 @@ class SqliteSink(RowSink[Staging], FindsBranches):
         return [Committable(branch) for branch in found if branch and branch.owner == owner]
 
     def _is_staged(self, db: sqlite3.Connection) -> bool:
-        """Whether `validate` has ever run: a recovery comes before it."""
+        """Whether the staging table exists: a recovery may run before any `validate`."""
         table = "SELECT 1 FROM sqlite_master WHERE name = ?"
         return db.execute(table, [self._staging]).fetchone() is not None
 

@@ -1,8 +1,8 @@
-"""A sink that looks right and is not. The contract tests catch it; do not copy it.
+"""A sink that looks right and is wrong. The contract tests catch it; do not copy it.
 
-It writes rows into a hidden file, and its commit appends that file to the one that readers have. In
-a quiet run every row comes once. Its mistakes are marked 1 to 3; docs/writing_a_sink.md shows what
-the tests say to each.
+It writes rows into a hidden file, and its commit appends that file to the file of the readers.
+Without faults every row appears once. Its mistakes are marked 1 to 3; docs/writing_a_sink.md shows
+how the tests report each.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class AppendingSink(RowSink[Lines]):
         self._folder = Path(folder)
 
     def _hidden(self, branch_id: BranchId) -> Path:
-        # Mistake 1: a name of its own instead of str(branch_id): without the token, the pass and
-        # the owner, an older driver has the same names as a younger one.
+        # Mistake 1: its own name instead of str(branch_id). Without the token, the pass and the
+        # owner, an older driver has the same names as a younger one.
         return self._folder / f".{branch_id.batch_id}-{branch_id.attempt}"
 
     def beginTransaction(self, branch_id: BranchId) -> Lines:

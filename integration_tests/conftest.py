@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the kills between a log's round trips, on servers: one verb; all of them with -m slow."""
+    """Kill only "decide" at each of its round trips on servers; mark the other verbs slow."""
     for item in items:
         name, _, verb = item.name.partition("[")
         is_of_all = name == "test_process_is_killed_at_every_round_trip" and verb != "decide]"
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def set_conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
-    """Sets Spark's settings for one test."""
+    """A function that changes a setting of Spark for one test."""
     before: dict[str, str | None] = {}
 
     def put(key: str, value: str) -> None:

@@ -1,6 +1,6 @@
 """Cuts or spoils the connection between a client and a server at the requests that a test picks.
 
-client ──► Proxy ──► server      lose=picks("COMMIT PREPARED"): the server gets the request and
+client ──► Proxy ──► server      lose=holds(b"COMMIT PREPARED"): the server gets the request and
        ◄──  ✘  ◄──               acts on it; the client gets the end of the connection
        ──►  ≠  ──►               spoil=http_request(b"PUT "): one bit of every such body is flipped
 """
@@ -14,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Picks = Callable[[bytes], bool]
-"""Looks at what a client sends at once, and says whether this is the request."""
+"""Gets the bytes that a client sends at once, and returns whether they are the request."""
 
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Swallow:
-    """The server never gets the request: `answer` is given in its place.
+    """The server never gets the request; the proxy answers it.
 
     Attributes:
-        end: what the request ends with.
-        answer: what the client gets.
+        end: the last bytes of the request.
+        answer: the bytes that the client gets.
     """
 
     end: bytes
@@ -33,15 +33,15 @@ class Swallow:
 
 
 class Proxy:
-    """Passes bytes on to a server on 127.0.0.1.
+    """Forwards bytes to a server on 127.0.0.1.
 
     Attributes:
-        port: where it listens.
-        lose: which request's answer is lost next; None again when it has happened.
-        swallow: loses the request too.
-        lost: how many answers were lost.
-        spoil: of which HTTP requests a bit of the body is flipped, each time.
-        spoiled: how many bodies were.
+        port: the port on which it listens.
+        lose: picks the next request whose answer is lost; None again after that.
+        swallow: if set, that request is lost too.
+        lost: the number of lost answers.
+        spoil: picks the HTTP requests in whose body the proxy flips a bit.
+        spoiled: the number of bodies in which it did.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -79,7 +79,7 @@ class Proxy:
             self._sockets.append(client)
             try:
                 server = socket.create_connection(self._upstream)
-            except OSError:  # the server is down: so are we
+            except OSError:  # the server is down: refuse the client
                 client.shutdown(socket.SHUT_RDWR)
                 continue
             self._sockets.append(server)
@@ -98,7 +98,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := client.recv(_CHUNK):
                 spoiling = spoiling or (self.spoil is not None and self.spoil(data))
-                if spoiling and not data.endswith(b"\r\n\r\n"):  # the body's begin
+                if spoiling and not data.endswith(b"\r\n\r\n"):  # the body has begun
                     data = data[:-1] + bytes([data[-1] ^ 1])
                     self.spoiled += 1
                     spoiling = False
@@ -137,9 +137,9 @@ class Proxy:
 
 
 class KafkaProxy(Proxy):
-    """Passes a request on once the one before it is answered, as a broker takes them.
+    """Forwards each request after the answer to the one before, as a broker handles them.
 
-    A client does not wait for that: several of its requests may come with one read.
+    A client does not wait for answers: one read may return several of its requests.
     """
 
     def _requests(
@@ -159,14 +159,14 @@ class KafkaProxy(Proxy):
     def _answers(
         self, server: socket.socket, client: socket.socket, losing: threading.Event
     ) -> None:
-        """They are read where the request was."""
+        """`_requests` forwards the answers."""
 
 
 def _message(sender: socket.socket) -> bytes:
-    """A request or answer of Kafka's protocol with its length before it; empty at the end.
+    """A request or answer of Kafka's protocol, with its length first; empty at the end.
 
     Raises:
-        OSError: the end comes in the middle.
+        OSError: the connection ends in the middle of a message.
     """
     message = sender.recv(4, socket.MSG_WAITALL)
     left = int.from_bytes(message, "big")
@@ -186,7 +186,7 @@ def _hang_up(*ends: socket.socket) -> None:
 
 
 def holds(word: bytes) -> Picks:
-    """A request that holds `word` anywhere."""
+    """A request that contains `word` anywhere."""
     return lambda data: word in data
 
 

@@ -1,7 +1,7 @@
-"""A schema registry in this process that speaks Confluent's protocol over HTTP.
+"""A schema registry in this process, with Confluent's protocol over HTTP.
 
-An id belongs to a schema, whatever its subjects; a version belongs to a subject. A new version must
-be able to read the rows of the newest one (BACKWARD, the protocol's default). Responses and error
+An id belongs to a schema in all its subjects; a version belongs to a subject. A new version must be
+able to read the rows of the newest one (BACKWARD, the protocol's default). Responses and error
 codes follow Confluent's API reference.
 """
 
@@ -31,7 +31,7 @@ class Registry:
 
     Attributes:
         login: the "user:password" that requests must carry; None accepts every request.
-        failing: the HTTP status of every response, while it is set.
+        failing: if set, the HTTP status of every response.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Registry:
 
 
 def incompatible(new: Any, old: Any) -> str | None:
-    """Why a reader with `new` cannot read rows that were written with `old`; for flat records."""
+    """Why a reader with `new` cannot read rows written with `old`; only for flat records."""
     if not (
         isinstance(new, dict) and isinstance(old, dict) and "fields" in new and "fields" in old
     ):

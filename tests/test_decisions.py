@@ -1,4 +1,4 @@
-"""What to do with a batch, as a function of values: the whole table."""
+"""The whole table of `next_move`: what to do with a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from sparkonce.protocol.decisions import Move, is_checkpointed, next_move
 from sparkonce.txn_log.record import State
 
-NEVER_MATTERS = [(None, False), (None, True), (6, True), (7, True), (9, False)]
+CHECKPOINTS = [(None, False), (None, True), (6, True), (7, True), (9, False)]
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ NEVER_MATTERS = [(None, False), (None, True), (6, True), (7, True), (9, False)]
         (State.SETTLED, Move.DRAIN),
     ],
 )
-@pytest.mark.parametrize(("committed", "has_begun"), NEVER_MATTERS)
+@pytest.mark.parametrize(("committed", "has_begun"), CHECKPOINTS)
 def test_what_is_not_in_doubt_does_not_depend_on_the_checkpoint(
     state: State | None, move: Move, committed: int | None, has_begun: bool
 ) -> None:
@@ -43,13 +43,13 @@ def test_what_is_not_in_doubt_does_not_depend_on_the_checkpoint(
 def test_what_is_in_doubt_goes_by_the_checkpoint(
     committed: int | None, has_begun: bool, move: Move
 ) -> None:
-    """I5: only a checkpoint that has begun the batch can say that Spark did not commit it."""
+    """Only a checkpoint that has begun the batch proves that Spark did not commit it (I5)."""
     found = next_move(State.PREPARED, batch_id=7, committed=committed, has_begun=has_begun)
     assert found is move
 
 
 @pytest.mark.parametrize(
-    ("committed", "told"), [(None, None), (-1, False), (6, False), (7, True), (8, True)]
+    ("committed", "expected"), [(None, None), (-1, False), (6, False), (7, True), (8, True)]
 )
-def test_checkpoint_has_reached_a_batch(committed: int | None, told: bool | None) -> None:
-    assert is_checkpointed(7, committed) is told
+def test_checkpoint_has_reached_a_batch(committed: int | None, expected: bool | None) -> None:
+    assert is_checkpointed(7, committed) is expected

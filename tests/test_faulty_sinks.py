@@ -223,7 +223,7 @@ def test_proof_is_looked_for_before_the_act(tmp_path: Path) -> None:
     """A commit that stood still in between acts on what it saw then."""
 
     def behind_another(contract: SinkContract, stage: Stage) -> None:
-        contract.test_commit_that_goes_on_behind_another_one(stage, stage.sink())
+        contract.test_commit_that_resumes_after_another_one(stage, stage.sink())
 
     caught(sqlite_world(tmp_path / "shop.db", SCHEMA, ChecksThenActs), behind_another)
 
@@ -306,7 +306,7 @@ class PreparedWhereAway(SqliteSink):
 @pytest.mark.parametrize("sink", [CommittedWhereAway, LostWhereAway, PreparedWhereAway])
 def test_target_is_away(tmp_path: Path, sink: type[SqliteSink]) -> None:
     def while_away(contract: SinkContract, stage: Stage) -> None:
-        contract.test_target_that_is_away(stage, stage.sink())
+        contract.test_unreachable_target(stage, stage.sink())
 
     caught(sqlite_world(tmp_path / "shop.db", SCHEMA, sink), while_away)
 
@@ -558,6 +558,6 @@ def test_table_is_read_and_replaced(tmp_path: Path) -> None:
     """A commit that stood still in between takes the next batch away."""
 
     def behind_another(contract: SinkContract, stage: Stage) -> None:
-        contract.test_commit_that_goes_on_behind_another_one(stage, stage.sink())
+        contract.test_commit_that_resumes_after_another_one(stage, stage.sink())
 
     caught(file_world(tmp_path, RewritesTable), behind_another)

@@ -1,4 +1,4 @@
-"""The right to act: acquire, check, release."""
+"""A driver's lease, its right to act: acquire, check, release."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_making_a_driver_fences_nobody(world: World) -> None:
-    """Only `acquire` takes a token; the driver that runs is not disturbed by an object."""
+    """Only `acquire` takes a token; a new object does not disturb the running driver."""
     running = world.driver(Process())
     Driver(Lease(running.lease.pipeline, running.incarnation, MemoryEntrance(world.spark, print)))
     running.lease.check()
@@ -38,7 +38,7 @@ def test_acquire_fences_the_driver_before(world: World) -> None:
 
 
 def test_lease_that_was_released(world: World) -> None:
-    """It may not act any more, though the log knows no newer driver."""
+    """It may no longer act, although the log knows no newer driver."""
     driver = world.driver(Process())
     driver.lease.release()
     with pytest.raises(FencedError, match="was released"):
@@ -49,7 +49,7 @@ def test_lease_that_was_released(world: World) -> None:
 def test_checkpoint_that_another_driver_has_entered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a copy of the log: the tokens say nothing, the checkpoint does."""
+    """The other driver has a copy of the log: only the checkpoint shows that it runs."""
     monkeypatch.setattr(MemoryEntrance, "enter", lambda self, incarnation: False)
     with pytest.raises(FencedError, match="another driver has continued"):
         world.driver(Process())

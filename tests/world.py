@@ -1,8 +1,8 @@
 """A small world for the protocol: external systems in memory, and a Spark of a few lines.
 
-A `Process` is one driver. When it crashes, every later call of it raises `Crash` too, so nothing
-of its clean-up code can touch the world: a crash is a crash. The coordinator, the partition
-writer and the SQLite log are the real ones.
+A `Process` is one driver. When it crashes, every later call of it raises `Crash` too, so its
+clean-up code cannot touch the world. The protocol, the partition writer and the SQLite log are the
+real ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.partition_writer import PartitionSummary, PartitionWriter, shares_of
 from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.claim import Claim
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Share, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 
 QUERY_ID = "11111111-2222-3333-4444-555555555555"
@@ -42,7 +42,7 @@ class Crash(BaseException):
 
 @dataclass
 class Store:
-    """An external system: what is prepared, what readers see, and which batches are whole."""
+    """An external system: prepared branches, visible branches, and published batches."""
 
     prepared: dict[str, list[int]] = field(default_factory=dict)
     visible: dict[str, list[int]] = field(default_factory=dict)
@@ -144,19 +144,19 @@ class MemorySink(QuietSink, Publishes):
 
 
 def hashed(ids: Sequence[int]) -> pa.RecordBatch:
-    """Rows with the column of hashes that the partition writer expects behind them."""
+    """Rows with the column of hashes that the partition writer expects as the last one."""
     hashes = [row_hash(row) for row in ids]
     return pa.record_batch({"id": pa.array(ids, pa.int64()), "hash": pa.array(hashes, pa.int64())})
 
 
 @cache
 def row_hash(row: int) -> int:
-    """Not linear: with a sum, rows 1 and 4 would else be as good as 2 and 3."""
+    """Not linear: else the sums of rows 1 and 4 and of rows 2 and 3 would be equal."""
     return int.from_bytes(blake2b(str(row).encode(), digest_size=8).digest()) >> 1
 
 
 class MemoryBatch:
-    """What Spark hands over: partitions of rows, written by the real partition writer."""
+    """A micro-batch: partitions of rows, which the real partition writer writes."""
 
     def __init__(
         self, spark: MemorySpark, batch_id: int, sinks: Sequence[MemorySink], process: Process
@@ -190,7 +190,7 @@ class MemoryBatch:
 
 @dataclass
 class MemorySpark:
-    """Replays the first batch that is not committed, as Spark does."""
+    """Replays the first batch that Spark has not committed."""
 
     batches: Sequence[Sequence[Sequence[int]]]
     committed: int = -1
@@ -203,7 +203,7 @@ class MemorySpark:
 
 @dataclass
 class MemoryCheckpoint:
-    """The commit log, as the coordinator reads it."""
+    """Spark's checkpoint as the protocol reads it."""
 
     spark: MemorySpark
     location: str = "memory:/checkpoint"
@@ -216,7 +216,7 @@ class MemoryCheckpoint:
 
 
 class MemoryEntrance:
-    """The checkpoint, as a driver enters it: no other one has entered since this one looked."""
+    """The checkpoint as a driver enters it; no other driver entered since this one looked."""
 
     def __init__(self, spark: MemorySpark, may_repeat: Callable[[], None]) -> None:
         self._spark = spark
@@ -236,7 +236,12 @@ class MemoryEntrance:
 
 
 class World:
-    """Two stores, a log on disk, and a streaming query over them."""
+    """Two stores, a log on disk, and a streaming query over them.
+
+    Attributes:
+        prepare_sinks: changes the sinks of each new driver.
+        kinds: by name, the sinks that are no plain `MemorySink`.
+    """
 
     def __init__(
         self,
@@ -252,6 +257,29 @@ class World:
         self.spark = MemorySpark(batches)
         self.sinks: list[MemorySink] = []
         self.prepare_sinks: Callable[[Sequence[MemorySink]], None] = lambda sinks: None
+        self.kinds: dict[str, type[MemorySink]] = {}
+
+    def on_call(self, act: Callable[[str], None], *names: str) -> None:
+        """Let the sinks of these names, in later drivers, call `act` with each verb."""
+
+        def prepare(sinks: Sequence[MemorySink]) -> None:
+            for sink in sinks:
+                if sink.name in names:
+                    sink.fail = act
+
+        self.prepare_sinks = prepare
+
+    def history(self) -> Sequence[TransactionRecord]:
+        """The records of the log, the newest first."""
+        return SqliteLog(self.path).history("orders")
+
+    def prepared(self) -> list[int]:
+        """The number of prepared branches in each store."""
+        return [len(store.prepared) for store in self.stores.values()]
+
+    def visible(self) -> list[int]:
+        """The number of visible branches in each store."""
+        return [len(store.visible) for store in self.stores.values()]
 
     def source(self) -> Counter[int]:
         return Counter(row for batch in self.spark.batches for part in batch for row in part)
@@ -272,7 +300,10 @@ class World:
     def driver(
         self, process: Process, may_repeat: Callable[[], None] = lambda: None, **changes: Any
     ) -> Driver:
-        self.sinks = [MemorySink(store, process, name) for name, store in self.stores.items()]
+        self.sinks = [
+            self.kinds.get(name, MemorySink)(store, process, name)
+            for name, store in self.stores.items()
+        ]
         self.prepare_sinks(self.sinks)
         pipeline = self.pipeline(self.sinks, SqliteLog(self.path))
         return Driver.start(pipeline, self.claim(**changes), MemoryEntrance(self.spark, may_repeat))
@@ -306,7 +337,7 @@ class World:
         driver.commit_pending()
 
     def check(self) -> None:
-        """Every row is visible and published once in every store, and nothing is left over."""
+        """Assert that every row is visible and published once in every store, and nothing else."""
         for name, store in self.stores.items():
             assert store.rows() == self.source(), name
             published = [branch for some in store.published.values() for branch in some]
@@ -319,7 +350,7 @@ class World:
 
 
 class at_point:  # noqa: N801 - reads as a phrase in a with statement
-    """Call `action` the `nth` time that the protocol reaches `point`; `fired` tells if it did."""
+    """Call `action` the `nth` time that the protocol reaches `point`; then `fired` is true."""
 
     def __init__(self, point: str, action: Callable[[], None], *, nth: int = 1) -> None:
         self._point = point

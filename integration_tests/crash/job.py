@@ -1,14 +1,14 @@
-"""The driver program that the crash tests kill: a folder of JSON files into any sinks.
+"""The driver program that the crash tests kill: it reads a folder of JSON files into any sinks.
 
     python -m integration_tests.crash.job CONFIG.json
 
 CONFIG holds
 
 * `source`, `checkpoint`: folders; `master`: Spark's, such as "local[2]";
-* `sinks`: each with the `kind` of the sink, its positional `target` and its `settings`;
-* `removed`: the same of sinks that the pipeline had;
+* `sinks`: for each sink its class `kind`, its positional `target` and its `settings`;
+* `removed`: the same for sinks that the pipeline had before;
 * `pipeline`: the settings of `ExactlyOnce`;
-* `is_tagged`: whether each row says which process wrote it, in its column `run`.
+* `is_tagged`: whether the column `run` of each row has the id of the process that wrote it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     PYTHONPATH=TREE/src:TREE python -P names_job.py prepare|commit CONFIG.json COMMITTABLES.json
 
-It uses only verbs that both releases have, so the names that an outsider sees afterwards compare.
+It uses only verbs that both releases have, so a test can compare the names that an outsider sees.
 CONFIG holds each sink's `kind`, `target` and `settings`, and the `columns` of its rows.
 """
 
@@ -28,7 +28,7 @@ def branch(sink: str, attempt: int) -> BranchId:
 
 
 def prepare(sink: Any, columns: list[str]) -> list[Any]:
-    """What two tasks and the driver's vote make of a batch, as JSON."""
+    """Prepare a batch by two tasks and the driver's vote; return the committables as JSON."""
     tasks = {}
     for attempt in (5, 6):
         values = {**VALUES, "id": pa.array([attempt, attempt + 10])}

@@ -6,8 +6,8 @@ It uses the names of that release and nothing of this tree, so it never changes.
 
 * `source`, `checkpoint`: folders;
 * `sinks`: for each sink its class `kind`, its positional `target` and its `settings`;
-* `pipeline`: the settings of `ExactlyOnce`, in the words of that release;
-* `imported`: a file that takes which `sparkonce` the driver and a worker imported.
+* `pipeline`: the settings of `ExactlyOnce`, by the names of that release;
+* `imported`: the file in which to record which `sparkonce` the driver and a worker imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sparkonce import ExactlyOnce, sinks
 
 
 def imported(_: object = None) -> list[Any]:
-    """The package's file, and whether the sinks have a verb that only that release has."""
+    """The file of the package, and whether its sinks have a verb that only that release has."""
     import sparkonce
     from sparkonce.sinks import TwoPhaseCommitSink
 

@@ -1,11 +1,11 @@
-"""One pipeline that begins under the release before, and is finished by this tree.
+"""A pipeline that begins under the release before, and that this tree finishes.
 
     tests/golden/release_before.tar.xz ─► its source tree ─► old driver, killed at a point
                                                                     │ checkpoint, log, targets
                                           this tree ─► `sparkonce recover`, or a new driver
 
-The old side uses nothing of this tree: neither names, nor fail points, nor settings. `OldDriver`,
-`OldSink` and `OLD_POLICY` speak the old release's language and never change. When a setting of this
+The old side uses nothing of this tree: no names, no fail points, no settings. `OldDriver`,
+`OldSink` and `OLD_POLICY` use the names of the old release and never change. If a setting of this
 tree is renamed, change the constants below, and `targets`.
 """
 
@@ -34,13 +34,13 @@ ARCHIVE = Path(__file__).parent.parent.parent / "tests" / "golden" / "release_be
 SHA256 = "a56b9e4ac1c38d43e8e54e08de6136beb77c3017fc7c5c03ac2b0bd3ddd95e50"
 
 DIRECT_LOAD: Mapping[str, Any] = {"load": "direct"}
-"""What makes this tree's `PostgresSink` write in the tasks' own prepared transactions."""
+"""With these settings this tree's `PostgresSink` writes in prepared transactions of the tasks."""
 
 UPSERT: Mapping[str, Any] = {"key": ["id"]}
 DIRECT_UPSERT: Mapping[str, Any] = {**DIRECT_LOAD, **UPSERT, "writers": 3}
 
 OLD_POLICY = {"immediate": "prepared", "after_checkpoint": "checkpoint"}
-"""This tree's commit policies in the words of the release before."""
+"""By this tree's commit policies, their names in the release before."""
 
 POLL_S = 0.02
 REACH_S = 240.0
@@ -54,7 +54,7 @@ def unpack(folder: Path) -> Path:
     return folder
 
 
-# -- the sinks, in the words of both releases ------------------------------------------------------
+# -- the sinks, with the settings of both releases -------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,7 @@ class OldDriver:
         return self._guard.pid
 
     def run_until(self, *stops: tuple[str, Mapping[str, object]]) -> None:
-        """Start it and wait until it stops at every one of `stops`: a point, and where.
-
-        Raises:
-            AssertionError: it ended first, it took too long, or it did not run the old release.
-        """
+        """Start it and wait until it stops at every one of `stops`: a point, and where."""
         for point, where in stops:
             self._arm(point, where)
         self._guard.start(self._command)
@@ -187,7 +183,7 @@ class OldDriver:
             time.sleep(POLL_S)
 
     def kill(self) -> None:
-        """SIGKILL for Python, its JVM and the workers, all of which still run."""
+        """SIGKILL Python, its JVM and the workers; fail if the driver has ended already."""
         assert self._guard.status() is None, log_tail(self._log)
         self._guard.end()
 
@@ -203,7 +199,7 @@ class Upgrade(Scenario):
 
     old: OldDriver
     log_location: str
-    """The log's address for somebody outside of the query."""
+    """The log's address outside the query."""
 
     def begin(self, tree: Path, old_sinks: list[OldSink], log: str) -> None:
         """Write the configurations of both releases; `log` is the same for both."""
@@ -225,7 +221,7 @@ class Upgrade(Scenario):
         self.old = OldDriver(folder, tree, config, imported)
 
     def wait_until_old_spark_planned(self, batch: int) -> None:
-        """Wait until the old driver's Spark has written which files `batch` holds."""
+        """Wait until the old driver's Spark has recorded the files of `batch`."""
         planned = self.checkpoint / "offsets" / str(batch)
         self.old.wait_for(planned.exists, planned)
 
@@ -241,7 +237,7 @@ class Upgrade(Scenario):
         log.close()
 
     def state_of(self, batch: int) -> str | None:
-        """The state that the log has for `batch`; None where it has no record."""
+        """The state of `batch` in the log; None if the log has no record of it."""
         with self.log() as log:
             found = [r for r in log.history(PIPELINE) if r.id.batch_id == batch]
         return str(found[0].state.value) if found else None

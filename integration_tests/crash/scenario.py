@@ -1,10 +1,10 @@
-"""One pipeline whose drivers are killed again and again, and looked at from outside meanwhile.
+"""A pipeline whose drivers are killed again and again, while an outsider looks at its targets.
 
     source files ─► driver (one or several, see `Driver`) ─► targets, each with an outsider's view
 
-What is compared are whole rows, as multisets, per batch and per sink. With `is_tagged` every row
-also says which driver process wrote it: then all rows of a batch, in all sinks, must be of one
-process, and of none that was killed while the batch could still be aborted.
+Tests compare whole rows, as multisets, per batch and per sink. With `is_tagged` every row also
+names the driver process that wrote it. Then all rows of a batch, in all sinks, must come from one
+process, and never from one that was killed while the batch could still be aborted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SeenRow(NamedTuple):
 
     Attributes:
         row: its values.
-        run: which driver process wrote it; 0 where rows are not tagged.
+        run: the id of the driver process that wrote it; 0 if rows are not tagged.
     """
 
     row: Row
@@ -74,10 +74,10 @@ class Target:
         kind: class name in `sparkonce.sinks`.
         target: positional arguments.
         settings: keyword arguments.
-        read: every row that a reader gets.
-        leaks: names what is left over in the owner's name.
+        read: returns every row that a reader gets.
+        leaks: lists everything of the owner that is left over.
         lose: destroys a prepared branch, as a timeout or an administrator does.
-        unpublished: names what only one of plain readers and readers of whole batches sees.
+        unpublished: lists objects that only plain readers, or only readers of whole batches, see.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class Target:
 
 
 class Driver:
-    """One driver program of the pipeline, with fail points of its own."""
+    """One driver program of the pipeline, with its own fail points."""
 
     def __init__(self, folder: Path, config: Path) -> None:
         folder.mkdir()
@@ -119,7 +119,7 @@ class Driver:
         return self.failpoints.arm(point, **named)
 
     def start(self, *arms: Arm) -> None:
-        """Start it and wait until it stands at every one of `arms`."""
+        """Start it and wait until it is paused at every one of `arms`."""
         self._log_start = len(self._log())
         self.process.start()
         if arms:
@@ -131,16 +131,16 @@ class Driver:
         return self.process.pid
 
     def kill(self) -> None:
-        """SIGKILL it as a whole, and let its successor pass."""
+        """SIGKILL the whole program, and disarm its points, so that its successor passes them."""
         self.process.kill()
         self.failpoints.disarm()
 
     def let_go(self, *arms: Arm) -> None:
-        """Let it go on from where it stands."""
+        """Let it continue from the points at which it is paused."""
         self.failpoints.disarm(*arms)
 
     def ends(self) -> tuple[int, str]:
-        """Wait until it ends by itself; its exit code, and what it said since its start."""
+        """Wait until it ends by itself; return its exit code, and its output since its start."""
         return self.process.wait(), self.said()
 
     def said(self) -> str:
@@ -153,7 +153,7 @@ class Driver:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """SIGSTOP for Python, JVM and workers, and SIGCONT at the end of the block."""
+        """SIGSTOP Python, JVM and workers; SIGCONT them at the end of the block."""
         tree = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
         for process in tree:
             process.send_signal(signal.SIGSTOP)
@@ -164,14 +164,14 @@ class Driver:
 
 @dataclass
 class Scenario:
-    """A source with as many batches as are asked for, drivers, and the outside view.
+    """A source, drivers, and the outside view.
 
     Attributes:
         folder: for everything.
         targets: the sinks.
-        batches: in the source.
-        commit: the policy.
-        is_tagged: see the module. Not where branches are written again by another process.
+        batches: the number of batches in the source.
+        commit: the commit policy.
+        is_tagged: see the module. False if another process may rewrite branches.
         master: Spark's.
         settings: more settings of `ExactlyOnce`.
     """
@@ -191,9 +191,9 @@ class Scenario:
         self.drivers: list[Driver] = []
         self.table: list[tuple[str, ...]] = []
         self.aborted: set[tuple[int, int]] = set()
-        """Batches and processes that were killed while the batch could only be aborted."""
+        """Pairs of a batch and a process that was killed before it had decided the batch."""
         self.removed: dict[str, int] = {}
-        """How many batches a sink has got that the pipeline has no more, by its name."""
+        """By the name of a removed sink, the number of batches that it got."""
         self.source.mkdir()
         for number in range(self.batches * FILES_PER_BATCH):
             self.write_file(number)
@@ -201,7 +201,7 @@ class Scenario:
         self.driver = self.new_driver()
 
     def write_file(self, number: int, change: Callable[[Row], Row] = lambda row: row) -> None:
-        """Write one file of the source, or write it again with other rows."""
+        """Write one file of the source, or overwrite it with other rows."""
         ids = range(number * ROWS_PER_FILE, (number + 1) * ROWS_PER_FILE)
         rows = (change(Row.of_source(n))._asdict() for n in ids)
         path = self.source / f"{number:05d}.json"
@@ -225,20 +225,20 @@ class Scenario:
         return path
 
     def new_driver(self, config: Path | None = None) -> Driver:
-        """One more driver; of the same checkpoint unless `config` says otherwise."""
+        """Make one more driver, of the same checkpoint unless `config` has another one."""
         folder = self.folder / f"driver-{len(self.drivers)}"
         self.drivers.append(Driver(folder, config or self.config))
         return self.drivers[-1]
 
     def remove(self, name: str, *, batches: int) -> None:
-        """The drivers that start from now on have the sink in `removed`; it got `batches`."""
+        """Remove the sink, which got `batches`, from the pipeline of all later drivers."""
         self.removed[name] = batches
         self.write_config("config", self.checkpoint)
 
     def wait_until_planned(self, batch: int) -> None:
-        """Wait until Spark has written which files `batch` holds.
+        """Wait until Spark has recorded the files of `batch`.
 
-        A file source of a driver that dies before that gives them to the batch *and* two more.
+        If a driver dies before that, the file source gives the batch two more files.
         """
         planned, deadline = self.checkpoint / "offsets" / str(batch), time.monotonic() + PLANNING_S
         while not planned.exists():
@@ -261,9 +261,9 @@ class Scenario:
     # -- what an outsider sees ---------------------------------------------------------------------
 
     def visible_of(self, batch: int) -> dict[str, str]:
-        """By sink: none, all or some of the batch is visible; all before it must be, and no more.
+        """By sink: "none", "all" or "some" of the batch is visible.
 
-        What a killed attempt wrote, and what nobody wrote, must not be seen.
+        Asserts that all earlier batches are visible once, and no row of an aborted attempt is.
         """
         seen = {}
         for target in self.targets:
@@ -271,7 +271,7 @@ class Scenario:
             before = Counter({row: n for row, n in rows.items() if row.id < self._first_id(batch)})
             assert before == self._expected(0, batch), f"{target.name}: earlier batches differ"
             rest, wanted = rows - before, self._expected(batch, batch + 1)
-            assert rest <= wanted, f"{target.name}: {rest - wanted} too often, or of nobody"
+            assert rest <= wanted, f"{target.name}: {rest - wanted} too often, or never written"
             seen[target.name] = "none" if not rest else "all" if rest == wanted else "some"
         return seen
 
@@ -289,7 +289,7 @@ class Scenario:
         return Counter(map(Row.of_source, range(self._first_id(start), self._first_id(end))))
 
     def check_agreement(self) -> None:
-        """The rows of a batch are of one process in all sinks together."""
+        """Assert that all rows of a batch, in all sinks, come from one process."""
         runs: dict[int, set[int]] = {}
         for target in self.targets:
             for seen in target.read():
@@ -317,7 +317,7 @@ class Scenario:
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Run to the end, then check everything."""
+        """Run the query to its end, then check everything."""
         self.driver.failpoints.disarm()
         self.driver.start()
         status, said = self.driver.ends()
@@ -325,14 +325,14 @@ class Scenario:
         self.check_end()
 
     def check_end(self) -> None:
-        """Every sink holds the source, each batch of one attempt; nothing is left over."""
+        """Assert that every sink has the source, each batch from one attempt; nothing is left."""
         for target in self.targets:
             batches = self.removed.get(target.name, self.batches)
             rows, wanted = self._rows(target), self._expected(0, batches)
             assert rows == wanted, f"{target.name}: lost {wanted - rows}, too much {rows - wanted}"
         self.check_agreement()
         assert self.leaks() == []
-        assert [told for target in self.targets for told in target.unpublished()] == []
+        assert [found for target in self.targets for found in target.unpublished()] == []
         with self.log() as log:
             assert log.unfinished(PIPELINE) == []
             records = log.history(PIPELINE)
@@ -354,7 +354,7 @@ class Scenario:
 
 
 def shown(seen: Mapping[str, str]) -> str:
-    """``none`` where all sinks agree, else each with its own."""
+    """One value such as ``none`` if all sinks agree, else the value of each."""
     values = set(seen.values())
     if len(values) == 1:
         return values.pop()
@@ -362,7 +362,7 @@ def shown(seen: Mapping[str, str]) -> str:
 
 
 def first_match(pattern: str, text: str) -> str:
-    """What a log says; fails with the end of the log where it does not say it."""
+    """The first match of the pattern; if there is none, fail with the end of the text."""
     match = re.search(pattern, text)
     assert match, f"{pattern} is not in: {text[-3000:]}"
     return match[0]

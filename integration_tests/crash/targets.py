@@ -1,4 +1,4 @@
-"""Sinks of the crash tests: what an outsider sees of each, and how a prepared branch gets lost."""
+"""The sinks of the crash tests: what an outsider sees of each, and how a branch gets lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def file_target(folder: Path, name: str) -> Target:
 
 
 def kafka_target(server: KafkaServer, topic: str, **settings: Any) -> Target:
-    server.start()  # a test before may have left it killed
+    server.start()  # an earlier test may have killed it
     admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
     admin.create_topics([NewTopic(topic, num_partitions=3)])[topic].result(timeout=30)
 
@@ -89,7 +89,7 @@ def kafka_target(server: KafkaServer, topic: str, **settings: Any) -> Target:
 def postgres_target(
     server: PostgresServer, table: str, *, dsn: str | None = None, **settings: Any
 ) -> Target:
-    """Through `dsn`, such as a proxy's, for the sink; the outsider looks at the server itself."""
+    """The sink connects through `dsn`, such as a proxy's; the outsider connects directly."""
     server.start()
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         key = " PRIMARY KEY" if "key" in settings else ""
@@ -127,7 +127,7 @@ def postgres_target(
 def s3_target(
     server: S3Server, bucket: str, name: str, *, endpoint_url: str | None = None
 ) -> Target:
-    """Through `endpoint_url`, such as a proxy's, for the sink; the outsider looks directly."""
+    """The sink connects through `endpoint_url`, such as a proxy's; the outsider directly."""
     server.start()
     with contextlib.closing(checks.s3_client(server)) as client:
         client.create_bucket(Bucket=bucket)

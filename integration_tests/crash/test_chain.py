@@ -1,7 +1,7 @@
 """One driver after the other is killed, each at the next point of the protocol.
 
-The chains are those of `sparkonce.testing.kills`: each kill is met by the next batch, or by the
-recovery from the kill before, and says what must be visible when the driver stands there.
+The chains are those of `sparkonce.testing.kills`: each kill hits the next batch, or the recovery
+from the kill before, and states what must be visible while the driver is paused there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ OF_EACH_POLICY = {
 
 
 def kill_at_every_step(scenario: Scenario, steps: Sequence[Kill], *, lead: int = 0) -> set[int]:
-    """One batch after the other meets its step; then check everything.
+    """Kill a driver at each of the steps, then check everything.
 
     Args:
-        scenario: with `batches_of(steps, lead)` batches.
-        steps: in their order.
-        lead: batches that a driver writes before the one at which it is killed.
+        scenario: has `batches_of(steps, lead)` batches.
+        steps: the kills, one per batch, or `again` in the same batch.
+        lead: the number of batches that a driver writes before the batch at which it is killed.
 
     Returns:
         The drivers' process ids.
@@ -54,7 +54,7 @@ def kill_at_every_step(scenario: Scenario, steps: Sequence[Kill], *, lead: int =
         step.check(seen)
         if step.aborts:
             scenario.aborted.add((batch, pid))
-    assert batch + 1 < scenario.batches, "the last batch shows that the pipeline goes on"
+    assert batch + 1 < scenario.batches, "the last batch shows that the pipeline still runs"
     scenario.finish()
     scenario.print_table("policy", "batch", "killed at", "sink", "visible then")
     return pids
@@ -88,7 +88,7 @@ def test_driver_killed_at_every_point_with_all_real_sinks(
 def test_driver_killed_around_sparks_commit_with_all_real_sinks(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """The points of commit="after_checkpoint" only: what is prepared is abandoned or decided."""
+    """Points that only commit="after_checkpoint" has: a prepared batch is abandoned or decided."""
     targets = real_targets(services, fresh_name)
     steps = [
         Kill("hold.after", "none", aborts=True),
@@ -124,7 +124,7 @@ BY_DRIVER = {
 def test_driver_killed_with_small_batches_that_it_writes_itself(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:
-    """After three small batches: the prepared branches are of the process that is killed."""
+    """After three small batches the driver writes itself: it dies with its prepared branches."""
     targets, steps = real_targets(services, fresh_name), BY_DRIVER[policy]
     with Scenario(tmp_path, targets, batches_of(steps, lead=3), policy) as scenario:
         pids = kill_at_every_step(scenario, steps, lead=3)
@@ -144,7 +144,7 @@ def test_driver_killed_with_small_batches_that_it_writes_itself(
 def test_matrix_of_points_and_sinks(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:
-    """Every point of the policy, those of a sink at every one of the real sinks."""
+    """Every point of the policy; the points of a sink at every real sink."""
     targets = real_targets(services, fresh_name)
     steps = crash_points([target.name for target in targets], policy)
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
@@ -156,7 +156,7 @@ def test_matrix_of_points_and_sinks(
 def test_driver_killed_at_every_point_with_folders_as_sinks(
     tmp_path: Path, policy: CommitPolicy
 ) -> None:
-    """The same with the simplest sinks, to tell a fault of the protocol from one of a sink."""
+    """The same with the simplest sinks, to distinguish bugs of the protocol from a sink's."""
     targets = [file_target(tmp_path / name, name) for name in ("left", "right")]
     steps = crash_points(["left", "right"], policy, is_each=False)
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:

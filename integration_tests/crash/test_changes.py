@@ -63,7 +63,7 @@ def changes_of(batch: int, randomness: random.Random) -> list[dict[str, Any]]:
         }
         for number in range(CHANGES)
     ]
-    # Its key is its own, so that it is the last of that key.
+    # No other row has its key, so it is the last row of that key.
     return [*rows, {"op": "I", "ts": 0, "id": 1000 + batch, "status": "bad"}]
 
 
@@ -97,10 +97,7 @@ def test_driver_of_a_stream_of_changes_is_killed(
     points = Failpoints(tmp_path / "failpoints")
     log = tmp_path / "driver.log"
     argv = [sys.executable, "-c", JOB, str(tmp_path), postgres.dsn, fresh_schema]
-    env = {
-        "PYTHONPATH": str(ROOT / "src"),
-        "PYSPARK_SUBMIT_ARGS": submit_args(),
-    }
+    env = {"PYTHONPATH": str(ROOT / "src"), "PYSPARK_SUBMIT_ARGS": submit_args()}
     driver = DriverProcess(argv, points, log=log, env=env)
     model: dict[int, str] = {}
     try:

@@ -1,7 +1,7 @@
-"""The crashes once more with Postgres in ``load="direct"``: a transaction per task, kept by it.
+"""The crashes with Postgres in ``load="direct"``: each task prepares its own transaction.
 
-Beside it stand an upsert with the same load, whose rows are dealt out by their keys in a pass of
-their own, and a folder, which is as simple as a sink can be.
+The pipeline also has an upsert with the same load, whose rows are distributed by their keys in
+their own pass, and a folder, the simplest sink.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_driver_killed_at_every_point(
 def test_branches_rolled_back_by_an_operator_are_written_again(
     tmp_path: Path, targets: list[Target]
 ) -> None:
-    """One task's of each sink, and only that, though the others are committed before it."""
+    """One task's branch of each sink is lost and rewritten; the other branches stay."""
     with Scenario(tmp_path, targets, 3, is_tagged=False) as scenario:
         driver = scenario.driver
         driver.start(driver.arm("decide.after", batch=1))

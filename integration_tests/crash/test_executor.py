@@ -1,7 +1,7 @@
 """An executor is killed in the middle of a batch with random columns: the same rows, or none.
 
-One that is killed between two passes takes a part of the snapshot with it; one that is killed while
-rows are dealt out, a part of the shuffle.
+A kill between two passes destroys a part of the snapshot. A kill while rows are distributed
+destroys a part of the shuffle.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def rows_of(folder: Path) -> list[tuple[int, str]]:
 
 
 def executor_of(worker: int) -> psutil.Process:
-    """The JVM that the Python worker serves."""
+    """The executor's JVM, whose Python worker this is."""
     for process in psutil.Process(worker).parents():
         if "CoarseGrainedExecutorBackend" in " ".join(process.cmdline()):
             return process
@@ -84,7 +84,7 @@ def executor_of(worker: int) -> psutil.Process:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the rows of one batch."""
+    """A folder with the rows of one batch."""
     for name in ("in", "left", "right"):
         (tmp_path / name).mkdir()
     for number in range(2):
@@ -94,7 +94,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def kill_executor(folder: Path, case: Sequence[str], sinks: Sequence[str], **arm: Any) -> None:
-    """Kill it at a branch that is prepared; the rows are there once then, or once more started."""
+    """Kill it when a branch is prepared: rows are visible once, at the latest after a restart."""
     failpoints = Failpoints(folder / "failpoints")
     driver = DriverProcess(
         [sys.executable, "-c", JOB, str(folder), *case],
@@ -130,7 +130,7 @@ def kill_executor(folder: Path, case: Sequence[str], sinks: Sequence[str], **arm
 def test_executor_killed_in_a_pass_over_a_batch_with_random_columns(
     folder: Path, sink: str
 ) -> None:
-    """Both sinks hold the same random values, or the batch is aborted in both and replayed."""
+    """Both sinks have the same random values, or the batch is aborted in both and replayed."""
     kill_executor(folder, ["two passes", "true"], ["left", "right"], sink=sink)
 
 
@@ -139,5 +139,5 @@ def test_executor_killed_in_a_pass_over_a_batch_with_random_columns(
 def test_executor_killed_while_rows_are_dealt_out_by_a_random_column(
     folder: Path, is_checked: str
 ) -> None:
-    """Where Spark does not check that a shuffle is computed alike, a snapshot takes its place."""
+    """If Spark does not verify that a recomputed shuffle is equal, sparkonce takes a snapshot."""
     kill_executor(folder, ["dealt", is_checked], ["left"], skip=1)

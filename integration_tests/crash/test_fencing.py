@@ -1,7 +1,7 @@
 """Two live drivers of one pipeline on one checkpoint: the newer one fences the older.
 
-    driver A stands at a point of batch N ─────────────────────── is let go ─► ends, names driver B
-            driver B starts, takes over, stands at the next point of batch N+1 ── is let go ─► …
+    driver A pauses at a point of batch N ─────────────────────── resumes ─► ends, names driver B
+            driver B starts, takes over, pauses at the next point of batch N+1 ── resumes ─► …
 
 Each driver of a chain is first the newer and then the older one. `frozen` stops A's whole process
 tree as well, as a hypervisor or a swapping machine does.
@@ -31,8 +31,8 @@ WHO_TOOK_OVER = f"{TOKEN_TAKEN}|{SPARKS_OWN}"
 
 
 @dataclass(frozen=True)
-class Stand:
-    """Where a driver stands while another takes over."""
+class Pause:
+    """The point at which a driver is paused while another takes over."""
 
     point: str
     sink: str | None = None
@@ -45,82 +45,78 @@ class Stand:
         return self.point + " frozen" * self.is_frozen
 
 
-def take_over_one_after_the_other(scenario: Scenario, stands: Sequence[Stand]) -> None:
+def take_over_one_after_the_other(scenario: Scenario, pauses: Sequence[Pause]) -> None:
     """Batch 0 is taken from the first driver, batch 1 from the second, and so on."""
     older = scenario.driver
-    older.start(stands[0].arm(older, 0))
-    for batch, stand in enumerate(stands):
+    older.start(pauses[0].arm(older, 0))
+    for batch, pause in enumerate(pauses):
         newer = scenario.new_driver()
-        following = stands[batch + 1 : batch + 2]
-        with older.frozen() if stand.is_frozen else contextlib.nullcontext():
-            newer.start(*(next_stand.arm(newer, batch + 1) for next_stand in following))
+        following = pauses[batch + 1 : batch + 2]
+        with older.frozen() if pause.is_frozen else contextlib.nullcontext():
+            newer.start(*(next_pause.arm(newer, batch + 1) for next_pause in following))
             if not following:
                 assert newer.ends()[0] == 0, newer.said()[-3000:]
             older.let_go()
         status, said = older.ends()
-        seen = scenario.visible_of(batch + 1)  # which asserts that this batch is there, once
-        scenario.note(scenario.commit, batch, stand, status, first_told(said), shown(seen))
+        seen = scenario.visible_of(batch + 1)  # which asserts that this batch is visible once
+        scenario.note(scenario.commit, batch, pause, status, reported(said), shown(seen))
         assert status != 0, "the older driver ends as if all were well"
         first_match(WHO_TOOK_OVER, said)
         older = newer
     scenario.check_end()
-    scenario.print_table("policy", "batch", "A stands at", "A ends", "A's word", "visible next")
+    scenario.print_table("policy", "batch", "A pauses at", "A ends", "A reports", "visible next")
 
 
-def first_told(said: str) -> str:
+def reported(said: str) -> str:
     for pattern in (TOKEN_TAKEN, SPARKS_OWN):
         with contextlib.suppress(AssertionError):
             return first_match(pattern, said)
     return "?"
 
 
-def in_turn(scenario_policy: CommitPolicy) -> list[Stand]:
+def pauses_of(policy: CommitPolicy) -> list[Pause]:
     both = [
-        Stand("write.after"),
-        Stand("prepare.after", "kafka"),
-        Stand("decide.before"),
-        Stand("decide.after"),
-        Stand("commit.before", "postgres"),
-        Stand("complete.before"),
-        Stand("decide.before", is_frozen=True),
-        Stand("commit.before", "kafka", is_frozen=True),
+        Pause("write.after"),
+        Pause("prepare.after", "kafka"),
+        Pause("decide.before"),
+        Pause("decide.after"),
+        Pause("commit.before", "postgres"),
+        Pause("complete.before"),
+        Pause("decide.before", is_frozen=True),
+        Pause("commit.before", "kafka", is_frozen=True),
     ]
-    waiting = [
-        Stand("hold.before"),
-        Stand("hold.after"),
-        Stand("hold.after", None, True),
-    ]
-    return both if scenario_policy == "immediate" else [*both[:2], *waiting, *both[2:]]
+    waiting = [Pause("hold.before"), Pause("hold.after"), Pause("hold.after", is_frozen=True)]
+    return both if policy == "immediate" else [*both[:2], *waiting, *both[2:]]
 
 
 def test_newer_driver_takes_over(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
     """Before and after the decision: the older one ends, names the newer, and changes nothing."""
-    stands = [Stand("prepare.after", "kafka"), Stand("commit.before", "kafka", is_frozen=True)]
-    with Scenario(tmp_path, real_targets(services, fresh_name), len(stands) + 1) as scenario:
-        take_over_one_after_the_other(scenario, stands)
+    pauses = [Pause("prepare.after", "kafka"), Pause("commit.before", "kafka", is_frozen=True)]
+    with Scenario(tmp_path, real_targets(services, fresh_name), len(pauses) + 1) as scenario:
+        take_over_one_after_the_other(scenario, pauses)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_newer_driver_takes_over_at_every_stand(
+def test_newer_driver_takes_over_at_every_pause(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:
-    stands = in_turn(policy)
+    pauses = pauses_of(policy)
     targets = real_targets(services, fresh_name)
-    with Scenario(tmp_path, targets, len(stands) + 1, policy) as scenario:
-        take_over_one_after_the_other(scenario, stands)
+    with Scenario(tmp_path, targets, len(pauses) + 1, policy) as scenario:
+        take_over_one_after_the_other(scenario, pauses)
 
 
 @pytest.mark.slow
 def test_older_driver_lets_spark_pass_a_batch_that_the_newer_one_writes_again(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """A has prepared batch 1 and B abandons it; then A's Spark writes commits/1 under B's feet.
+    """A has prepared batch 1 and B abandons it; then A's Spark writes commits/1 while B runs.
 
-    By that B cannot tell A, whose batch is nowhere, from a driver with a copy of the log that has
-    delivered it. So it shows nothing, and the next start names what an operator has to remove.
+    To B this looks like a driver with a copy of the log that has delivered the batch. So B shows
+    nothing, and the next start names the files that an operator must remove.
     """
     with Scenario(tmp_path, real_targets(services, fresh_name), 3, "after_checkpoint") as scenario:
         older, newer = scenario.driver, scenario.new_driver()
@@ -164,7 +160,7 @@ def copy_with_other_offsets(scenario: Scenario) -> Path:
 def test_start_that_is_refused_leaves_the_running_driver_alone(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """The identity guard takes no token: the healthy driver goes on to the end."""
+    """The identity guard takes no token: the healthy driver runs to the end."""
     with Scenario(tmp_path, real_targets(services, fresh_name), 3) as scenario:
         healthy = scenario.driver
         healthy.start(healthy.arm("decide.after", batch=1))
@@ -190,7 +186,7 @@ def test_start_that_is_refused_leaves_the_running_driver_alone(
 def test_older_copy_of_the_checkpoint_settles_nothing(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """It has not begun what the healthy driver has prepared, and whose Spark commits it."""
+    """It has not begun the batch that the healthy driver has prepared and Spark will commit."""
     with Scenario(tmp_path, real_targets(services, fresh_name), 3, "after_checkpoint") as scenario:
         healthy = scenario.driver
         healthy.start(healthy.arm("hold.after", batch=2))
@@ -211,7 +207,7 @@ def test_older_copy_of_the_checkpoint_settles_nothing(
 
 @pytest.mark.slow
 def test_rolled_back_checkpoint_of_a_file_source_is_refused(tmp_path: Path) -> None:
-    """Its batch 1 has other files than ours: draining it would lose them, and then repeat ours."""
+    """Its batch 1 has other files: draining it would lose them, and later repeat delivered ones."""
     targets = [file_target(tmp_path / name, name) for name in ("left", "right")]
     with Scenario(tmp_path, targets, 3, is_tagged=False) as scenario:
         driver, older = scenario.driver, tmp_path / "older"
@@ -227,7 +223,7 @@ def test_rolled_back_checkpoint_of_a_file_source_is_refused(tmp_path: Path) -> N
         assert driver.ends()[0] == 0
         for number in (4, 5):
             scenario.write_file(number)
-            os.utime(later[number], (1, 1))  # Spark takes them before those that it has forgotten
+            os.utime(later[number], (1, 1))  # Spark now takes them before files 2 and 3
         shutil.rmtree(scenario.checkpoint)
         older.rename(scenario.checkpoint)
         driver.start()

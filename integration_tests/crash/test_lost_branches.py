@@ -1,7 +1,7 @@
 """Decided branches are destroyed from outside while no driver runs, as timeouts and people do.
 
-driver 1 killed at decide.after ─► a branch is lost ─► driver 2 writes it again, or says why not
-                                                         └─ killed at redo.*, amend.*: driver 3
+driver 1 killed at decide.after ─► a branch is lost ─► driver 2 rewrites it, or reports why not
+                                                         └─ killed at rewrite.*, amend.*: driver 3
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ FIRST, EVERY = slice(0, 1), slice(None)
 
 @dataclass(frozen=True)
 class Loss:
-    """What is lost of a decided batch, and where the driver that repairs it is killed.
+    """The lost branches of a decided batch, and the points at which its repair is killed.
 
     Attributes:
-        branches: by sink name, which of its branches.
-        killed_at: points at which one repairing driver after the other is killed.
+        branches: by sink name, which of its branches are lost.
+        killed_at: each repairing driver is killed at the next of these points.
     """
 
     branches: dict[str, slice]
@@ -87,7 +87,7 @@ def lose_one_after_the_other(scenario: Scenario, losses: Collection[Loss]) -> No
 def check_record(
     record: TransactionRecord, decided: TransactionRecord, lost: Collection[Committable]
 ) -> None:
-    """Only what was lost was written again, and the record says so."""
+    """Assert that only the lost branches were rewritten, and that the record lists them."""
     assert record.revision == 1
     assert names_of(record.lost) == names_of(lost)
     for name, share in record.shares.items():
@@ -111,7 +111,7 @@ def everything(services: Services) -> dict[str, slice]:
 def test_branches_of_all_sinks_are_lost_and_the_repair_is_killed(
     scenario: Scenario, services: Services
 ) -> None:
-    """One branch of Kafka, then all that is prepared; only what is lost is written again."""
+    """One branch of Kafka, then all prepared branches; only lost branches are rewritten."""
     losses = [
         Loss({"kafka": FIRST}, ("amend.before",)),
         Loss(everything(services), ("amend.after",)),
@@ -122,7 +122,7 @@ def test_branches_of_all_sinks_are_lost_and_the_repair_is_killed(
 
 @pytest.mark.slow
 def test_every_loss(tmp_path: Path, services: Services, fresh_name: Callable[[], str]) -> None:
-    """One branch, all branches of a sink, all sinks; each repair undisturbed and killed."""
+    """One branch, all branches of a sink, all sinks; repairs run undisturbed, or are killed."""
     killed = ("rewrite.before", "amend.before", "amend.after")
     s3 = list(services.s3)
     losses = [
@@ -146,9 +146,9 @@ def test_every_loss(tmp_path: Path, services: Services, fresh_name: Callable[[],
 def test_kafka_times_the_transactions_out(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """The broker's own transaction timeout, and no call of ours, takes both branches."""
-    timeout_ms = 25_000
-    targets = real_targets(services, fresh_name, transaction_timeout_s=timeout_ms / 1000)
+    """The broker's own transaction timeout aborts both branches."""
+    timeout_s = 25.0
+    targets = real_targets(services, fresh_name, transaction_timeout_s=timeout_s)
     with Scenario(tmp_path, targets, 2, is_tagged=False) as scenario:
         driver = scenario.driver
         driver.start(driver.arm("decide.after", batch=0))
@@ -156,7 +156,7 @@ def test_kafka_times_the_transactions_out(
         decided = scenario.record(0)
         lost = decided.shares["kafka"].committables
         wait_for_timeout(services, lost)
-        scenario.note(0, f"kafka whole, by its timeout of {timeout_ms} ms", "", "all")
+        scenario.note(0, f"kafka whole, by its timeout of {timeout_s:.0f} s", "", "all")
         scenario.finish()
         check_record(scenario.record(0), decided, lost)
         scenario.print_table("batch", "lost", "repair killed at", "visible then")
@@ -176,7 +176,7 @@ def wait_for_timeout(services: Services, lost: Collection[Committable]) -> None:
 def test_replay_with_other_rows_is_not_taken_for_what_was_lost(
     scenario: Scenario, sink: str
 ) -> None:
-    """As many rows with other values: the query fails at every start and writes nothing twice."""
+    """The replay has as many rows with other values: every start fails and rewrites nothing."""
     with scenario:
         driver = scenario.driver
         driver.start(driver.arm("decide.after", batch=1))
@@ -189,7 +189,7 @@ def test_replay_with_other_rows_is_not_taken_for_what_was_lost(
             driver.start()
             status, said = driver.ends()
             assert status != 0
-            check_complaint(said, sink, lost, "the replay have other values")
+            check_loss_error(said, sink, lost, "the replay have other values")
             seen = scenario.visible_of(1)
             scenario.note(1, f"{sink} one", "changed replay", shown(seen))
             assert {what for name, what in seen.items() if name != sink} == {"all"}
@@ -198,11 +198,11 @@ def test_replay_with_other_rows_is_not_taken_for_what_was_lost(
         scenario.print_table("batch", "lost", "then", "visible")
 
 
-def check_complaint(said: str, sink: str, lost: Committable, why: str) -> None:
-    """The error tells an operator the batch, the sink, the branch, its rows, and the reason."""
-    complaints = re.findall(r"PreparedBranchLostError: (.*)", said)
+def check_loss_error(said: str, sink: str, lost: Committable, why: str) -> None:
+    """Assert that the error names the batch, the sink, the branch, its rows and the reason."""
+    errors = re.findall(r"PreparedBranchLostError: (.*)", said)
     for part in ("batch 1 of pipeline 'crash'", str(lost.branch_id), " rows)", why):
-        assert any(part in text for text in complaints), f"{part!r} is not in {said[-4000:]}"
+        assert any(part in text for text in errors), f"{part!r} is not in {said[-4000:]}"
     assert f".{sink}." in str(lost.branch_id)
 
 
@@ -210,7 +210,7 @@ def check_complaint(said: str, sink: str, lost: Committable, why: str) -> None:
 def test_loss_that_spark_does_not_replay_any_more(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str]
 ) -> None:
-    """commit="after_checkpoint": Spark has moved on; every start says so, and no batch follows."""
+    """commit="after_checkpoint": Spark does not replay it; every start fails, no batch follows."""
     targets = real_targets(services, fresh_name)
     with Scenario(tmp_path, targets, 3, "after_checkpoint") as scenario:
         driver = scenario.driver
@@ -222,7 +222,7 @@ def test_loss_that_spark_does_not_replay_any_more(
             driver.start()
             status, said = driver.ends()
             assert status != 0
-            check_complaint(said, "kafka", lost, "Spark does not replay the batch any more")
+            check_loss_error(said, "kafka", lost, "Spark does not replay the batch any more")
             seen = scenario.visible_of(1)
             scenario.note(1, "kafka one", "no replay", shown(seen))
             assert {what for name, what in seen.items() if name != "kafka"} == {"all"}

@@ -1,7 +1,7 @@
-"""The crashes once more where one Postgres database holds both the rows and the log.
+"""The crashes with one Postgres database for both the rows and the log.
 
-A batch and its record are committed in one transaction: there is no state between decided and
-complete in which a driver could be killed, and no driver that stands still keeps another out.
+A batch and its record are committed in one transaction. So no driver can be killed between decided
+and complete, and a paused driver does not block another one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psycopg import sql
 from integration_tests.crash.scenario import Scenario
 from integration_tests.crash.targets import postgres_target
 from integration_tests.crash.test_chain import batches_of, kill_at_every_step
-from integration_tests.crash.test_fencing import Stand, take_over_one_after_the_other
+from integration_tests.crash.test_fencing import Pause, take_over_one_after_the_other
 from sparkonce.testing.kills import Kill
 from sparkonce.testing.services import PostgresServer
 
@@ -49,7 +49,7 @@ class OnePhase(Scenario):
         return scenario
 
     def check_end(self) -> None:
-        """Each record carries the transaction id of its marker row."""
+        """Also assert that each record has the transaction id of its marker row."""
         super().check_end()
         dsn, _, schema = self.log_address.partition("?schema=")
         query = sql.SQL(
@@ -86,16 +86,16 @@ def test_driver_killed_at_every_point(
 
 
 @pytest.mark.slow
-def test_newer_driver_takes_over_at_every_stand(
+def test_newer_driver_takes_over_at_every_pause(
     tmp_path: Path, postgres: PostgresServer, log_schema: str
 ) -> None:
-    """Also from one that is frozen with its merge open: a newer one ends that and goes on."""
-    stands = [
-        Stand("prepare.after", "postgres"),
-        Stand("vote.after"),
-        Stand("decide.before"),
-        Stand("decide.before", is_frozen=True),
-        Stand("decide.after", is_frozen=True),
+    """It takes over even from a driver that is frozen with an open merge, which it ends."""
+    pauses = [
+        Pause("prepare.after", "postgres"),
+        Pause("vote.after"),
+        Pause("decide.before"),
+        Pause("decide.before", is_frozen=True),
+        Pause("decide.after", is_frozen=True),
     ]
-    with OnePhase.of(tmp_path, postgres, log_schema, len(stands) + 1) as scenario:
-        take_over_one_after_the_other(scenario, stands)
+    with OnePhase.of(tmp_path, postgres, log_schema, len(pauses) + 1) as scenario:
+        take_over_one_after_the_other(scenario, pauses)

@@ -1,18 +1,18 @@
 """A pipeline that is killed in doubt under the release before is recovered by this tree.
 
-The old driver commits batch 0 and stops at a point of batch 1. It is killed with SIGKILL; then
-either `sparkonce recover` or a new driver acts on the same checkpoint, log and targets. At the end
-every row is visible once in every sink, each batch comes from one process, and nothing is left:
-no prepared transaction, no staging table, no upload, no open Kafka transaction, no hidden file.
+The old driver commits batch 0 and stops at a point of batch 1. It gets SIGKILL; then either
+`sparkonce recover` or a new driver works on the same checkpoint, log and targets. At the end every
+row is visible once in every sink, each batch comes from one process, and nothing is left: no
+prepared transaction, staging table, upload, open Kafka transaction or hidden file.
 
-All sinks are in one pipeline. The log, the policy, the point and the recovery are the cases.
+All sinks are in one pipeline. The cases vary the log, the policy, the point and the recovery.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -34,18 +34,18 @@ POLICIES: tuple[Policy, ...] = ("immediate", "after_checkpoint")
 
 @dataclass(frozen=True)
 class Case:
-    """Where the old driver is killed, and who recovers.
+    """The point at which the old driver is killed, and what recovers the batch.
 
     Attributes:
-        policy: of this tree; the old driver has the same under its old name.
+        policy: this tree's name of the commit policy; the old driver uses its old name.
         log: the log's backend.
         point: a fail point of the old release.
-        sink: at which sink; the others are held before their commit.
-        state: what the old log says of the batch then.
-        aborts: the killed attempt may never become visible.
+        sink: the sink at which to kill; the others are held before their commit.
+        state: the state of the batch in the old log then.
+        aborts: rows of the killed attempt may never become visible.
         is_planned: Spark has committed the batch and planned the next one.
-        by: who recovers first.
-        batch: which batch is in doubt; those before it are committed.
+        by: what recovers first: a new driver, or the command.
+        batch: the batch in doubt; earlier batches are committed.
     """
 
     policy: Policy
@@ -77,7 +77,7 @@ def log_of(
     fresh_name: Callable[[], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[LogKind], str]:
-    """The address of a fresh log, as both releases take it."""
+    """A function that returns the address of a fresh log, which both releases accept."""
 
     def in_postgres() -> str:
         schema, dsn = fresh_name(), services.postgres.dsn
@@ -147,7 +147,7 @@ def survives(
     fresh_name: Callable[[], str],
     log_of: Callable[[LogKind], str],
 ) -> Survives:
-    """Run a case over fresh sinks and a fresh log."""
+    """A function that runs a case over fresh sinks and a fresh log."""
 
     def run_case(case: Case, sinks_of: SinksOf) -> None:
         log = log_of(case.log)
@@ -157,7 +157,7 @@ def survives(
 
 
 def run(case: Case, folder: Path, tree: Path, sinks: list[Both], log: str) -> None:
-    """The old driver is killed as the case says; this tree recovers and runs to the end."""
+    """Kill the old driver as the case says, then recover with this tree and run to the end."""
     batches = case.batch + 2
     with Upgrade(folder, [new for new, _ in sinks], batches, case.policy) as scenario:
         scenario.begin(tree, [old for _, old in sinks], log)
@@ -172,12 +172,12 @@ def run(case: Case, folder: Path, tree: Path, sinks: list[Both], log: str) -> No
 
 
 def names_in(checkpoint: Path) -> set[str]:
-    """A file of ours under another name would hide the old one, and what it says."""
+    """The names in the checkpoint; a new name of one of our files would hide the old file."""
     return {path.name for path in checkpoint.iterdir()}
 
 
 def kill_old_driver(scenario: Upgrade, case: Case) -> None:
-    """And look at what it leaves: the log's state, the visible rows, the prepared branches."""
+    """Kill it, and check what it leaves: the log's state, visible rows, prepared branches."""
     names = {target.name for target in scenario.targets}
     where = {"batch": case.batch} if case.sink is None else {"batch": case.batch, "sink": case.sink}
     stops = [(case.point, where)]
@@ -206,7 +206,7 @@ def kill_old_driver(scenario: Upgrade, case: Case) -> None:
 
 
 def recover_by_command(scenario: Upgrade, case: Case) -> None:
-    """`sparkonce recover`, without Spark: it commits or aborts everything, and leaves nothing."""
+    """`sparkonce recover` commits or aborts everything without Spark, and leaves nothing."""
     sparkonce = Operator(scenario)
     inside = ["--checkpoint", str(scenario.checkpoint)]
     assert sparkonce("recover", JOB, *inside).code == FINE
@@ -230,7 +230,7 @@ QUICK = [
 
 
 def all_cases() -> Iterator[Case]:
-    """Every point that the quick ones leave out, with the logs in turn; `recover` of each log."""
+    """Every point that `QUICK` leaves out, with the logs in turn; `recover` on each log."""
     logs = itertools.cycle(LOGS)
     for point, sink in [("precommit.after", "kafka"), ("prepare_batch.after", "direct")]:
         for policy in POLICIES:
@@ -253,23 +253,10 @@ def all_cases() -> Iterator[Case]:
                 is_planned=is_planned,
                 by="command" if (log in LOGS[:2]) == is_planned else "driver",
             )
+    held = Case("after_checkpoint", "sqlite", "", state="prepared", by="command")
     for log in LOGS:
-        yield Case(
-            "after_checkpoint",
-            log,
-            "decide.before",
-            state="prepared",
-            is_planned=True,
-            by="command",
-        )
-        yield Case(
-            "after_checkpoint",
-            log,
-            "prepared.after",
-            state="prepared",
-            aborts=True,
-            by="command",
-        )
+        yield replace(held, log=log, point="decide.before", is_planned=True)
+        yield replace(held, log=log, point="prepared.after", aborts=True)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +280,7 @@ def test_killed_under_the_release_before(case: Case, survives: Survives) -> None
     ids=str,
 )
 def test_upserts(case: Case, survives: Survives) -> None:
-    """In Postgres by a key, in both ways of loading."""
+    """Upserts into Postgres, with both ways of loading."""
     survives(case, upserts)
 
 
@@ -308,7 +295,7 @@ def test_upserts(case: Case, survives: Survives) -> None:
     ids=str,
 )
 def test_small_batches(case: Case, survives: Survives) -> None:
-    """The old driver itself wrote the batch in doubt; such branches have attempt numbers apart."""
+    """The old driver wrote the batch in doubt itself; such branches have other attempt numbers."""
     survives(case, all_sinks)
 
 
@@ -323,5 +310,5 @@ def test_small_batches(case: Case, survives: Survives) -> None:
     ids=str,
 )
 def test_one_transaction_for_rows_and_log(case: Case, survives: Survives) -> None:
-    """One Postgres sink whose database holds the log too."""
+    """One Postgres sink whose database also holds the log."""
     survives(case, one_postgres)

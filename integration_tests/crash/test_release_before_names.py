@@ -1,11 +1,10 @@
-"""The names outside are those of the release before: what a fixed branch looks like in each system.
+"""Names in external systems are those of the release before: a fixed branch looks the same.
 
-    tests/golden/release_before_names.json          what the release before made, as seen outside
-                 release_before_committables.json   what it returned for that
-    prepare ─► look ─► commit ─► look               the same under this tree must give the same
+    tests/golden/release_before_names.json          what an outsider saw under the release before
+                 release_before_committables.json   the committables that it returned
+    prepare ─► look ─► commit ─► look               the same under this tree must show the same
 
-To record it anew, which only a new "release before" needs, run the slow test with
-SPARKONCE_RECORD_NAMES=1.
+Only a new "release before" needs a new recording: run the slow test with SPARKONCE_RECORD_NAMES=1.
 """
 
 from __future__ import annotations
@@ -62,14 +61,14 @@ class Outside:
     def close(self) -> None:
         with self._postgres() as connection:
             for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall():
-                if gid.startswith(OWNER.prefix):  # which a failed test leaves, with its locks
+                if gid.startswith(OWNER.prefix):  # left with its locks by a failed test
                     connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
             connection.execute("SET lock_timeout = '10s'")
             schema = sql.Identifier(self._schema)
             connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(schema))
 
     def run(self, tree: Path, configs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Every name that `tree` gives, before and after the commit; ours are replaced by words."""
+        """Every name that `tree` creates, before and after the commit, with fixed target names."""
         config, path = self._folder / "names.json", self._folder / "committables.json"
         for sink in configs:
             sink["settings"].pop("select", None)
@@ -85,15 +84,15 @@ class Outside:
                 timeout=120,
             )
             seen[step] = look()
-        self.committables = self._in_words(json.loads(path.read_text()))
-        return self._in_words(seen)
+        self.committables = self._with_fixed_names(json.loads(path.read_text()))
+        return self._with_fixed_names(seen)
 
-    def _in_words(self, found: dict[str, Any]) -> dict[str, Any]:
+    def _with_fixed_names(self, found: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps(found, sort_keys=True)
         for name in ("topic", "schema", "bucket"):
             text = text.replace(getattr(self, f"_{name}"), name.upper())
-        worded: dict[str, Any] = json.loads(text)
-        return worded
+        fixed: dict[str, Any] = json.loads(text)
+        return fixed
 
     def prepared(self) -> dict[str, Any]:
         server = self._services.kafka.bootstrap_servers
@@ -134,7 +133,7 @@ class Outside:
         }
 
     def _groups(self) -> dict[str, list[tuple[str, int, int, str]]]:
-        """By group: topic, partition, offset and metadata of what is committed as the marker."""
+        """By group: topic, partition, offset and metadata of the committed markers."""
         admin = AdminClient({"bootstrap.servers": self._services.kafka.bootstrap_servers})
         listed = admin.list_consumer_groups().result(timeout=30).valid
         names = sorted(g.group_id for g in listed if g.group_id.startswith(OWNER.prefix))
@@ -150,7 +149,7 @@ class Outside:
         return {name: markers for name, markers in found.items() if markers}
 
     def _tables(self, connection: psycopg.Connection) -> list[list[Any]]:
-        """Ours, each with its comment and its columns."""
+        """The tables of sparkonce, each with its comment and its columns."""
         query = (
             "SELECT c.relname, obj_description(c.oid, 'pg_class'), array_agg(a.attname::text || ' '"
             " || format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum) FROM pg_class c"
@@ -165,7 +164,7 @@ class Outside:
         return contextlib.closing(checks.s3_client(self._services.s3["s3mock"]))
 
     def _files(self) -> list[str]:
-        """Relative to the sink's folder; the id of the folder is random."""
+        """Paths relative to the sink's folder, with a fixed id of the folder."""
         folder = self._folder / "files"
         names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
         return sorted(

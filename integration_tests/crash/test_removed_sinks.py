@@ -1,4 +1,4 @@
-"""Sinks leave the pipeline while a batch is under way, and every driver after that is killed too.
+"""Sinks are removed from the pipeline during a batch, and every later driver is killed too.
 
 driver 1 killed at decide.before ─► one sink removed ─► driver 2 killed before it sweeps
 driver 3 killed at decide.after  ─► one sink removed ─► drivers 4 and 5 killed at its commit
@@ -31,7 +31,7 @@ def test_removed_sinks_lose_what_is_undecided_and_get_what_is_decided(
     undecided: str,
     decided: str,
 ) -> None:
-    """Through kills of the drivers that finish and sweep them; the others get every batch."""
+    """So it is even if the drivers that finish and sweep are killed; the others get every batch."""
     if not {undecided, decided} <= {"kafka", "postgres", *services.s3}:
         pytest.skip(f"no S3 server {undecided} or {decided} runs here")
     targets = real_targets(services, fresh_name)

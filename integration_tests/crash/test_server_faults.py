@@ -1,8 +1,8 @@
-"""Servers and workers are killed, and connections cut, while the driver stands at a point.
+"""Servers and workers are killed, and connections cut, while the driver is paused at a point.
 
-driver stands at a point of batch N ─► server killed ─┬─ started ─► driver let go
-                                                      └─ driver let go, meets the fault ─► started
-─► batch N ends committed, or aborted and replayed by the next driver; never half
+driver pauses at a point of batch N ─► server killed ─┬─ started ─► driver resumes
+                                                      └─ driver resumes, hits the fault ─► started
+─► batch N is committed, or aborted and replayed by the next driver; never half
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests.crash.scenario import POLICIES, Driver, Scenario, Target, shown
-from integration_tests.crash.targets import (
-    kafka_target,
-    postgres_target,
-    real_targets,
-    s3_target,
-)
+from integration_tests.crash.targets import kafka_target, postgres_target, real_targets, s3_target
 from integration_tests.proxy import KafkaProxy, Picks, Proxy, holds, http_request, kafka_request
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm
@@ -52,12 +47,12 @@ END_TXN = 26
 
 @dataclass(frozen=True)
 class Fault:
-    """A server is killed while the driver stands at a point.
+    """A server is killed while the driver is paused at a point.
 
     Attributes:
-        server: which one.
-        point: where the driver stands.
-        is_back_first: started again before the driver is let go; else once it has met the fault.
+        server: the server that is killed.
+        point: the point at which the driver is paused.
+        is_back_first: the server starts before the driver resumes; else after it hit the fault.
     """
 
     server: ServiceKind
@@ -68,7 +63,7 @@ class Fault:
         return driver.arm(self.point, batch=batch)
 
     def happen(self, services: Services, driver: Driver, arm: Arm) -> None:
-        """Kill, let the driver go on, and start again, in the order that the fault has."""
+        """Kill the server, resume the driver, and start the server, in the fault's order."""
         server = services[self.server]
         before = len(driver.said())
         server.kill()
@@ -81,7 +76,7 @@ class Fault:
                     driver.process.status() is not None
                     or FAULT_IS_MET.search(driver.said()[before:]) is not None
                 ),
-                f"{self}: the driver did not meet the fault",
+                f"{self}: the driver did not hit the fault",
             )
             server.start()
 
@@ -94,10 +89,10 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 def go_on(driver: Driver, arms: Sequence[Arm]) -> int:
-    """Let the driver reach `arms`, or its end; it is started again while it fails.
+    """Wait until the driver reaches `arms`, or its end; restart it if it fails.
 
     Returns:
-        How often it had to be started again.
+        The number of restarts.
     """
     for restarts in range(3):
         wait_until(
@@ -106,7 +101,7 @@ def go_on(driver: Driver, arms: Sequence[Arm]) -> int:
                 if arms
                 else driver.process.status() is not None
             ),
-            "the driver neither ended nor went on",
+            "the driver neither ended nor reached its next point",
         )
         if driver.process.status() in {None, 0}:
             return restarts
@@ -115,7 +110,7 @@ def go_on(driver: Driver, arms: Sequence[Arm]) -> int:
 
 
 def break_servers(scenario: Scenario, services: Services, faults: Sequence[Fault]) -> None:
-    """Batch 0 meets the first fault, batch 1 the second, and so on."""
+    """The first fault hits batch 0, the second batch 1, and so on."""
     driver = scenario.driver
     arm = faults[0].arm(driver, 0)
     driver.start(arm)
@@ -123,8 +118,8 @@ def break_servers(scenario: Scenario, services: Services, faults: Sequence[Fault
         following = [each.arm(driver, batch + 1) for each in faults[batch + 1 : batch + 2]]
         fault.happen(services, driver, arm)
         restarts = go_on(driver, following)
-        seen = scenario.visible_of(batch + 1)  # which asserts that this batch is there, once
-        order = "before it goes on" if fault.is_back_first else "after it met the fault"
+        seen = scenario.visible_of(batch + 1)  # which asserts that this batch is visible once
+        order = "before it resumed" if fault.is_back_first else "after it hit the fault"
         ended = "aborted, replayed" if restarts else "committed"
         scenario.note(scenario.commit, batch, fault.server, fault.point, order, ended)
         assert set(seen.values()) <= {"none", "all"}, shown(seen)
@@ -159,7 +154,7 @@ def test_server_killed_at_every_point(
     kind: ServiceKind,
     policy: CommitPolicy,
 ) -> None:
-    """Each server at each point, started again before and after the driver went on."""
+    """Each server at each point, started again before and after the driver resumed."""
     faults = [Fault(kind, point, first) for point in POINTS_OF_FAULTS for first in (True, False)]
     targets = real_targets(services, fresh_name)
     with Scenario(tmp_path, targets, len(faults) + 1, policy) as scenario:
@@ -177,7 +172,7 @@ def test_python_worker_killed(
     master: str,
     is_retried: bool,
 ) -> None:
-    """The task is tried again and its first branches are orphans, or the query fails."""
+    """The task is retried and its first branches are orphans, or the query fails."""
     targets = real_targets(services, fresh_name)
     with Scenario(tmp_path, targets, 3, master=master) as scenario:
         driver = scenario.driver
@@ -190,7 +185,7 @@ def test_python_worker_killed(
         driver.let_go()
         status, said = driver.ends()
         assert (status == 0) == is_retried, said[-3000:]
-        scenario.note(master, shown(seen), "tried again" if is_retried else "query failed")
+        scenario.note(master, shown(seen), "task retried" if is_retried else "query failed")
         if is_retried:
             scenario.check_end()
         else:
@@ -212,14 +207,14 @@ class Cut:
 
 @pytest.fixture
 def cuts(services: Services, fresh_name: Callable[[], str]) -> Iterator[list[Cut]]:
-    """Every sink behind a proxy; Kafka's is a broker of its own that advertises the proxy."""
+    """Every sink behind a proxy; Kafka's sink has its own broker, which advertises the proxy."""
     with contextlib.ExitStack() as stack:
 
         def proxy_of(port: int, kind: type[Proxy] = Proxy) -> Proxy:
             return stack.enter_context(contextlib.closing(kind(port)))
 
         made = []
-        if choose_backend() != "docker":  # a container advertises where it is published
+        if choose_backend() != "docker":  # a container advertises its published address
             port = free_port()
             proxy = proxy_of(port, KafkaProxy)
             advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
@@ -248,7 +243,7 @@ def cuts(services: Services, fresh_name: Callable[[], str]) -> Iterator[list[Cut
 def test_answer_of_the_commit_is_lost(
     tmp_path: Path, cuts: list[Cut], policy: CommitPolicy
 ) -> None:
-    """The commit landed and nobody knows: a proof in the target settles it, for each sink."""
+    """The commit landed, but its outcome is unknown: a proof in each target resolves it."""
     targets = [cut.target for cut in cuts]
     with Scenario(tmp_path, targets, len(cuts) + 1, policy) as scenario:
         driver = scenario.driver

@@ -23,7 +23,7 @@ _CHUNK = 500
 
 
 def run(first: int, count: int, *, until_red: bool = False) -> Coverage:
-    """Run the seeds from `first` on, in this process; on request only up to the first failure."""
+    """Run the seeds from `first` on, in this process; with `until_red` up to the first failure."""
     logging.disable(logging.CRITICAL)
     coverage = Coverage()
     try:
@@ -37,7 +37,7 @@ def run(first: int, count: int, *, until_red: bool = False) -> Coverage:
 
 
 def run_all(first: int, count: int, jobs: int, *, until_red: bool) -> Iterator[Coverage]:
-    """Run the seeds in `jobs` processes; gives what each portion has met."""
+    """Run the seeds in `jobs` processes; yield the coverage of each portion."""
     portion = partial(run, until_red=until_red)
     starts = range(first, first + count, _CHUNK)
     sizes = [min(_CHUNK, first + count - start) for start in starts]
@@ -50,9 +50,9 @@ def run_all(first: int, count: int, jobs: int, *, until_red: bool) -> Iterator[C
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seed", type=int, help="replay this one and print its steps")
-    parser.add_argument("--seeds", type=int, default=100_000, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="replay this seed and print its steps")
+    parser.add_argument("--seeds", type=int, default=100_000, help="the number of seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--until-red", action="store_true", help="end at the first failure")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What a run has to have met: a simulation that never reaches a state proves nothing about it."""
+"""What a run must reach: a simulation that never reaches a state proves nothing about it."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from tests.simulation.faults import STEPS
 from tests.simulation.simulation import Result
 
 STATES: Final = (
-    "a batch ends by an operator's word",
+    "a batch ends by an operator's ruling",
     "a branch is lost twice",
-    "a loss that cannot be made good stops the pipeline",
-    "a merge is made again from staging",
+    "a loss that cannot be rewritten stops the pipeline",
+    "a merge is repeated from staging",
     "a merge waits for the locks of another",
-    "a newer driver decides what an older one prepared",
+    "a newer driver decides a batch that an older one prepared",
     "a prepared branch outlives its timeout",
     "a second crash inside recovery",
     "a second start in one process",
-    "a sweep finds what an executor zombie prepared",
-    "a whole sink is written again",
-    "a zombie wakes before its decision",
-    "a zombie wakes between decision and commit",
-    "a zombie wakes inside a redo",
-    "a zombie wakes inside a sweep",
-    "a zombie's Spark commits what is abandoned",
+    "a sweep finds a branch of an executor zombie",
+    "a whole sink is rewritten",
+    "a zombie resumes before its decision",
+    "a zombie resumes between decision and commit",
+    "a zombie resumes inside a rewrite",
+    "a zombie resumes inside a sweep",
+    "a zombie's Spark commits an abandoned batch",
     "an abandoned batch is replayed",
     "an open merge dies with its process",
     "an operator closes a gap",
-    "an operator settles a branch that stands",
-    "an operator's word meets a driver that repeats a commit",
+    "an operator settles a prepared branch",
+    "an operator's ruling meets a driver that retries a commit",
     "another process holds the merge that is committed",
     "decided, 1 of 3 sinks committed",
     "decided, 2 of 3 sinks committed",
     "old records are forgotten",
-    "one branch is written again",
+    "one branch is rewritten",
     "the answer to a decision is lost",
     "the policy changes over an unfinished batch",
     "three drivers are alive",
 )
-"""States that have to be reached by some thousand seeds."""
+"""States that a few thousand seeds must reach."""
 
-RARE_STATES: Final = ("a whole sink is written again from other partitions",)
-"""States that have to be reached by the full run."""
+RARE_STATES: Final = ("a whole sink is rewritten from other partitions",)
+"""States that the full run must reach."""
 
 PAIRS: Final = frozenset((step, fault) for step, faults in STEPS.items() for fault in faults)
-"""Every (step, fault) pair; each has to fire."""
+"""Every (step, fault) pair; each must fire."""
 
 
 @dataclass
 class Coverage:
-    """What the seeds of a run have met together."""
+    """The faults that fired and the states that were reached, over all seeds of a run."""
 
     seeds: int = 0
     steps: int = 0
@@ -76,6 +76,6 @@ class Coverage:
         self.failures = sorted(self.failures + other.failures)
 
     def missing(self, states: Iterable[str]) -> list[str]:
-        """What never happened and should have, in words."""
+        """The pairs that never fired, and those of `states` that were never reached."""
         never = [f"{step} <- {fault}" for step, fault in sorted(PAIRS - self.fired.keys())]
         return never + [state for state in states if state not in self.states]

@@ -1,7 +1,7 @@
-"""Drivers: the real protocol in a greenlet, so that one can stand still in any call.
+"""Drivers: the real protocol in a greenlet, so that the scheduler can pause one in any call.
 
-A `Process` holds the connections (Postgres' open merges) and dies as a whole; a `Driver` is one
-run of the query in it, with an incarnation of its own.
+A `Process` holds the connections (Postgres' open merges) and dies as a whole. A `Driver` is one
+run of the query in a process; each run is its own incarnation.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _TRIES = 4
 
 
 class SimWorld(World):
-    """The world with everything in it."""
+    """The world with the log's disk and Spark."""
 
     disk: Disk
     spark: Spark
 
 
 class SimPatience(Patience):
-    """No threads, no sleeps, and some tries in place of some time."""
+    """No threads and no sleeps; a number of tries instead of a deadline."""
 
     def __init__(self, world: SimWorld) -> None:
         self._world = world
 
     def together(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
-        """All at once means in any order; each is tried, then the first error is raised."""
+        """Run the actions in a random order; try each, then raise the first error."""
         work = list(items)
         self._world.rng.shuffle(order := list(range(len(work))))
         errors: dict[int, Exception] = {}
@@ -64,7 +64,7 @@ class SimPatience(Patience):
     def attempts(
         self, what: object, *unsure: type[SparkOnceError], deadline: float | None = None
     ) -> Iterator[AbstractContextManager[object]]:
-        """Between the tries of a commit much can happen."""
+        """Yield at most `_TRIES` attempts; between the tries of a commit other drivers may run."""
         del what, deadline
         for number in range(_TRIES):
             attempt = Try(
@@ -78,7 +78,7 @@ class SimPatience(Patience):
 
 
 class Try:
-    """One block of `SimPatience.attempts`: it ends quietly where another one follows."""
+    """One block of `SimPatience.attempts`: it swallows the error if another try follows."""
 
     def __init__(self, again: tuple[type[SparkOnceError], ...], *, is_last: bool) -> None:
         self.is_done = False
@@ -114,15 +114,16 @@ class Driver:
     """One run of the query.
 
     Attributes:
-        token: what it holds; None until it has one.
+        token: its fencing token; None until it has one.
         seen_run: the run that held the token when it first looked; empty if there was none.
-        first_look: the step of the world at which that was.
-        outcome: how it ended: None while it runs, an exception, or "crashed", "done".
-        paused_at: the step in which it stands still.
-        is_recovering: for what is called interesting.
+        first_look: the step of the world at that time.
+        outcome: None while it runs; then an exception, "crashed" or "done".
+        paused_at: the step in which it is paused.
+        fault: the fault that its present step must apply itself.
+        is_recovering: whether it is in its recovery.
         looked_at: the clock as the protocol saw it last.
-        consumed: batches that were read to their end here.
-        tried: full ids of the branches that it has asked to commit.
+        consumed: batches that it has read to their end.
+        tried: full ids of the branches that it has tried to commit.
     """
 
     def __init__(self, world: SimWorld, process: Process, policy: CommitPolicy) -> None:
@@ -148,7 +149,7 @@ class Driver:
         token = "" if self.token is None else f" t{self.token}"
         return f"d{self.number}/p{self.process.number}{token}"
 
-    # -- what the scheduler does with it -----------------------------------------------------------
+    # -- the scheduler's side ----------------------------------------------------------------------
 
     def go(self) -> None:
         """Run until it ends or pauses."""
@@ -166,7 +167,7 @@ class Driver:
             raise Crash
 
     def crash(self) -> None:
-        """The process is gone; whatever else runs in it is, too."""
+        """Kill the process, with every driver in it, from inside this driver."""
         self.die()
         raise Crash
 
@@ -178,7 +179,7 @@ class Driver:
                 system.close(self.process)
 
     def take_fault(self) -> str | None:
-        """The fault that the present step applies itself."""
+        """The fault that the present step must apply itself, if any."""
         fault, self.fault = self.fault, None
         return fault
 
@@ -194,11 +195,11 @@ class Driver:
             self.outcome = error
         except Exception as error:  # noqa: BLE001 - a finding
             self.outcome = error
-            text = f"{type(error).__name__} is no error that a caller knows: {error}"
+            text = f"{type(error).__name__} is no error that a caller expects: {error}"
             self.world.violation = self.world.violation or Violation(
                 f"seed {self.world.seed}, step {self.world.steps}: {text}"
             )
-        self.world.say(f"ends: {self.outcome!r:.300}")
+        self.world.trace(f"ends: {self.outcome!r:.300}")
 
     def _query(self) -> None:
         world, spark = self.world, self.world.spark
@@ -222,13 +223,13 @@ class Driver:
             driver.commit_pending()
 
     def _look(self, batch_id: int) -> ProtocolDriver | None:
-        """Recovery without a batch, as the query's start does; the first batch tries again."""
+        """Recover without a batch, as the query's start does; the first batch retries a failure."""
         try:
             return self._begin(batch_id)
         except SparkOnceError as error:
             if batch_id >= self.world.spark.end:
                 raise
-            self.world.say(f"the start was not recovered: {error!r:.200}")
+            self.world.trace(f"the start was not recovered: {error!r:.200}")
             return None
 
     def _begin(self, batch_id: int) -> ProtocolDriver:
@@ -273,8 +274,8 @@ class Driver:
         self.looked_at = self.world.clock
         return self.looked_at
 
-    def is_loud_gap(self) -> bool:
-        """Whether the identity guard has refused Spark's step past an abandoned batch."""
+    def is_refused_gap(self) -> bool:
+        """Whether the identity guard refused a start that passes over an abandoned batch."""
         return isinstance(
             self.outcome, ConfigurationError
         ) and "it was abandoned and aborted" in str(self.outcome)

@@ -1,8 +1,8 @@
-"""What can go wrong, and when: every step of the simulation with the faults that may meet it.
+"""Every step of the simulation with its possible faults, and the plan of faults of a seed.
 
-A seed makes a `Plan`. Some of its faults meet the n-th step of the whole run, so that busy parts of
-the protocol get many; some meet the n-th time of one named step; and a `Theme` leads the run to a
-part of the protocol that only faults reach, to hit it there again.
+A seed makes a `Plan`. Some of its faults hit the nth step of the whole run, so busy parts of the
+protocol get many. Others hit the nth time of a named step. A `Theme` leads the run to a part of the
+protocol that only faults reach, and hits it there again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WRITE: Final = (
     "pause",
     "pause_after",
 )
-""""torn": the answer is lost and nothing was written; "late": the same, and it lands afterwards."""
+""""torn": the answer is lost and nothing was written; "late": the same, but it lands later."""
 SINK: Final = ("crash", "crash_after", "error", "lost", "twice", "pause", "pause_after", "drop")
 TASK: Final = ("crash", "crash_after", "error", "lost", "pause", "pause_after", "zombie", "delay")
-"""A task's verb: "error" fails the task, and Spark runs it again; "zombie" runs it twice, and the
-second attempt prepares much later."""
+"""The faults of a task's verb: "error" fails the task, and Spark runs it again; "zombie" runs the
+task twice, and the second attempt prepares much later."""
 
 DRIVER_POINTS: Final = (
     "begin.before",
@@ -76,18 +76,18 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     "spark.drain": ("crash", "error", "pause"),
     "spark.commit": ("crash", "crash_after", "error", "pause", "pause_after"),
 }
-"""Every step with its faults: the pairs that a run has to have met."""
+"""Every step with its faults: the pairs that a run must fire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """A first fault that opens a part of the protocol, and the steps of that part.
+    """A first fault that leads to a part of the protocol, and the steps of that part.
 
     Attributes:
         openings: one of these (step, fault) pairs comes first.
-        steps: some of these get a fault each, any that they can have.
-        faults: the only ones they get, if given.
-        policy: with which the part is reached; None for any.
+        steps: some of these steps get a fault.
+        policy: the commit policy that the part needs; None for any.
+        faults: if given, the steps get only these faults.
     """
 
     openings: tuple[tuple[str, str], ...]
@@ -97,16 +97,16 @@ class Theme:
 
 
 THEMES: Final = (
-    Theme(  # branches are lost behind the decision
+    Theme(  # branches are lost after the decision
         (("decide.after", "drop"), ("commit.before", "drop"), ("log.decide", "crash_after")),
         ("rewrite.before", "amend.before", "amend.after", *["log.amend"] * 4, "spark.write"),
     ),
-    Theme(  # branches are lost, and the replay is not what it was
+    Theme(  # branches are lost, and the replay differs
         (("decide.after", "drop"), ("decide.before", "drop"), ("commit.before", "drop")),
         ("spark.write", "spark.write", "commit.before", "amend.after"),
         faults=("other_rows", "repartition", "drop"),
     ),
-    Theme(  # a write is under way while the log cannot be reached
+    Theme(  # a write is under way while the log is unreachable
         (
             ("log.decide", "late"),
             ("log.decide", "late"),
@@ -115,7 +115,7 @@ THEMES: Final = (
         ),
         ("decide.after", "spark.commit", "log.unfinished", "commit.before"),
     ),
-    Theme(  # Spark does not commit what is prepared
+    Theme(  # Spark does not commit the prepared batch
         (
             ("hold.after", "crash"),
             ("hold.after", "pause"),
@@ -127,7 +127,7 @@ THEMES: Final = (
         ("abandon.before", "abandon.after", *["log.abandon"] * 3, "hold.after"),
         "after_checkpoint",
     ),
-    Theme(  # an abandonment lands behind the replay
+    Theme(  # an abandonment lands after the replay
         (("hold.after", "crash"), ("deliver.after", "crash")),
         ("log.abandon",),
         "after_checkpoint",
@@ -138,12 +138,12 @@ THEMES: Final = (
         ("log.decide", "decide.before", "decide.after", "finish.before", "commit.before"),
         "after_checkpoint",
     ),
-    Theme(  # the outcome of a commit is unknown, and before it is repeated much happens
+    Theme(  # the outcome of a commit is unknown, and other drivers run before the retry
         tuple((f"{sink}.commit", fault) for sink in SINKS for fault in ("error", "lost")),
         ("commit.waits", "commit.waits", "log.check_token"),
         faults=("pause", "error"),
     ),
-    Theme(  # something is aborted
+    Theme(  # branches are aborted
         (
             ("decide.before", "error"),
             ("decide.before", "pause"),
@@ -165,7 +165,8 @@ class Plan:
     """The faults of one seed.
 
     Attributes:
-        fired: the (step, fault) pairs that were met.
+        fired: the (step, fault) pairs that happened.
+        is_on: False once faults have stopped.
         policy: the commit policy that its theme needs, if any.
     """
 
@@ -205,7 +206,7 @@ class Plan:
             self._by_name.setdefault(step, []).append((at, rng.choice(faults)))
 
     def at(self, step: str, *, others_alive: bool) -> str | None:
-        """The fault that meets this step now; None for none."""
+        """The fault that hits this step now, if any."""
         if not self.is_on:
             return None
         self._steps += 1
@@ -220,7 +221,7 @@ class Plan:
             fault = "error"
         elif fault == "error":
             self._outages[step] = self._rng.choice(_ERRORS_IN_A_ROW) - 1
-        elif fault in {"lost", "torn", "late"}:  # often it stays away for a while
+        elif fault in {"lost", "torn", "late"}:  # often the log stays unreachable for a while
             self._outages[step] = self._rng.choice((0, 6))
         is_switch = fault is None and others_alive and "pause" in STEPS[step]
         if is_switch and self._pause_rate and self._rng.random() < self._pause_rate:

@@ -1,8 +1,8 @@
 """The invariants I1 to I8, checked at every change of the world.
 
-The ledger sees what an omniscient observer sees: each write of the log, each branch that becomes
-visible or is aborted, each step of Spark's commit log. A check needs no trust in the code under
-test, only in the simulated systems.
+The ledger sees everything: each write of the log, each branch that becomes visible or is aborted,
+each step of Spark's commit log. Its checks trust only the simulated systems, never the code under
+test.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """What has happened, and whether it may."""
+    """Records what happened, and fails the seed if it may not happen."""
 
     def __init__(self, world: SimWorld) -> None:
         self.world = world
         self.decided: set[int] = set()
         self.complete: set[int] = set()
-        self.standing: dict[str, TransactionRecord] = {}
+        self.named: dict[str, TransactionRecord] = {}
         """Full ids of all branches that an unfinished record names."""
         self.shown: dict[str, set[int]] = {name: set() for name in world.systems}
         self.zombies: set[str] = set()
         self.rulings: dict[str, Ruling] = {}
-        self.by_word: dict[str, list[int]] = {name: [] for name in world.systems}
-        """Rows that an operator has put in by hand, or given up, by system."""
+        self.by_ruling: dict[str, list[int]] = {name: [] for name in world.systems}
+        """By system, the rows that an operator inserted manually or abandoned."""
         self.crashed = 0
         self._begun_at = 0
 
@@ -50,7 +50,7 @@ class Ledger:
             driver = self.world.drivers[int(new.run_id)]
             self.world.require(
                 not is_other or driver.first_look >= self._begun_at,
-                f"I6: {driver} slept since it looked, and fences its successor",
+                f"I6: {driver} was paused since it looked, and fences its successor",
             )
         if is_other or old is None:
             self._begun_at = self.world.steps
@@ -62,9 +62,9 @@ class Ledger:
         head = world.disk.heads[new.id.pipeline]
         world.require(
             driver.token in {None, head.token},
-            f"I6: {driver} writes {new.state} of batch {batch_id} behind token {head.token}",
+            f"I6: {driver} writes {new.state} of batch {batch_id} after token {head.token}",
         )
-        world.say(f"log: batch {batch_id} {new.state} revision {new.revision} token {new.token}")
+        world.trace(f"log: batch {batch_id} {new.state} revision {new.revision} token {new.token}")
         was = None if old is None else old.state
         match was, new.state:
             case ((None | State.ABANDONED), (State.PREPARED | State.DECIDED)):
@@ -76,7 +76,7 @@ class Ledger:
                     self._follows_spark(new, driver)
                 else:
                     world.require(
-                        driver.token != new.token, f"I5: {driver} abandons what it prepared itself"
+                        driver.token != new.token, f"I5: {driver} abandons its own prepared batch"
                     )
             case State.DECIDED, State.DECIDED:
                 assert old is not None
@@ -96,18 +96,18 @@ class Ledger:
     def _note(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
         if old is not None:
             for full in (*_names(old), *_parts(old)):
-                self.standing.pop(full, None)
+                self.named.pop(full, None)
         if new.state.is_unfinished:
-            self.standing |= dict.fromkeys((*_names(new), *_parts(new)), new)
+            self.named |= dict.fromkeys((*_names(new), *_parts(new)), new)
 
     def _follows_spark(self, record: TransactionRecord, driver: Driver) -> None:
         batch_id = record.id.batch_id
         self.world.require(
             self.world.spark.committed() >= batch_id,
-            f"I5: batch {batch_id} was prepared and is decided before Spark's checkpoint has it",
+            f"I5: prepared batch {batch_id} is decided before Spark's checkpoint has it",
         )
         if driver.token != record.token:
-            self.world.states.add("a newer driver decides what an older one prepared")
+            self.world.states.add("a newer driver decides a batch that an older one prepared")
 
     def _first(self, old: TransactionRecord | None, new: TransactionRecord) -> None:
         world, batch_id, driver = self.world, new.id.batch_id, self.world.driver
@@ -115,15 +115,15 @@ class Ledger:
         if old is not None:
             world.states.add("an abandoned batch is replayed")
         undecided = self._undecided_before(batch_id)
-        world.require(not undecided, f"I5: batch {batch_id} follows {undecided}, undecided")
+        world.require(not undecided, f"I5: batch {batch_id} follows undecided {undecided}")
         for committable in new.committables():
             system, full = self._where(committable)
-            world.require(full in system.ever, f"I2: {full} is decided and was not prepared")
+            world.require(full in system.ever, f"I2: {full} is decided and was never prepared")
             world.require(full not in system.aborted, f"I7: {full} was aborted and is decided")
-            world.require(full not in system.visible, f"I2: {full} was visible before it")
+            world.require(full not in system.visible, f"I2: {full} was visible before its decision")
             world.require(
                 committable.safe_until is None or committable.safe_until > driver.looked_at,
-                f"I2: {full} is decided, and nobody saw that it was still safe",
+                f"I2: {full} is decided without a check that it is still safe",
             )
         ids = Counter(
             row % OTHER_ROWS for partition in world.spark.source[batch_id] for row in partition
@@ -140,21 +140,21 @@ class Ledger:
         out = before - after
         world.require(out, "I3: an amendment replaces nothing")
         listed = {str(c.branch_id) for c in new.lost} - {str(c.branch_id) for c in old.lost}
-        world.require(out == listed, "I3: an amendment does not say what it replaces")
+        world.require(out == listed, "I3: an amendment does not list what it replaces")
         for committable in old.committables():
             system, full = self._where(committable)
             if full in out:
                 world.require(full not in system.visible, f"I3: {full} is replaced and visible")
-                world.require(full not in system.prepared, f"I3: {full} is replaced and stands")
+                world.require(full not in system.prepared, f"I3: {full} is replaced and prepared")
         for name, share in new.shares.items():
             world.require(share.rows == old.shares[name].rows, "I3: an amendment changes the rows")
             whole = not {str(c.branch_id) for c in share.committables} & before
             if share != old.shares[name]:
                 world.states.add(
-                    "a whole sink is written again" if whole else "one branch is written again"
+                    "a whole sink is rewritten" if whole else "one branch is rewritten"
                 )
-                if whole and new.id.batch_id in world.spark.recut:
-                    world.states.add("a whole sink is written again from other partitions")
+                if whole and new.id.batch_id in world.spark.repartitioned:
+                    world.states.add("a whole sink is rewritten from other partitions")
         if new.revision > 1:
             world.states.add("a branch is lost twice")
 
@@ -162,34 +162,38 @@ class Ledger:
         self.world.require(_names(old) == _names(new), "I3: a decision changed when it completed")
         self.world.require(
             (new.state is State.SETTLED) == bool(new.settled),
-            f"I3: {new.id} ends as {new.state} with {len(new.settled)} words",
+            f"I3: {new.id} ends as {new.state} with {len(new.settled)} rulings",
         )
         for committable in new.committables():
             system, full = self._where(committable)
             if full in self.rulings:
-                self.world.require(full not in system.prepared, f"I7: {full} is settled and stands")
+                self.world.require(
+                    full not in system.prepared, f"I7: {full} is settled and still prepared"
+                )
                 continue
             self.world.require(full in system.visible, f"I1: complete, but {full} is not visible")
         self.complete.add(new.id.batch_id)
         if new.settled:
-            self.world.states.add("a batch ends by an operator's word")
+            self.world.states.add("a batch ends by an operator's ruling")
 
     def _settles(self, old: TransactionRecord, new: TransactionRecord) -> None:
         world = self.world
         world.require(
-            replace(new, settled=old.settled) == old, "I3: a word changes more than it says"
+            replace(new, settled=old.settled) == old, "I3: a ruling changes the rest of the record"
         )
-        world.require(new.settled[: len(old.settled)] == old.settled, "I3: an earlier word is gone")
+        world.require(
+            new.settled[: len(old.settled)] == old.settled, "I3: an earlier ruling is gone"
+        )
 
     def is_ruled_on(self, branch_id: BranchId, ruling: Ruling) -> None:
-        """An operator is about to say so, of a branch that nobody sees."""
+        """An operator is about to record the ruling on a branch that is not visible."""
         full, system = str(branch_id), self.world.systems[branch_id.sink]
-        self.world.say(f"an operator settles {full} as {ruling}")
+        self.world.trace(f"an operator settles {full} as {ruling}")
         if full in system.prepared:
-            self.world.states.add("an operator settles a branch that stands")
+            self.world.states.add("an operator settles a prepared branch")
         if full not in self.rulings:
             rows = system.rows[full]
-            self.by_word[branch_id.sink] += rows
+            self.by_ruling[branch_id.sink] += rows
             self.shown[branch_id.sink] |= {row % OTHER_ROWS for row in rows}
         self.rulings[full] = ruling
 
@@ -201,7 +205,7 @@ class Ledger:
 
     def became_visible(self, system: System, full: str, rows: tuple[int, ...]) -> None:
         world = self.world
-        record = self.standing.get(full)
+        record = self.named.get(full)
         named = record is not None and record.state is State.DECIDED and full in _names(record)
         world.require(named, f"I2: {full} becomes visible and no decision names it")
         world.require(full not in system.aborted, f"I7: {full} was aborted and becomes visible")
@@ -212,7 +216,7 @@ class Ledger:
 
     def aborted(self, system: System, full: str, branch_id: BranchId) -> None:
         world, driver = self.world, self.world.driver
-        record = self.standing.get(full)
+        record = self.named.get(full)
         is_ruled = record is not None and self._is_ruled_on(record, full)
         world.require(record is None or is_ruled, f"I1: {full} is aborted and a record names it")
         if driver is not None and driver.token is not None:
@@ -220,11 +224,11 @@ class Ledger:
                 branch_id.token <= driver.token, f"I6: {driver} aborts {full} of a younger driver"
             )
         if full in self.zombies:
-            world.states.add("a sweep finds what an executor zombie prepared")
-        world.say(f"{system.name} aborts {full}")
+            world.states.add("a sweep finds a branch of an executor zombie")
+        world.trace(f"{system.name} aborts {full}")
 
     def _is_ruled_on(self, record: TransactionRecord, full: str) -> bool:
-        """Whether the branch, or the driver's branch that was made of it, is settled."""
+        """Whether the branch is settled, or the driver's branch that was merged from it."""
         for share in record.shares.values():
             parts = {f"{part.branch}b{record.id.batch_id}." for part in share.parts}
             for committable in share.committables:
@@ -251,20 +255,20 @@ class Ledger:
         )
 
     def spark_commits(self, batch_id: int) -> None:
-        """A zombie's Spark may step past what a newer driver abandons: the guard stops the next."""
+        """A zombie's Spark may pass an abandoned batch: the identity guard stops the next start."""
         world = self.world
         assert world.driver is not None
         world.require(
             batch_id in world.driver.consumed,
-            f"I5: {world.driver} has not read batch {batch_id}, so Spark's own state stays behind",
+            f"I5: {world.driver} did not read batch {batch_id}, so Spark's own state lags",
         )
         record = next((r for r in world.disk.records.values() if r.id.batch_id == batch_id), None)
         state = None if record is None else record.state
         if batch_id in self.decided:
-            # A zombie that prepared it, and was replaced, is kept back by nobody.
-            may_go_on = world.driver.policy == "after_checkpoint"
+            # Nothing holds back the Spark of a zombie that prepared the batch and was replaced.
+            may_pass = world.driver.policy == "after_checkpoint"
             world.require(
-                may_go_on or state in {None, State.COMPLETE, State.SETTLED},
+                may_pass or state in {None, State.COMPLETE, State.SETTLED},
                 f"I5: batch {batch_id} is decided and unfinished, and Spark will not replay it",
             )
             return
@@ -272,7 +276,7 @@ class Ledger:
         is_held = state is State.PREPARED or (state is State.ABANDONED and is_zombie)
         world.require(is_held, f"I5: Spark commits batch {batch_id}, which is {state}")
         if state is State.ABANDONED:
-            world.states.add("a zombie's Spark commits what is abandoned")
+            world.states.add("a zombie's Spark commits an abandoned batch")
 
     def _undecided_before(self, batch_id: int) -> list[int]:
         return [b for b in range(self.world.spark.first, batch_id) if b not in self.decided]
@@ -280,7 +284,7 @@ class Ledger:
     # -- interesting states ------------------------------------------------------------------------
 
     def crashes(self, driver: Driver) -> None:
-        self._look(driver)
+        self._note_partial_commits()
         if driver.is_recovering and self.crashed:
             self.world.states.add("a second crash inside recovery")
         self.crashed += 1
@@ -289,19 +293,18 @@ class Ledger:
         newest = max((head.token for head in self.world.disk.heads.values()), default=0)
         if driver.token is not None and driver.token < newest:
             if driver.paused_at in {"decide.after", "commit.before"}:
-                self.world.states.add("a zombie wakes between decision and commit")
+                self.world.states.add("a zombie resumes between decision and commit")
             elif driver.paused_at in {"decide.before", "log.decide", "log.prepare"}:
-                self.world.states.add("a zombie wakes before its decision")
+                self.world.states.add("a zombie resumes before its decision")
             elif driver.paused_at in {"amend.before", "log.amend", "rewrite.before"}:
-                self.world.states.add("a zombie wakes inside a redo")
+                self.world.states.add("a zombie resumes inside a rewrite")
             elif driver.paused_at and driver.paused_at.endswith(("abort", "find_branches")):
-                self.world.states.add("a zombie wakes inside a sweep")
+                self.world.states.add("a zombie resumes inside a sweep")
         if sum(other.outcome is None for other in self.world.drivers) > 2:
             self.world.states.add("three drivers are alive")
 
-    def _look(self, driver: Driver) -> None:
-        del driver
-        for record in {id(r): r for r in self.standing.values()}.values():
+    def _note_partial_commits(self) -> None:
+        for record in {id(r): r for r in self.named.values()}.values():
             if record.state is not State.DECIDED:
                 continue
             done = [
@@ -314,33 +317,33 @@ class Ledger:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def check_stands_still(self, error: PreparedBranchLostError) -> None:
-        """A loss that cannot be made good: the pipeline is loud, and nothing follows it."""
+    def check_stopped(self, error: PreparedBranchLostError) -> None:
+        """After a loss that cannot be rewritten, the pipeline stops with an error."""
         world = self.world
         branch_id = error.branch_id
         world.require(branch_id is not None, "I8: the error names no branch")
         assert branch_id is not None
         assert branch_id.batch_id is not None
         batch_id = branch_id.batch_id
-        record = self.standing.get(str(branch_id))
-        world.require(record is not None, f"I1: {branch_id} is called lost and no record names it")
+        record = self.named.get(str(branch_id))
+        world.require(record is not None, f"I1: {branch_id} is reported lost; no record names it")
         assert record is not None
         held_in = {str(branch_id)} | (
             _parts(record) if branch_id.attempt == DRIVER_ATTEMPT else set()
         )
         lost = held_in & world.systems[branch_id.sink].gone
-        world.require(lost, f"I1: {branch_id} is called lost and is not")
+        world.require(lost, f"I1: {branch_id} is reported lost and is not")
         excused = (
             world.spark.committed() >= batch_id
             or batch_id in world.spark.other_rows
-            or batch_id in world.spark.recut
+            or batch_id in world.spark.repartitioned
         )
-        world.require(excused, f"I1: {branch_id} could be written again: {error}")
+        world.require(excused, f"I1: {branch_id} could be rewritten: {error}")
         world.require(not any(b > batch_id for b in self.decided), "I5: batches follow a loss")
-        world.states.add("a loss that cannot be made good stops the pipeline")
+        world.states.add("a loss that cannot be rewritten stops the pipeline")
 
     def check_end(self) -> None:
-        """Every row of the source once in every sink, the same values in all; nothing left."""
+        """Every sink has every row of the source once, with the same values; nothing is left."""
         world = self.world
         unfinished = world.disk.unfinished()
         world.require(not unfinished, f"I8: {unfinished} is unfinished at the end")
@@ -353,7 +356,7 @@ class Ledger:
         values = set()
         for name, system in world.systems.items():
             rows = Counter(row for part in system.visible.values() for row in part)
-            rows.update(self.by_word[name])
+            rows.update(self.by_ruling[name])
             ids: Counter[int] = Counter()
             for row, count in rows.items():
                 ids[row % OTHER_ROWS] += count

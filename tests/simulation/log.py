@@ -11,7 +11,7 @@ from tests.simulation.world import World
 
 
 class Disk:
-    """What every driver's log shares."""
+    """The stored state that all drivers' logs share."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -82,7 +82,7 @@ class View:
 
 
 class SimLog(TransactionLog):
-    """One driver's way to the disk."""
+    """The log of one driver."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk

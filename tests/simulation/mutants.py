@@ -1,8 +1,8 @@
 # ruff: noqa: E501 - source text as it is
-"""Bugs to seed: each breaks one rule of the protocol, and something has to turn red.
+"""Bugs to seed: each breaks one rule of the protocol, and some test must fail.
 
 A mutant is a named replacement of source text. `tests.simulation.mutate` applies it to a copy of
-the tree and runs what is meant to catch it: the simulation, unit tests, or both.
+the tree and runs its catchers: the simulation, unit tests, or both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS: Final = "src/sparkonce/steps.py"
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One replacement; the old text is in the file exactly once."""
+    """One replacement; the file contains the old text exactly once."""
 
     file: str
     old: str
@@ -45,11 +45,11 @@ class Mutant:
     """A seeded bug.
 
     Attributes:
-        name: what is wrong.
-        invariant: the one that it breaks first.
-        edits: the bug.
-        tests: pytest node ids that have to fail.
-        simulated: whether the simulation has to fail, too.
+        name: the bug in words.
+        invariant: the invariant that it breaks first.
+        edits: the replacements that make the bug.
+        tests: ids of the pytest tests that must fail.
+        simulated: whether the simulation must fail too.
     """
 
     name: str
@@ -59,12 +59,14 @@ class Mutant:
     simulated: bool = True
 
 
-def _simulated(name: str, invariant: str, file: str, old: str, new: str) -> Mutant:
-    return Mutant(name, invariant, (Edit(file, old, new),))
+def _simulated(name: str, invariant: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    """A bug that the simulation finds, and these tests too."""
+    return Mutant(name, invariant, (Edit(file, old, new),), tests)
 
 
-def _tested(name: str, invariant: str, edit: Edit, *tests: str) -> Mutant:
-    return Mutant(name, invariant, (edit,), tests, simulated=False)
+def _tested(name: str, invariant: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    """A bug that only these tests find."""
+    return Mutant(name, invariant, (Edit(file, old, new),), tests, simulated=False)
 
 
 _BEFORE_THE_DECISION: Final = (
@@ -113,44 +115,42 @@ _BEFORE_THE_DECISION: Final = (
     _tested(
         "recovery with a problem leaves merges that hold locks",
         "I8",
-        Edit(
-            PAGE,
-            "if not any(isinstance(problem, FencedError) for problem in problems):",
-            "if not problems:",
-        ),
+        PAGE,
+        "if not any(isinstance(problem, FencedError) for problem in problems):",
+        "if not problems:",
         "tests/test_protocol.py::test_recovery_that_fails_sweeps_all_the_same",
     ),
     _tested(
-        "batch decided behind a driver with a copy of the log",
+        "batch decided after a driver with a copy of the log",
         "I6",
-        Edit(
-            DECIDERS,
-            "            lease.check_is_next(record.id)\n        try:\n            return write",
-            "        try:\n            return write",
-        ),
+        DECIDERS,
+        "            lease.check_is_next(record.id)\n        try:\n            return write",
+        "        try:\n            return write",
         "tests/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
         "batch decided that Spark's commit log has",
         "I6",
-        Edit(
-            LEASE,
-            "        if not is_last or is_checkpointed(batch_id, committed):\n",
-            "        if not is_last:\n",
-        ),
+        LEASE,
+        "        if not is_last or is_checkpointed(batch_id, committed):\n",
+        "        if not is_last:\n",
         "tests/test_protocol.py::test_driver_that_begins_late_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
-        "another driver's commits/N taken for this one's",
+        "another driver's commits/N taken for its own",
         "I6",
-        Edit(DECIDERS, "        if not lease.is_last():  #", "        if False:  #"),
+        DECIDERS,
+        "        if not lease.is_last():  #",
+        "        if False:  #",
         "tests/test_protocol.py::"
         "test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
         "two branches of one name decided",
         "I1",
-        Edit(PREPARING, "    if len(set(names)) != len(names):\n", "    if False:\n"),
+        PREPARING,
+        "    if len(set(names)) != len(names):\n",
+        "    if False:\n",
         "tests/test_protocol.py::test_two_branches_of_one_name_abort_the_batch",
     ),
 )
@@ -185,7 +185,7 @@ _RECOVERY: Final = (
         "        if record.state is State.COMPLETE:\n            return None\n",
     ),
     _simulated(
-        "recovery passes over what is decided",
+        "recovery skips decided batches",
         "I8",
         PAGE,
         "        if record.state is not State.DECIDED:\n            return None\n",
@@ -215,11 +215,9 @@ _RECOVERY: Final = (
     _tested(
         "batch that another driver has prepared drained",
         "I5",
-        Edit(
-            PAGE,
-            "    if record.state is State.PREPARED or record.token > lease.token:\n        # Nothing",
-            "    if False:\n        # Nothing",
-        ),
+        PAGE,
+        "    if record.state is State.PREPARED or record.token > lease.token:\n        # Nothing",
+        "    if False:\n        # Nothing",
         "tests/test_protocol.py"
         "::test_driver_paused_before_it_looks_leaves_what_another_has_prepared",
     ),
@@ -233,16 +231,12 @@ _COMMIT: Final = (
         "    is_replayed = batch is not None\n    lost",
         "    is_replayed = batch is not None\n    complete(record, lease)\n    lost",
     ),
-    Mutant(
+    _simulated(
         "unknown taken for committed",
         "I1",
-        (
-            Edit(
-                VERBS,
-                "        # An error that sparkonce does not know says nothing about the outcome.\n",
-                "        return None\n",
-            ),
-        ),
+        VERBS,
+        "        # An error that sparkonce does not know says nothing about the outcome.\n",
+        "        return None\n",
     ),
     _simulated(
         "unknown taken for lost",
@@ -252,28 +246,28 @@ _COMMIT: Final = (
         "                outcomes = [(c, PreparedBranchLostError(str(error)) if isinstance(error, CommitUnresolvedError) else error) for c, error in outcomes]\n                left = [c for c, error in outcomes if",
     ),
     _simulated(
-        "loss passed over",
+        "loss ignored",
         "I1",
         PAGE,
         "    if lost:\n        why = ",
         "    if False:\n        why = ",
     ),
     _simulated(
-        "redo without amendment",
+        "rewrite without amendment",
         "I2",
         AMENDING,
         "    return lease.pipeline.log.amend(amended, lease.token)\n",
         "    return amended\n",
     ),
     _simulated(
-        "content not compared in the redo",
+        "content not compared in the rewrite",
         "I1",
         AMENDING,
         "    if difference := rewrite.difference(record, written):\n",
         "    if (difference := rewrite.difference(record, written)) and not difference:\n",
     ),
     Mutant(
-        "redo of one branch writes every partition",
+        "rewrite of one branch writes every partition",
         "I3",
         (
             Edit(
@@ -288,62 +282,62 @@ _COMMIT: Final = (
             ),
         ),
     ),
-    Mutant(
-        "redo of one branch writes the sink whole",
+    _simulated(
+        "rewrite of one branch writes the whole sink",
         "I4",
-        (
-            Edit(
-                REWRITE,
-                "            partitions[name] = frozenset(by_task[branch] for branch in gone)\n",
-                "            partitions[name] = None\n",
-            ),
-        ),
+        REWRITE,
+        "            partitions[name] = frozenset(by_task[branch] for branch in gone)\n",
+        "            partitions[name] = None\n",
     ),
-    Mutant(
-        "redo forgets the branches that are not lost",
+    _simulated(
+        "rewrite forgets the branches that are not lost",
         "I3",
-        (Edit(REWRITE, "if c.branch_id.name not in gone),\n", "if False),\n"),),
+        REWRITE,
+        "if c.branch_id.name not in gone),\n",
+        "if False),\n",
     ),
     _tested(
-        "safe_until ignored in the redo",
+        "safe_until ignored in the rewrite",
         "I2",
-        Edit(
-            AMENDING,
-            "    check_safe(record.id, branches, now=lease.pipeline.clock(), write_began=write_began)\n",
-            "",
-        ),
+        AMENDING,
+        "    check_safe(record.id, branches, now=lease.pipeline.clock(), write_began=write_began)\n",
+        "",
         "tests/test_protocol.py::test_branch_written_again_that_is_too_old_is_not_named",
     ),
 )
 
 _SWEEP: Final = (
-    Mutant(
-        "sweep hits a decided branch",
-        "I1",
-        (Edit(SWEEPING, " or branch_id.name in named:", ":"),),
-    ),
-    Mutant(
+    _simulated("sweep hits a decided branch", "I1", SWEEPING, " or branch_id.name in named:", ":"),
+    _simulated(
         "sweep hits a younger driver's branch",
         "I6",
-        (Edit(SWEEPING, " or branch_id.token not in tokens", ""),),
+        SWEEPING,
+        " or branch_id.token not in tokens",
+        "",
     ),
-    Mutant(
+    _simulated(
         "staging part not protected from a sweep",
         "I1",
-        (Edit(RECORD, "            yield from (part.branch for part in share.parts)\n", ""),),
+        RECORD,
+        "            yield from (part.branch for part in share.parts)\n",
+        "",
     ),
-    Mutant(
+    _simulated(
         "names without the token",
         "I6",
-        (Edit(MODEL, "{self.owner.prefix}t{self.token}.", "{self.owner.prefix}t1."),),
+        MODEL,
+        "{self.owner.prefix}t{self.token}.",
+        "{self.owner.prefix}t1.",
     ),
 )
 
 _LOG_RULES: Final = (
-    Mutant(
+    _simulated(
         "token not checked",
         "I6",
-        (Edit(RULES, "if head is None or head.token != token:", "if head is None:"),),
+        RULES,
+        "if head is None or head.token != token:",
+        "if head is None:",
     ),
     Mutant(
         "token checked in a step before the write",
@@ -363,11 +357,7 @@ _LOG_RULES: Final = (
             ),
         ),
     ),
-    Mutant(
-        "token not raised by a new driver",
-        "I6",
-        (Edit(IDENTITY, "head.token + 1", "head.token"),),
-    ),
+    _simulated("token not raised by a new driver", "I6", IDENTITY, "head.token + 1", "head.token"),
     Mutant(
         "second decision replaces the first",
         "I3",
@@ -381,209 +371,209 @@ _LOG_RULES: Final = (
             Edit(RULES, "    if record.id.batch_id != expected:\n", "    if False:\n"),
         ),
     ),
-    Mutant(
+    _simulated(
         "records forgotten up to the newest",
         "I3",
-        (
-            Edit(
-                RULES,
-                "below = min(record.id.batch_id, record.id.batch_id - retain + 1)",
-                "below = record.id.batch_id + 1",
-            ),
-        ),
+        RULES,
+        "below = min(record.id.batch_id, record.id.batch_id - retain + 1)",
+        "below = record.id.batch_id + 1",
     ),
-    Mutant(
+    _simulated(
         "late abandonment hits the replay",
         "I5",
-        (Edit(RULES, "    if stored.token != record.token:", "    if False:"),),
-        ("tests/test_log.py::TestSqliteLog::test_abandonment_that_lands_late_spares_the_replay",),
+        RULES,
+        "    if stored.token != record.token:",
+        "    if False:",
+        "tests/test_log.py::TestSqliteLog::test_abandonment_that_lands_late_spares_the_replay",
     ),
     _tested(
-        "log takes a batch behind an undecided one",
+        "log accepts a batch after an undecided one",
         "I5",
-        Edit(RULES, "    if undecided:\n", "    if False:\n"),
+        RULES,
+        "    if undecided:\n",
+        "    if False:\n",
         "tests/test_log.py::TestSqliteLog::test_batch_does_not_follow_an_undecided_one",
     ),
     _tested(
         "no fsync (synchronous=OFF)",
         "I3",
-        Edit(SQLITE, "PRAGMA synchronous = FULL", "PRAGMA synchronous = OFF"),
+        SQLITE,
+        "PRAGMA synchronous = FULL",
+        "PRAGMA synchronous = OFF",
         "tests/test_log.py::TestSqliteLog::test_write_is_synced_to_the_disk",
     ),
     _tested(
         "checksum of a record not compared",
         "I3",
-        Edit(RECORD, "    if checksum != _checksum(body):\n", "    if False:\n"),
+        RECORD,
+        "    if checksum != _checksum(body):\n",
+        "    if False:\n",
         "tests/test_log.py::TestSqliteLog::test_changed_record_is_corrupt",
     ),
 )
 
 _GUARD_AND_SINKS: Final = (
-    Mutant(
+    _simulated(
         "guard lets a start pass an abandoned batch",
         "I5",
-        (
-            Edit(
-                IDENTITY,
-                "    if claim.batch_id > expected:\n",
-                "    if False:\n",
-            ),
-        ),
+        IDENTITY,
+        "    if claim.batch_id > expected:\n",
+        "    if False:\n",
     ),
     _tested(
         "adopt= lets a start pass an abandoned batch",
         "I5",
-        Edit(
-            IDENTITY,
-            "    if claim.batch_id > expected:\n",
-            "    if claim.batch_id > expected and not claim.adopt:\n",
-        ),
+        IDENTITY,
+        "    if claim.batch_id > expected:\n",
+        "    if claim.batch_id > expected and not claim.adopt:\n",
         "tests/test_protocol.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",
     ),
-    Mutant(
-        "driver that slept before its first token fences its successor",
+    _simulated(
+        "driver paused before its first token fences its successor",
         "I6",
-        (Edit(IDENTITY, "    if head is None or claim.seen_run is None:\n", "    if True:\n"),),
-        ("tests/test_identity.py::test_driver_that_slept_before_its_first_token_fences_nobody",),
+        IDENTITY,
+        "    if head is None or claim.seen_run is None:\n",
+        "    if True:\n",
+        "tests/test_identity.py::test_driver_that_slept_before_its_first_token_fences_nobody",
     ),
     _tested(
         "start without a batch fences the object that serves its run",
         "I5",
-        Edit(
-            IDENTITY,
-            "    if head.run_id == claim.run_id and not (claim.has_batch or claim.had_token):\n",
-            "    if False:\n",
-        ),
+        IDENTITY,
+        "    if head.run_id == claim.run_id and not (claim.has_batch or claim.had_token):\n",
+        "    if False:\n",
         "tests/test_identity.py::test_start_without_a_batch_fences_no_other_object_of_its_run",
     ),
     _tested(
         "copy of a checkpoint with its log taken for the checkpoint",
         "I1",
-        Edit(IDENTITY, "    if place is None or head is None or not", "    if True or not"),
+        IDENTITY,
+        "    if place is None or head is None or not",
+        "    if True or not",
         "tests/test_identity.py::test_copied_checkpoint_with_its_log_is_refused",
     ),
     _tested(
         "file of another run replaced",
         "I7",
-        Edit(FILE_SINK, "os.link(hidden, visible)", "hidden.rename(visible)"),
+        FILE_SINK,
+        "os.link(hidden, visible)",
+        "hidden.rename(visible)",
         "tests/test_file_sink.py::test_commit_replaces_no_file",
     ),
     _tested(
         "guard compares no offsets",
         "I5",
-        Edit(IDENTITY, " or tuple(shown) == record.offsets:\n", " or True:\n"),
+        IDENTITY,
+        " or tuple(shown) == record.offsets:\n",
+        " or True:\n",
         "tests/test_protocol.py::test_batch_that_is_known_with_other_offsets_is_refused",
         "tests/test_protocol.py::test_second_replayed_batch_with_other_offsets_is_refused",
     ),
-    Mutant(
-        "vote drops what the tasks prepared",
+    _simulated(
+        "vote drops branches of the tasks",
         "I1",
-        (Edit(VERBS, "    return committables\n", "    return committables[:1]\n"),),
+        VERBS,
+        "    return committables\n",
+        "    return committables[:1]\n",
     ),
     _tested(
         "perishable branches are not committed first",
         "I1",
-        Edit(COMMITTING, "key=lambda c: c.safe_until or math.inf", "key=lambda c: 0"),
+        COMMITTING,
+        "key=lambda c: c.safe_until or math.inf",
+        "key=lambda c: 0",
         "tests/test_protocol.py::test_branches_that_expire_first_are_committed_first",
     ),
 )
 
 _SETTLEMENT: Final = (
-    Mutant(
-        "given up branch is committed all the same",
+    _simulated(
+        "branch that is ruled out is committed",
         "I3",
-        (
-            Edit(
-                COMMITTING,
-                "        if not record.is_ruled_out(committable):\n",
-                "        if True:\n",
-            ),
-        ),
-        ("tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",),
+        COMMITTING,
+        "        if not record.is_ruled_out(committable):\n",
+        "        if True:\n",
+        "tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",
     ),
-    Mutant(
-        "settled branch is left standing for a zombie",
+    _simulated(
+        "settled branch stays prepared for a zombie",
         "I7",
-        (Edit(COMMITTING, "    running.lease.pipeline.patience.together(end, branches)\n", ""),),
-        (
-            "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
-        ),
+        COMMITTING,
+        "    running.lease.pipeline.patience.together(end, branches)\n",
+        "",
+        "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
     ),
-    Mutant(
-        "commit repeated without a look at the log",
+    _simulated(
+        "commit retried without checking the token",
         "I6",
-        (Edit(COMMITTING, "        if self._unknown is not None:\n", "        if False:\n"),),
-        (
-            "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
-            "tests/test_protocol.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
-        ),
+        COMMITTING,
+        "        if self._unknown is not None:\n",
+        "        if False:\n",
+        "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
+        "tests/test_protocol.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
     ),
-    Mutant(
-        "settled branch is asked for its proof and not ended",
+    _simulated(
+        "settled branch is asked for its proof and not aborted",
         "I7",
-        (Edit(RULED, "        sink.abort(committable)\n", ""),),
-        ("tests/test_settlement.py::test_driver_that_ran_on_is_fenced_by_the_word",),
+        RULED,
+        "        sink.abort(committable)\n",
+        "",
+        "tests/test_settlement.py::test_driver_that_ran_on_is_fenced_by_the_word",
     ),
     _tested(
-        "operator's word above proof",
+        "operator's ruling above proof",
         "I4",
-        Edit(
-            RULED,
-            "    if proven is None or isinstance(proven, PreparedBranchLostError):\n",
-            "    if isinstance(proven, PreparedBranchLostError):\n",
-        ),
+        RULED,
+        "    if proven is None or isinstance(proven, PreparedBranchLostError):\n",
+        "    if isinstance(proven, PreparedBranchLostError):\n",
         "tests/test_settlement.py::test_branch_that_was_visible_all_along_is_not_redone",
     ),
-    Mutant(
-        "operator's word shown as proof",
+    _simulated(
+        "operator's ruling shown as proof",
         "I3",
-        (Edit(RULES, "State.SETTLED if stored.settled else State.COMPLETE", "State.COMPLETE"),),
-        ("tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",),
+        RULES,
+        "State.SETTLED if stored.settled else State.COMPLETE",
+        "State.COMPLETE",
+        "tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",
     ),
     _tested(
         "older copy of the checkpoint taken for the one that ran",
         "I3",
-        Edit(
-            DECISIONS,
-            "            if committed is None or not has_begun:\n",
-            "            if committed is None:\n",
-        ),
+        DECISIONS,
+        "            if committed is None or not has_begun:\n",
+        "            if committed is None:\n",
         "tests/test_protocol.py::test_checkpoint_that_has_not_begun_the_batch_abandons_nothing",
     ),
     _tested(
         "checkpoint that cannot be read taken for empty",
         "I5",
-        Edit(
-            PAGE,
-            "    has_begun = committed is not None and checkpoint.has_offsets(batch_id)\n",
-            "    committed, has_begun = -1 if committed is None else committed, True\n",
-        ),
+        PAGE,
+        "    has_begun = committed is not None and checkpoint.has_offsets(batch_id)\n",
+        "    committed, has_begun = -1 if committed is None else committed, True\n",
         "tests/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
     ),
     _tested(
         "settlement without a token",
         "I6",
-        Edit(
-            RULES,
-            "    require_token(store, transaction_id.pipeline, token)\n",
-            "",
-        ),
+        RULES,
+        "    require_token(store, transaction_id.pipeline, token)\n",
+        "",
         "tests/test_log.py::TestSqliteLog::test_only_what_is_decided_is_settled",
     ),
     _tested(
-        "given up branch committed by the sweep",
+        "branch that is ruled out committed by the sweep",
         "I3",
-        Edit(SWEEPING, " and not record.is_ruled_out(committable)", ""),
+        SWEEPING,
+        " and not record.is_ruled_out(committable)",
+        "",
         "tests/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
     ),
     _tested(
         "committed branches of a settled batch swept",
         "I1",
-        Edit(
-            SWEEPING,
-            "if record is None or not record.state.is_finished:",
-            "if record is None or record.state is not State.COMPLETE:",
-        ),
+        SWEEPING,
+        "if record is None or not record.state.is_finished:",
+        "if record is None or record.state is not State.COMPLETE:",
         "tests/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
     ),
 )
@@ -595,23 +585,25 @@ _ONE_PHASE: Final = (
     _tested(
         "lost answer of the one COMMIT taken for a yes",
         "I5",
-        Edit(DECIDERS, _ASK_FOR_THE_ONE_COMMIT, "                pass\n"),
+        DECIDERS,
+        _ASK_FOR_THE_ONE_COMMIT,
+        "                pass\n",
         "tests/test_one_phase.py::test_message_is_lost",
     ),
     _tested(
         "any record taken for the one COMMIT's",
         "I5",
-        Edit(
-            DECIDERS,
-            _ASK_FOR_THE_ONE_COMMIT,
-            "                if pipeline.log.find(done.id) is None:\n                    raise ProtocolError(done.id)\n",
-        ),
+        DECIDERS,
+        _ASK_FOR_THE_ONE_COMMIT,
+        "                if pipeline.log.find(done.id) is None:\n                    raise ProtocolError(done.id)\n",
         "tests/test_one_phase.py::test_replay_of_an_abandoned_batch_that_does_not_commit",
     ),
     _tested(
-        "one phase, though Spark has to commit first",
+        "one phase, though Spark must commit first",
         "I5",
-        Edit(DECIDERS, '    if pipeline.commit == "after_checkpoint":\n', "    if False:\n"),
+        DECIDERS,
+        '    if pipeline.commit == "after_checkpoint":\n',
+        "    if False:\n",
         "tests/test_one_phase.py::test_policy_that_waits_for_spark_takes_two_phases",
     ),
 )
@@ -620,68 +612,73 @@ _LEASE_AND_STEPS: Final = (
     _tested(
         "released lease acts on",
         "I6",
-        Edit(LEASE, "        if self._is_released:\n", "        if False:\n"),
+        LEASE,
+        "        if self._is_released:\n",
+        "        if False:\n",
         "tests/test_lease.py::test_lease_that_was_released",
     ),
     _tested(
         "token taken again though the run has ended",
         "I6",
-        Edit(LEASE, "            entrance.check_may_begin(is_first_try=next(tries) == 0)\n", ""),
+        LEASE,
+        "            entrance.check_may_begin(is_first_try=next(tries) == 0)\n",
+        "",
         "tests/test_protocol.py::test_run_that_ends_while_it_waits_for_a_token_takes_none",
     ),
     _tested(
-        "driver that could not enter the checkpoint goes on",
+        "driver that could not enter the checkpoint continues",
         "I6",
-        Edit(LEASE, "        if not entrance.enter(incarnation):\n", "        if False:\n"),
+        LEASE,
+        "        if not entrance.enter(incarnation):\n",
+        "        if False:\n",
         "tests/test_lease.py::test_checkpoint_that_another_driver_has_entered",
     ),
     _tested(
-        "fenced driver leaves what it prepared",
+        "fenced driver leaves its prepared branches",
         "I8",
-        Edit(SWEEPING, "        if lease.is_fenced():\n", "        if False:\n"),
+        SWEEPING,
+        "        if lease.is_fenced():\n",
+        "        if False:\n",
         "tests/test_protocol.py::test_fenced_driver_ends_what_it_prepared",
     ),
     _tested(
-        "fenced driver sweeps beside a copy of the log",
+        "driver fenced by the checkpoint sweeps",
         "I6",
-        Edit(SWEEPING, "        if lease.is_fenced():\n", "        if True:\n"),
+        SWEEPING,
+        "        if lease.is_fenced():\n",
+        "        if True:\n",
         "tests/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
         "vote lost to a left-over branch is not repeated",
         "I8",
-        Edit(
-            PREPARING,
-            "        if not sweep(lease, tokens=range(lease.token)):\n",
-            "        if True:\n",
-        ),
+        PREPARING,
+        "        if not sweep(lease, tokens=range(lease.token)):\n",
+        "        if True:\n",
         "tests/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",
     ),
-    Mutant(
+    _tested(
         "sweep before the second vote hits this driver's own branches",
         "I2",
-        (
-            Edit(
-                PREPARING,
-                "sweep(lease, tokens=range(lease.token))",
-                "sweep(lease, tokens=range(lease.token + 1))",
-            ),
-        ),
-        ("tests/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",),
-        simulated=False,
+        PREPARING,
+        "sweep(lease, tokens=range(lease.token))",
+        "sweep(lease, tokens=range(lease.token + 1))",
+        "tests/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",
     ),
     _tested(
         "prepared batch forgotten by its decider",
         "I5",
-        Edit(
-            DECIDERS, "            self.pending = _record_first", "            return _record_first"
-        ),
+        DECIDERS,
+        "            self.pending = _record_first",
+        "            return _record_first",
         "tests/test_protocol.py::test_settling_that_is_interrupted_goes_on",
     ),
     _tested(
         "fail points reached after a step that failed",
         "I8",
-        Edit(STEPS, "        if error is None and failpoints", "        if failpoints"),
+        STEPS,
+        "        if error is None and failpoints",
+        "        if failpoints",
         "tests/test_steps.py::test_step_that_fails_reaches_no_point_after_it",
     ),
 )

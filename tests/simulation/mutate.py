@@ -1,7 +1,7 @@
-"""Seed every bug of `tests.simulation.mutants`, and see that it is found.
+"""Seed every bug of `tests.simulation.mutants`, and check that it is found.
 
-python -m tests.simulation.mutate                 all, with a table
-python -m tests.simulation.mutate "names without" those whose name has this
+python -m tests.simulation.mutate                 all mutants, with a table
+python -m tests.simulation.mutate "names without" only mutants whose name contains this
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IGNORED: Final = shutil.ignore_patterns("__pycache__", "*.egg-info")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happened to a mutant: how each catcher found it, and those that did not."""
+    """How each catcher found a mutant, and the catchers that did not find it."""
 
     mutant: Mutant
     caught_by: tuple[str, ...]
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def try_mutant(mutant: Mutant, seeds: int = _SEEDS) -> Verdict:
-    """Apply the mutant to a copy of the tree, and run what has to turn red."""
+    """Apply the mutant to a copy of the tree, and run its catchers."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for name in _COPIED:
@@ -55,16 +55,16 @@ def try_mutant(mutant: Mutant, seeds: int = _SEEDS) -> Verdict:
             path.write_text(text.replace(edit.old, edit.new))
         caught, survived = [], []
         for catcher in (*mutant.tests, *(("simulation",) if mutant.simulated else ())):
-            told = _simulated(copy, seeds) if catcher == "simulation" else _tested(copy, catcher)
-            if told is None:
+            failure = _simulated(copy, seeds) if catcher == "simulation" else _tested(copy, catcher)
+            if failure is None:
                 survived.append(catcher)
             else:
-                caught.append(told)
+                caught.append(failure)
         return Verdict(mutant, tuple(caught), tuple(survived))
 
 
 def _simulated(copy: Path, seeds: int) -> str | None:
-    """The first failure of the simulation: seed and invariant; None when all is green."""
+    """The first failure of the simulation, as seed and invariant; None if there is none."""
     done = _run(copy, "-m", "tests.simulation", "--seeds", str(seeds), "--until-red", "--jobs", "1")
     if done.returncode == 0:
         return None
@@ -75,7 +75,7 @@ def _simulated(copy: Path, seeds: int) -> str | None:
 
 
 def _tested(copy: Path, test: str) -> str | None:
-    """The test's name when it fails; None when it passes."""
+    """The test's name if it fails; None if it passes."""
     done = _run(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test)
     if done.returncode == 0:
         return None
@@ -107,15 +107,15 @@ def main() -> int:
         verdict = try_mutant(mutant)
         survivors += bool(verdict.survived)
         found = [*verdict.caught_by, *(f"SURVIVES {catcher}" for catcher in verdict.survived)]
-        for number, told in enumerate(found):
+        for number, line in enumerate(found):
             name, invariant = (mutant.name, mutant.invariant) if number == 0 else ("", "")
-            print(f"{name:{width}}  {invariant:6}  {_short(told)}", flush=True)
+            print(f"{name:{width}}  {invariant:6}  {_short(line)}", flush=True)
     print(f"{len(mutants)} mutants, {survivors} survive; {time.monotonic() - started:.0f} s")
     return 1 if survivors else 0
 
 
-def _short(told: str) -> str:
-    return re.sub(r"sparkonce\.0{16}\.[0-9-]{36}\.", "", told)[:110]
+def _short(line: str) -> str:
+    return re.sub(r"sparkonce\.0{16}\.[0-9-]{36}\.", "", line)[:110]
 
 
 if __name__ == "__main__":

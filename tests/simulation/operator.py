@@ -1,4 +1,4 @@
-"""An operator who settles what no server can prove any more, as `sparkonce settle` does."""
+"""An operator who settles branches, as `sparkonce settle` does."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from tests.simulation.log import SimLog
 def settle_lost(world: SimWorld, error: PreparedBranchLostError) -> None:
     """Rule on the branch that the error names."""
     assert error.branch_id is not None
-    record = world.ledger.standing[str(error.branch_id)]
+    record = world.ledger.named[str(error.branch_id)]
     _settle(world, record, [error.branch_id], reaches_sinks=True)
 
 
 def settle_early(world: SimWorld, repeating: Sequence[Driver], *, reaches_sinks: bool) -> None:
-    """Rule on some branches that stand, or are lost and nobody knows it yet.
+    """Rule on some branches that are still prepared, or whose loss is not known yet.
 
     Args:
-        world: with all its faults over.
-        repeating: drivers that stand before they repeat a commit, and will wake up behind the word.
-        reaches_sinks: whether the command ends the branches too, as it does with a JOB. Else it is
-            of use only where those drivers have tried them: a first try looks at nothing.
+        world: its faults have stopped.
+        repeating: drivers that are paused before a retry of a commit, and resume after the ruling.
+        reaches_sinks: whether the command also ends the branches, as it does with a JOB. Without
+            that, it rules only on branches that those drivers have tried: only a retry checks the
+            token.
     """
     for record in world.disk.unfinished():
         chosen = [
@@ -45,21 +46,21 @@ def settle_early(world: SimWorld, repeating: Sequence[Driver], *, reaches_sinks:
 def _settle(
     world: SimWorld, record: TransactionRecord, chosen: Sequence[BranchId], *, reaches_sinks: bool
 ) -> None:
-    """What is ruled committed, the operator has put into the target by hand.
+    """Record rulings; the operator has inserted the rows of branches ruled committed manually.
 
-    No fault meets it: the command is a few writes of the log, and those meet theirs in drivers.
+    No fault hits it: the command is a few writes of the log, which faults hit in drivers.
     """
     process = Process(world, 0)  # the operator's own
     world.driver = Driver(world, process, "immediate")
     log = SimLog(world.disk)
     head = world.disk.heads[PIPELINE]
     token = log.begin(claim_again(log, head, head.sinks)).token
-    words = []
+    settlements = []
     for branch_id in chosen:
         ruling = world.rng.choice((Ruling.COMMITTED, Ruling.ABORTED))
-        words.append(Settlement(str(branch_id), ruling, "ann@host", "simulated", 0.0, token))
+        settlements.append(Settlement(str(branch_id), ruling, "ann@host", "simulated", 0.0, token))
         world.ledger.is_ruled_on(branch_id, ruling)
-    log.settle(record.id, words, token)
+    log.settle(record.id, settlements, token)
     sinks = {sink.name: sink for sink in process.sinks}
     for committable in record.committables() if reaches_sinks else ():
         if committable.branch_id in chosen:

@@ -1,4 +1,4 @@
-"""One seed: faults and several drivers for a while, then quiet, then the end is checked."""
+"""One seed: faults and several drivers, then a run without faults, then the final checks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _BEFORE_A_REPEAT = "commit.waits"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one seed has shown.
+    """The result of one seed.
 
     Attributes:
-        failure: the invariant that broke; None when all held.
-        fired: (step, fault) pairs.
-        states: interesting states that were reached.
-        trace: every step, when asked for.
+        failure: the invariant that broke; None if all held.
+        fired: the (step, fault) pairs that happened.
+        states: the interesting states that were reached.
+        trace: every step, if requested.
     """
 
     seed: int
@@ -69,7 +69,7 @@ def simulate(seed: int, *, trace: bool = False) -> Result:
 
 
 class Simulation:
-    """The scheduler: it alone decides which driver goes on."""
+    """The scheduler, which decides which driver runs next."""
 
     def __init__(self, seed: int, *, trace: bool) -> None:
         world = self.world = SimWorld(seed, trace=trace)
@@ -94,7 +94,7 @@ class Simulation:
             if paused and (starts == 0 or len(paused) > 2 or rng.random() < 0.5):
                 driver = rng.choice(paused)
                 if starts == 0 and rng.random() < 0.3:
-                    break  # it sleeps on, beyond the end of all faults
+                    break  # it stays paused until all faults have stopped
             else:
                 starts -= 1
                 driver = self._start()
@@ -102,27 +102,27 @@ class Simulation:
             if not self._paused() and driver.outcome == "done":
                 break
             if driver.paused_at == _BEFORE_A_REPEAT and rng.random() < 0.5:
-                break  # it repeats a commit, and nobody helps it
+                break  # it is about to retry a commit, and no other driver starts
         self._be_quiet()
         if rng.random() < (0.8 if self._repeating() else 0.2):
             self._operate()
         self._finish()
-        if sleepers := self._paused():
-            world.say("the zombies wake up behind the end")
-            for driver in sleepers:
+        if zombies := self._paused():
+            world.trace("the zombies resume after the end")
+            for driver in zombies:
                 self._go(driver)
             self._finish()
 
     def _operate(self) -> None:
-        """An operator rules, and drivers that stood still meanwhile wake up behind the word.
+        """An operator rules, and then drivers that were paused meanwhile resume.
 
-        Where the command does not reach the sinks, only those harm nothing that look first.
+        If the command does not reach the sinks, only drivers that check the token first may resume.
         """
         world, rng, repeating = self.world, self.world.rng, self._repeating()
         reaches_sinks = rng.random() < 0.5
         settle_early(world, repeating, reaches_sinks=reaches_sinks)
         if world.ledger.rulings and repeating:
-            world.states.add("an operator's word meets a driver that repeats a commit")
+            world.states.add("an operator's ruling meets a driver that retries a commit")
         for driver in self._paused() if reaches_sinks else repeating:
             if driver in repeating or rng.random() < 0.7:
                 self._go(driver)
@@ -138,7 +138,7 @@ class Simulation:
         world.clock += rng.choice((1.0, 1.0, 60.0, 1000.0)) if world.plan.is_on else 1.0
         if rng.random() < 0.15:
             self._policy = "after_checkpoint" if self._policy == "immediate" else "immediate"
-            if world.ledger.standing:
+            if world.ledger.named:
                 world.states.add("the policy changes over an unfinished batch")
         last = world.drivers[-1] if world.drivers else None
         is_idle = last is not None and last.outcome is not None and last.process.alive
@@ -151,7 +151,7 @@ class Simulation:
     def _add(self, process: Process) -> Driver:
         driver = Driver(self.world, process, self._policy)
         self.world.drivers.append(driver)
-        self.world.say(f"start of {driver}, commit={self._policy!r}")
+        self.world.trace(f"start of {driver}, commit={self._policy!r}")
         return driver
 
     def _go(self, driver: Driver) -> None:
@@ -160,16 +160,16 @@ class Simulation:
             raise self.world.violation
 
     def _be_quiet(self) -> None:
-        """Faults stop; who is paused may stay so, or is gone."""
+        """Stop the faults; some of the paused drivers die, the others stay paused."""
         world = self.world
-        world.say("faults stop")
+        world.trace("faults stop")
         world.plan.is_on = False
         for driver in self._paused():
             if world.rng.random() < 0.4:
                 driver.die()
 
     def _finish(self) -> None:
-        """A last healthy driver runs to the end, or stands still loudly."""
+        """Run a last healthy driver to the end, or until it stops with an error."""
         world = self.world
         world.fire_late(world.steps + 10_000)
         for _ in range(_LAST_STARTS):
@@ -180,16 +180,16 @@ class Simulation:
                 world.ledger.check_end()
                 return
             if isinstance(driver.outcome, PreparedBranchLostError):
-                world.ledger.check_stands_still(driver.outcome)
+                world.ledger.check_stopped(driver.outcome)
                 if world.rng.random() < 0.3:
                     return
                 settle_lost(world, driver.outcome)
                 continue
             if isinstance(driver.outcome, CommitUnresolvedError):
-                # It waited for the locks of a zombie's merge, which its recovery has swept then.
+                # It waited for the locks of a zombie's merge, which its recovery then swept.
                 world.states.add("a commit waits for a zombie's locks until the next start")
                 continue
-            if not driver.is_loud_gap():
+            if not driver.is_refused_gap():
                 break
             world.states.add("an operator closes a gap")
             newest = max(record.id.batch_id for record in world.disk.records.values())
@@ -197,7 +197,7 @@ class Simulation:
         world.fail(f"I8: the last healthy driver ends with {driver.outcome!r}")
 
     def end(self) -> None:
-        """Let no greenlet outlive its seed."""
+        """End every greenlet of the seed."""
         world = self.world
         for driver in world.drivers:
             if driver.outcome is None:

@@ -1,7 +1,7 @@
-"""A Spark of a few lines: it replays batch N while its commit log has not N, and runs tasks.
+"""A Spark of a few lines: it replays batch N until its commit log has N, and runs tasks.
 
-Offsets of a batch are written before it runs, once; commits/N after it, once: both refuse when the
-file exists, as Spark's checkpoint does. Several drivers may use one checkpoint: zombies.
+offsets/N is written before batch N runs, commits/N after it. Each is written once: a second write
+fails, as in Spark's checkpoint. Several drivers may use one checkpoint: all but one are zombies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Partitions = list[list[int]]
 
 
 class SparkError(Exception):
-    """Spark fails the query by itself."""
+    """Spark itself fails the query."""
 
 
 class Spark:
@@ -34,8 +34,9 @@ class Spark:
 
     Attributes:
         source: row ids by batch; a replay may give them other values.
-        commits: the batches of the commit log.
-        other_rows: batches of which a replay had other rows than the one before.
+        commits: the batches in the commit log.
+        other_rows: batches whose replay had other rows.
+        repartitioned: batches whose replay had other partitions.
     """
 
     def __init__(self, world: World) -> None:
@@ -54,7 +55,7 @@ class Spark:
         self.commits: set[int] = {self.first - 1} if self.first else set()
         self.written_offsets: set[int] = set(self.commits)
         self.other_rows: set[int] = set()
-        self.recut: set[int] = set()
+        self.repartitioned: set[int] = set()
 
     @property
     def location(self) -> str:
@@ -78,12 +79,12 @@ class Spark:
         self.commits.add(batch_id)
 
     def delete_from(self, batch_id: int) -> None:
-        """What an operator is told to do about a gap."""
+        """Close a gap in the commit log as the error message tells an operator to do."""
         self.commits = {known for known in self.commits if known < batch_id}
         self.written_offsets = {known for known in self.written_offsets if known <= batch_id}
 
     def change_rows(self, batch_id: int) -> None:
-        """From now on a row of the batch has another value."""
+        """Give a row of the batch another value, for all later replays."""
         for partition in self.source[batch_id]:
             if partition:
                 partition[0] += OTHER_ROWS
@@ -91,17 +92,17 @@ class Spark:
                 return
 
     def cut_otherwise(self, batch_id: int) -> None:
-        """From now on the rows are in other partitions."""
+        """Put the rows into other partitions, for all later replays."""
         rows = [row for partition in self.source[batch_id] for row in partition]
         partitions: Partitions = [[] for _ in range(self.world.rng.choice((1, 2, 3)))]
         for row in rows:
             self.world.rng.choice(partitions).append(row)
-        self.recut.add(batch_id)
+        self.repartitioned.add(batch_id)
         self.source[batch_id] = partitions
 
 
 class SimBatch:
-    """A micro-batch in the hands of one driver."""
+    """A micro-batch that one driver runs."""
 
     def __init__(self, driver: Driver, batch_id: int) -> None:
         self.batch_id = batch_id
@@ -162,7 +163,7 @@ class SimBatch:
         rewrite: Rewrite | None,
         rows: tuple[int, ...],
     ) -> list[Committable]:
-        """Run the task; once more when it fails, as Spark does."""
+        """Run the task; if it fails, run it once more, as Spark does."""
         write_pass = 0 if rewrite is None else rewrite.write_pass
         for _ in range(2):
             done: list[Committable] = []
@@ -179,7 +180,7 @@ class SimBatch:
                     )
                     done.append(self._prepare(sink, branch_id, rows))
             except TaskFailed:
-                for committable in done:  # its `discard`, best effort
+                for committable in done:  # the failed task aborts its branches, best effort
                     if self._world.rng.random() < 0.7:
                         self._world.systems[committable.branch_id.sink].end(
                             str(committable.branch_id)
@@ -192,7 +193,7 @@ class SimBatch:
         def effect() -> Committable:
             if self._driver.take_fault() == "zombie":
                 self._leave_zombie(sink, branch_id, rows)
-            return sink.system.stand(branch_id, rows)
+            return sink.system.prepare(branch_id, rows)
 
         return self._world.call(f"{sink.name}.precommit", effect)
 
@@ -200,9 +201,9 @@ class SimBatch:
         zombie = replace(branch_id, attempt=self._driver.process.next_attempt())
         due = self._world.steps + self._world.rng.choice((3, 15, 40, 120))
 
-        def wake() -> None:
-            self._world.say(f"an executor zombie prepares {zombie}")
+        def prepare_late() -> None:
+            self._world.trace(f"an executor zombie prepares {zombie}")
             self._world.ledger.zombies.add(str(zombie))
-            sink.system.stand(zombie, rows)
+            sink.system.prepare(zombie, rows)
 
-        self._world.late.append((due, wake))
+        self._world.late.append((due, prepare_late))

@@ -1,11 +1,11 @@
-"""Simulated external systems, and the sinks that speak with them.
+"""Simulated external systems, and their sinks.
 
     plain       a prepared branch stays until it is committed or aborted
-    kafka       one transaction per name, and names leave the batch out; a transaction that outlives
-                its timeout is aborted by the server; abort and commit go by the producer's epoch
-    postgres    tasks stage, `vote` merges all of it in one driver's branch; the merge is a
-                prepared transaction, or an open one that dies with its process and is made again;
-                where rows have keys, a merge that stands holds their locks
+    kafka       one transaction per name, and names leave out the batch; the server aborts a
+                transaction after its timeout; abort and commit use the producer's epoch
+    postgres    tasks stage rows, and `vote` merges them in one branch of the driver; the merge is a
+                prepared transaction, or an open one that dies with its process and is repeated;
+                if rows have keys, a prepared merge holds their locks
 
 The state outlives every driver; a sink belongs to one process.
 """
@@ -39,7 +39,7 @@ Rows = tuple[int, ...]
 
 
 @dataclass
-class Standing:
+class PreparedBranch:
     """A prepared branch."""
 
     branch_id: BranchId
@@ -55,34 +55,34 @@ class System:
     """One external system.
 
     Attributes:
-        prepared: by full branch id, what stands and is not visible (staged rows among it).
-        visible: by full branch id, what readers see.
+        prepared: by full branch id, the prepared branches, including staged rows.
+        visible: by full branch id, the rows that readers see.
         gone: branches that the system lost.
-        aborted: branches that a driver has aborted.
+        aborted: branches that a driver aborted.
         ever: every branch that was ever prepared.
-        rows: what each of those held.
+        rows: the rows of each of those.
     """
 
     world: World
     name: str
-    prepared: dict[str, Standing] = field(default_factory=dict)
+    prepared: dict[str, PreparedBranch] = field(default_factory=dict)
     visible: dict[str, Rows] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     aborted: set[str] = field(default_factory=set)
     ever: set[str] = field(default_factory=set)
     rows: dict[str, Rows] = field(default_factory=dict)
 
-    def stand(self, branch_id: BranchId, rows: Rows) -> Committable:
-        """What `preCommit` leaves behind."""
-        self.put(Standing(branch_id, rows))
+    def prepare(self, branch_id: BranchId, rows: Rows) -> Committable:
+        """Prepare a branch, as `preCommit` does."""
+        self.put(PreparedBranch(branch_id, rows))
         return Committable(branch_id)
 
-    def put(self, standing: Standing) -> None:
-        full = str(standing.branch_id)
+    def put(self, branch: PreparedBranch) -> None:
+        full = str(branch.branch_id)
         self.world.require(full not in self.ever, f"I6: the name {full} is taken twice")
-        self.prepared[full] = standing
+        self.prepared[full] = branch
         self.ever.add(full)
-        self.rows[full] = standing.rows
+        self.rows[full] = branch.rows
 
     def show(self, full: str, rows: Rows) -> None:
         self.prepared.pop(full, None)
@@ -90,7 +90,7 @@ class System:
         self.world.ledger.became_visible(self, full, rows)
 
     def end(self, full: str) -> None:
-        """Abort; what is visible stays so."""
+        """Abort the branch; if it is visible, do nothing."""
         if full in self.visible:
             return
         if full in self.prepared:
@@ -102,10 +102,10 @@ class System:
         """Lose a prepared branch."""
         del self.prepared[full]
         self.gone.add(full)
-        self.world.say(f"{self.name} loses {full}")
+        self.world.trace(f"{self.name} loses {full}")
 
     def drop(self, rng: Random) -> None:
-        """Lose one of the branches that stand, or all; there is one."""
+        """Lose one prepared branch, or all; there is at least one."""
         names = list(self.prepared)
         for full in names if rng.random() < 0.3 else [rng.choice(names)]:
             self.forget(full)
@@ -115,24 +115,24 @@ class System:
 
 
 class Kafka(System):
-    """Transactions of `prepared` by their name; the newest epoch of a name fences the others."""
+    """Each prepared branch has an epoch, and ends only by a call with that epoch."""
 
     def expire(self) -> None:
-        for full, standing in list(self.prepared.items()):
-            if standing.until is not None and standing.until < self.world.clock:
+        for full, branch in list(self.prepared.items()):
+            if branch.until is not None and branch.until < self.world.clock:
                 self.world.states.add("a prepared branch outlives its timeout")
                 self.forget(full)
 
-    def stand(self, branch_id: BranchId, rows: Rows) -> Committable:
+    def prepare(self, branch_id: BranchId, rows: Rows) -> Committable:
         epoch = 1 + len(self.ever)
         until = self.world.clock + KAFKA_TIMEOUT_S
-        self.put(Standing(branch_id, rows, epoch, until))
+        self.put(PreparedBranch(branch_id, rows, epoch, until))
         return Committable(branch_id, {"epoch": epoch}, safe_until=until - KAFKA_MARGIN_S)
 
     def of_epoch(self, committable: Committable) -> str | None:
         self.expire()
-        for full, standing in self.prepared.items():
-            if (standing.branch_id.name, standing.epoch) == (
+        for full, branch in self.prepared.items():
+            if (branch.branch_id.name, branch.epoch) == (
                 committable.branch_id.name,
                 committable.payload["epoch"],
             ):
@@ -141,19 +141,19 @@ class Kafka(System):
 
 
 class Postgres(System):
-    """Staged rows and merges, both under `prepared`; merges have their staging's names."""
+    """Staged rows and merges are both in `prepared`; a merge has the names of its staged rows."""
 
     can_prepare = True
     has_keys = True
 
     def is_locked(self, rows: Rows) -> bool:
-        """Whether another merge that stands holds the lock of one of the rows."""
+        """Whether another prepared merge holds the lock of one of the rows."""
         keys = {row % OTHER_ROWS for row in rows}
         held = {
             row % OTHER_ROWS
-            for standing in self.prepared.values()
-            if standing.branch_id.attempt == DRIVER_ATTEMPT
-            for row in standing.rows
+            for branch in self.prepared.values()
+            if branch.branch_id.attempt == DRIVER_ATTEMPT
+            for row in branch.rows
         }
         if self.has_keys and keys & held:
             self.world.states.add("a merge waits for the locks of another")
@@ -161,20 +161,20 @@ class Postgres(System):
         return False
 
     def close(self, process: Process) -> None:
-        """The process is gone, and with it the transactions that it held open."""
-        for full, standing in list(self.prepared.items()):
-            if standing.holder is process:
+        """Drop the transactions that the dead process held open."""
+        for full, branch in list(self.prepared.items()):
+            if branch.holder is process:
                 del self.prepared[full]
                 self.world.states.add("an open merge dies with its process")
 
     def drop(self, rng: Random) -> None:
         names = list(self.prepared)
         full = rng.choice(names)
-        standing = self.prepared[full]
-        if standing.holder is not None:
-            del self.prepared[full]  # its connection broke: no loss, staging is there
+        branch = self.prepared[full]
+        if branch.holder is not None:
+            del self.prepared[full]  # its connection broke: no loss, since staging exists
             return
-        for staged in standing.staging:
+        for staged in branch.staging:
             if staged in self.prepared:
                 self.forget(staged)
         for merge, other in list(self.prepared.items()):
@@ -208,7 +208,7 @@ class SimSink(TwoPhaseCommitSink[None], CommitsMany, FindsBranches):
         raise NotImplementedError
 
     def commit_many(self, committables: Sequence[Committable]) -> Sequence[SparkOnceError | None]:
-        """All at once means in any order."""
+        """Commit in a random order, since real commits run in parallel."""
         self.world.rng.shuffle(order := list(range(len(committables))))
         outcomes = {number: outcome_of_commit(self, committables[number]) for number in order}
         return [outcomes[number] for number in sorted(outcomes)]
@@ -220,9 +220,9 @@ class SimSink(TwoPhaseCommitSink[None], CommitsMany, FindsBranches):
 
     def _commit(self, committable: Committable) -> None:
         full = str(committable.branch_id)
-        standing = self.system.prepared.get(full)
-        if standing is not None:
-            self.system.show(full, standing.rows)
+        branch = self.system.prepared.get(full)
+        if branch is not None:
+            self.system.show(full, branch.rows)
         elif full not in self.system.visible:
             self.system.lost(committable.branch_id)
 
@@ -237,9 +237,9 @@ class SimSink(TwoPhaseCommitSink[None], CommitsMany, FindsBranches):
         return self.world.call(f"{self.name}.find_branches", lambda: list(self._find(owner)))
 
     def _find(self, owner: Owner) -> Iterator[Committable]:
-        for standing in self.system.prepared.values():
-            if standing.branch_id.owner == owner:
-                yield Committable(standing.branch_id)
+        for branch in self.system.prepared.values():
+            if branch.branch_id.owner == owner:
+                yield Committable(branch.branch_id)
 
 
 class KafkaSink(SimSink):
@@ -260,10 +260,10 @@ class KafkaSink(SimSink):
 
     def _find(self, owner: Owner) -> Iterator[Committable]:
         self.system.expire()
-        for standing in self.system.prepared.values():
-            seen = BranchId.from_name(standing.branch_id.name)
+        for branch in self.system.prepared.values():
+            seen = BranchId.from_name(branch.branch_id.name)
             if seen is not None and seen.owner == owner:
-                yield Committable(seen, {"epoch": standing.epoch})
+                yield Committable(seen, {"epoch": branch.epoch})
 
 
 class PostgresSink(SimSink, Votes):
@@ -289,7 +289,7 @@ class PostgresSink(SimSink, Votes):
         if self.system.is_locked(rows):
             raise PrepareRejectedError("lock timeout", branch_id)
         holder = None if self.system.can_prepare else self.process
-        self.system.put(Standing(branch_id, rows, holder=holder, staging=names))
+        self.system.put(PreparedBranch(branch_id, rows, holder=holder, staging=names))
         return (Committable(branch_id, {"staging": list(names)}),)
 
     def _are_staged(self, names: Sequence[str]) -> bool:
@@ -301,28 +301,28 @@ class PostgresSink(SimSink, Votes):
     def _commit(self, committable: Committable) -> None:
         full = str(committable.branch_id)
         names = tuple(committable.payload["staging"])  # type: ignore[arg-type]
-        standing = self.system.prepared.get(full)
+        branch = self.system.prepared.get(full)
         if full not in self.system.visible:
-            if standing is not None:
-                if standing.holder is not None and standing.holder is not self.process:
-                    del self.system.prepared[full]  # its session is ended
+            if branch is not None:
+                if branch.holder is not None and branch.holder is not self.process:
+                    del self.system.prepared[full]  # the server ends its session
                     self.world.states.add("another process holds the merge that is committed")
-                    raise CommitUnresolvedError("another session is at it", committable.branch_id)
-                self.system.show(full, standing.rows)
+                    raise CommitUnresolvedError("another session has it", committable.branch_id)
+                self.system.show(full, branch.rows)
             elif self._are_staged(names):
                 if self.system.is_locked(self._rows(names)):
                     raise CommitUnresolvedError("lock timeout", committable.branch_id)
-                self.world.states.add("a merge is made again from staging")
+                self.world.states.add("a merge is repeated from staging")
                 self.system.show(full, self._rows(names))
             else:
                 self.system.lost(committable.branch_id)
         if not self.world.plan.is_on or self.world.rng.random() < 0.9:
-            self.system.drop_staging(names)  # best effort: somebody may read them
+            self.system.drop_staging(names)  # best effort: a reader may hold a lock
 
     def _abort(self, committable: Committable) -> None:
         full = str(committable.branch_id)
         if committable.branch_id.attempt != DRIVER_ATTEMPT and any(
-            full in standing.staging for standing in self.system.prepared.values()
+            full in branch.staging for branch in self.system.prepared.values()
         ):
             raise CommitUnresolvedError("a merge locks the staging", committable.branch_id)
         self.system.end(full)
@@ -330,10 +330,10 @@ class PostgresSink(SimSink, Votes):
             self.system.end(str(staged))
 
     def _find(self, owner: Owner) -> Iterator[Committable]:
-        """Merges first, as they lock their staging."""
+        """List merges first, as they lock their staging."""
         mine = [s for s in self.system.prepared.values() if s.branch_id.owner == owner]
-        for standing in sorted(mine, key=lambda s: s.branch_id.attempt != DRIVER_ATTEMPT):
-            yield Committable(standing.branch_id)
+        for branch in sorted(mine, key=lambda s: s.branch_id.attempt != DRIVER_ATTEMPT):
+            yield Committable(branch.branch_id)
 
 
 SINK_OF = {"plain": SimSink, "kafka": KafkaSink, "postgres": PostgresSink}

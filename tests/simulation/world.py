@@ -1,9 +1,9 @@
-"""The ground of the simulation: one clock, one random generator, one place that every call passes.
+"""The base of the simulation: one clock, one random generator, and one place for every call.
 
     driver (greenlet) ─► World.call(step, effect) ─► fault? ─► effect on the simulated systems
                               └─ pause: back to the scheduler, which runs another driver
 
-Nothing here sleeps, starts a thread or asks the machine for the time, so a seed replays exactly.
+Nothing here sleeps, starts a thread or reads the machine's clock, so a seed replays exactly.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ResultT = TypeVar("ResultT")
 
 STEP_S = 0.01
 OTHER_ROWS = 10_000
-"""Added to a row by a replay that computes another value for it; the rest is its key."""
+"""A replay adds this to a row to give it another value; the remainder is the row's key."""
 
 
 class Crash(BaseException):
-    """The process is gone. A BaseException, as nothing of its clean-up code can stop that."""
+    """The process is gone. A BaseException, so that no clean-up code catches it."""
 
 
 class Violation(BaseException):
@@ -43,7 +43,7 @@ class TaskFailed(Exception):  # noqa: N818
 
 
 class World:
-    """What all drivers of one seed share."""
+    """The state that all drivers of one seed share."""
 
     def __init__(self, seed: int, *, trace: bool) -> None:
         self.seed = seed
@@ -61,19 +61,19 @@ class World:
         self.violation: Violation | None = None
         self.ledger: Ledger
 
-    # -- what is said ------------------------------------------------------------------------------
+    # -- trace and failures ------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
+    def trace(self, text: str) -> None:
         if self.lines is not None:
             who = "-" if self.driver is None else str(self.driver)
             self.lines.append(f"{self.steps:5d} {self.clock:9.2f}s {who:12s} {text}")
 
     def fail(self, text: str) -> None:
-        """An invariant is broken: remember the first, and end this driver at once."""
+        """Record a broken invariant, if it is the first, and end this driver at once."""
         violation = Violation(f"seed {self.seed}, step {self.steps}: {text}")
         if self.violation is None:
             self.violation = violation
-        self.say(f"VIOLATION {text}")
+        self.trace(f"VIOLATION {text}")
         raise violation
 
     def require(self, condition: object, text: str) -> None:
@@ -83,7 +83,7 @@ class World:
     # -- steps -------------------------------------------------------------------------------------
 
     def call(self, step: str, effect: Callable[[], ResultT]) -> ResultT:
-        """Let the running driver take `step`, with whatever fault the plan has for it."""
+        """Let the running driver take `step`, with the fault that the plan has for it, if any."""
         driver = self.driver
         assert driver is not None
         if not driver.process.alive:
@@ -94,7 +94,7 @@ class World:
             self.fire_late(self.steps)
         fault = self.plan.at(step, others_alive=len(self.drivers) > 1)
         if self.lines is not None:
-            self.say(step + (f"  <- {fault}" if fault else ""))
+            self.trace(step + (f"  <- {fault}" if fault else ""))
         if fault is None:
             return effect()
         return self._faulty(driver, step, fault, effect)
@@ -121,7 +121,7 @@ class World:
             case "lost" | "crash_after" | "pause_after" | "twice":
                 return self._after(driver, step, fault, effect)
             case _:
-                driver.fault = fault  # the step's own: its effect looks at it
+                driver.fault = fault  # the step's effect applies it itself
         return effect()
 
     def _after(
@@ -151,17 +151,17 @@ class World:
         def land() -> None:
             running, self.driver = self.driver, driver
             try:
-                self.say(f"{step} lands now")
+                self.trace(f"{step} lands now")
                 effect()
             except SparkOnceError as error:
-                self.say(f"{step} is refused: {error!r:.80}")
+                self.trace(f"{step} is refused: {error!r:.80}")
             finally:
                 self.driver = running
 
         self.late.append((self.steps + self.rng.choice((1, 5, 20, 30, 40)), land))
 
     def drop(self) -> None:
-        """A participant loses something that it had promised to keep."""
+        """Let a random system lose branches that it had promised to keep."""
         holding = [system for system in self.systems.values() if system.prepared]
         if holding:
             self.rng.choice(holding).drop(self.rng)
@@ -169,26 +169,22 @@ class World:
     def reach(self, point: str, where: object) -> None:
         """A fail point of the code under test."""
         del where
-        self.call(point, _nothing)
+        self.call(point, lambda: None)
 
-    # -- what nobody waits for ---------------------------------------------------------------------
+    # -- late effects ------------------------------------------------------------------------------
 
     def fire_late(self, until: int) -> None:
-        """Let the executor zombies act that are due, and the writes land that were under way."""
+        """Let executor zombies act, and delayed writes land, whose step has come."""
         due = [entry for entry in self.late if entry[0] <= until]
         for entry in due:
             self.late.remove(entry)
             entry[1]()
 
 
-def _nothing() -> None:
-    return None
-
-
 def _error_of(step: str) -> Exception:
     place, _, verb = step.partition(".")
     if place == "log":
-        return LogUnavailableError("away; nothing was written")
+        return LogUnavailableError("unreachable; nothing was written")
     if verb == "precommit":
         return TaskFailed(step)
     if place in {"plain", "kafka", "postgres", "spark"}:

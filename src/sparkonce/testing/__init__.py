@@ -1,12 +1,12 @@
-"""A kit that proves sinks, for pytest; each part is imported at its first use.
+"""A pytest kit that proves sinks and transaction logs; each part is imported at its first use.
 
-SinkContract, SinkWorld       tests of a sink's every verb, by one class in a test file
+SinkContract, SinkWorld       tests of every verb of a sink; a test class inherits them
 LogContract                   the same for a transaction log
 assert_exactly_once           a real streaming query, killed at every point of the protocol
 crash_points, Kill            those points
 sparkonce.testing.plugin      fixtures: real Kafka, Postgres and S3 servers, a Spark session
 sparkonce.testing.services    the same servers, without pytest
-sparkonce.testing.crash       a driver program, and how to kill it at a named point
+sparkonce.testing.crash       kills a driver program at a named point
 sparkonce.testing.checks      what an outsider sees in Kafka, Postgres and S3
 """
 

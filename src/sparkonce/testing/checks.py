@@ -1,10 +1,10 @@
 """What an outsider sees in Kafka, Postgres and S3, for tests and the demo.
 
     read_*               every row that a reader may see, by a plain client
-    multiset_difference  what is missing, and what is there too often
-    find_leaks           what was left open, prepared or staged
+    multiset_difference  rows that are missing, and rows that appear too often
+    find_leaks           transactions, uploads and tables left open, prepared or staged
 
-Nothing here uses a sink or Spark, so that no mistake of theirs can hide itself.
+Nothing here uses a sink or Spark, so a mistake in one of them cannot hide itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from urllib.parse import unquote
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RowT = TypeVar("RowT", bound=Hashable)
 
 NAMES_PREFIX = "sparkonce."
-"""What every name of sparkonce in Kafka and S3 starts with."""
+"""Every name that sparkonce creates in Kafka and S3 starts with this."""
 
 _ASK_TIMEOUT_S = 20.0
 _CHUNK = 10_000
@@ -51,15 +51,15 @@ class KafkaMessage(NamedTuple):
 
 
 class StuckError(Exception):
-    """A read_committed consumer cannot reach the end of a topic: an open transaction is before it.
+    """An open transaction keeps a read_committed consumer from the end of a topic.
 
     Attributes:
-        at: for each partition that is stuck, the offset that was reached and the end.
+        at: for each stuck partition, the offset that was reached and the end offset.
     """
 
     def __init__(self, topic: str, at: Mapping[int, tuple[int, int]]) -> None:
         where = ", ".join(f"partition {p} stuck at offset {a} of {e}" for p, (a, e) in at.items())
-        super().__init__(f"{topic}: {where}; an open transaction holds its consumers back")
+        super().__init__(f"{topic}: {where}; an open transaction blocks read_committed consumers")
         self.at = dict(at)
 
 
@@ -67,9 +67,9 @@ class CommittedReader:
     """A read_committed consumer of a whole topic, from its beginning.
 
     Args:
-        bootstrap_servers: of the brokers.
-        topic: that exists.
-        stuck_after_s: without a message, while there should be more.
+        bootstrap_servers: addresses of the brokers.
+        topic: an existing topic.
+        stuck_after_s: seconds without a message, short of the end, after which it is stuck.
     """
 
     def __init__(self, bootstrap_servers: str, topic: str, *, stuck_after_s: float = 10.0) -> None:
@@ -93,41 +93,42 @@ class CommittedReader:
         )
 
     def read_visible(self) -> Iterator[KafkaMessage]:
-        """What is new up to where consumers may read at the time of the call."""
+        """New messages up to the last stable offset at the time of the call."""
         return self._read(self._ends(self._consumer))
 
     def read_all(self) -> Iterator[KafkaMessage]:
-        """What is new up to the end of every partition.
+        """New messages up to the end of every partition.
 
         Raises:
-            StuckError: an open transaction is in the way.
+            StuckError: an open transaction blocks the consumer.
         """
         return self._read(self._ends(self._everything))
 
     def _ends(self, consumer: Consumer) -> dict[int, int]:
-        # A consumer is told the last stable offset or the high watermark, by its isolation level.
-        ends = {}
-        for partition in self._partitions:
-            asked = TopicPartition(self.topic, partition)
-            _, ends[partition] = consumer.get_watermark_offsets(asked, timeout=_ASK_TIMEOUT_S)
-        return ends
+        # read_committed gets the last stable offset, read_uncommitted the high watermark.
+        return {
+            partition: consumer.get_watermark_offsets(
+                TopicPartition(self.topic, partition), timeout=_ASK_TIMEOUT_S
+            )[1]
+            for partition in self._partitions
+        }
 
     def _read(self, ends: Mapping[int, int]) -> Iterator[KafkaMessage]:
         deadline = time.monotonic() + self._stuck_after_s
-        while behind := [p for p in self._partitions if self._reached[p] < ends[p]]:
+        while unread := [p for p in self._partitions if self._reached[p] < ends[p]]:
             messages = self._consumer.consume(_CHUNK, 0.1)
             for message in messages:
                 error = message.error()
                 if error is None:
-                    # The transaction's own markers have offsets too; the end-of-partition event
-                    # tells that they were passed.
+                    # Transaction markers have offsets too; the end-of-partition event shows that
+                    # they were passed.
                     self._reached[message.partition()] = message.offset() + 1
                     yield KafkaMessage(message.key(), message.value())
                     deadline = time.monotonic() + self._stuck_after_s
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # its public name
                     self._reached[message.partition()] = message.offset()
             if time.monotonic() > deadline:
-                raise StuckError(self.topic, {p: (self._reached[p], ends[p]) for p in behind})
+                raise StuckError(self.topic, {p: (self._reached[p], ends[p]) for p in unread})
 
     def close(self) -> None:
         self._consumer.close()
@@ -144,7 +145,7 @@ def read_kafka_committed(bootstrap_servers: str, topic: str) -> list[KafkaMessag
     """Every message of the topic that a read_committed consumer gets.
 
     Raises:
-        StuckError: an open transaction keeps it from the end.
+        StuckError: an open transaction blocks the consumer.
     """
     with CommittedReader(bootstrap_servers, topic) as reader:
         return list(reader.read_all())
@@ -158,7 +159,7 @@ def read_postgres(dsn: str, table: str) -> list[tuple[Any, ...]]:
 
 
 def s3_client(server: S3Server, *, connections: int = 10) -> S3Client:
-    """A plain client of the server, for as many calls at a time."""
+    """A plain boto3 client of the server, with a pool of `connections`."""
     return boto3.client(
         "s3",
         **server.boto3_settings,
@@ -171,7 +172,7 @@ def s3_client(server: S3Server, *, connections: int = 10) -> S3Client:
 
 
 def parquet_keys(client: S3Client, bucket: str, prefix: str) -> Iterator[str]:
-    """Keys of the files that readers of the folder take: hidden ones start with _ or a dot."""
+    """Keys of the Parquet files below `prefix`, without hidden ones (starting with _ or a dot)."""
     folder = f"{prefix.rstrip('/')}/" if prefix else ""
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
         for item in page.get("Contents", ()):
@@ -182,9 +183,9 @@ def parquet_keys(client: S3Client, bucket: str, prefix: str) -> Iterator[str]:
 
 
 def read_s3_parquet(server: S3Server, bucket: str, prefix: str) -> list[dict[str, Any]]:
-    """Every row of the Parquet files of a folder, with the columns that its subfolders name.
+    """Every row of the Parquet files of a folder, with the partition columns of its subfolders.
 
-    Those columns are text, or None.
+    Partition columns are text, or None.
     """
     rows: list[dict[str, Any]] = []
     with contextlib.closing(s3_client(server)) as client:
@@ -197,7 +198,7 @@ def read_s3_parquet(server: S3Server, bucket: str, prefix: str) -> list[dict[str
 
 
 def folder_values(key: str) -> dict[str, str | None]:
-    """``{"day": "2026-01-01"}`` of ``orders/day=2026-01-01/x.parquet``."""
+    """``orders/day=2026-01-01/x.parquet`` gives ``{"day": "2026-01-01"}``."""
     pairs = [segment.split("=", 1) for segment in key.split("/")[:-1] if "=" in segment]
     return {
         unquote(name): None if value == _NULL_FOLDER else unquote(value) for name, value in pairs
@@ -207,7 +208,7 @@ def folder_values(key: str) -> dict[str, str | None]:
 def multiset_difference(
     expected: Iterable[RowT], actual: Iterable[RowT]
 ) -> tuple[Counter[RowT], Counter[RowT]]:
-    """What is lost, and what is duplicated or was never sent, each with its count."""
+    """Lost rows, and rows that are duplicated or were never sent, each with its count."""
     wanted, found = Counter(expected), Counter(actual)
     return wanted - found, found - wanted
 
@@ -217,10 +218,10 @@ def multiset_difference(
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """Something of ours that stands open in an external system.
+    """Something that sparkonce left open in an external system.
 
     Attributes:
-        kind: such as "open Kafka transaction".
+        kind: such as "Kafka transaction" or "open upload".
         name: as the system lists it.
     """
 
@@ -232,7 +233,7 @@ class Leak:
 
 
 def kafka_leaks(bootstrap_servers: str, prefix: str = NAMES_PREFIX) -> list[Leak]:
-    """Transactions that are open or still ending, by the prefix of their transactional id."""
+    """Open and still ending transactions whose transactional id starts with `prefix`."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
     try:
         return list(open_transactions(admin, prefix))
@@ -241,7 +242,7 @@ def kafka_leaks(bootstrap_servers: str, prefix: str = NAMES_PREFIX) -> list[Leak
 
 
 def open_transactions(admin: Any, prefix: str = NAMES_PREFIX) -> Iterator[Leak]:
-    """The same, by a kafka-python admin client that is open already."""
+    """The same, through an open kafka-python admin client."""
     states = ["Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
     for found in admin.list_transactions(state_filters=states).values():
         for transaction in found:
@@ -256,7 +257,7 @@ def postgres_leaks(dsn: str) -> list[Leak]:
 
 
 def prepared_and_staged(connection: psycopg.Connection) -> Iterator[Leak]:
-    """The same, by a connection that is open already."""
+    """The same, through an open connection."""
     prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
     for (gid,) in connection.execute(prepared):
         yield Leak("prepared transaction", gid)
@@ -275,7 +276,7 @@ def s3_leaks(server: S3Server, bucket: str, prefix: str = "") -> list[Leak]:
 
 
 def open_uploads(client: S3Client, bucket: str, prefix: str = "") -> Iterator[Leak]:
-    """The same, by a client that is open already."""
+    """The same, through an open client."""
     marker = ""
     while True:
         page = client.list_multipart_uploads(Bucket=bucket, Prefix=prefix, KeyMarker=marker)
@@ -294,17 +295,16 @@ def find_leaks(
     s3: tuple[S3Server, str] | None = None,
     kafka_prefix: str = NAMES_PREFIX,
 ) -> list[Leak]:
-    """What stands open in the systems that are given.
+    """Everything left open in the given systems.
 
     Args:
         kafka: bootstrap servers.
         postgres: connection string.
         s3: server and bucket.
-        kafka_prefix: of the transactional ids that count.
+        kafka_prefix: only transactional ids that start with it count.
     """
-    leaks: Sequence[Sequence[Leak]] = [
-        kafka_leaks(kafka, kafka_prefix) if kafka else [],
-        postgres_leaks(postgres) if postgres else [],
-        s3_leaks(*s3) if s3 else [],
+    return [
+        *(kafka_leaks(kafka, kafka_prefix) if kafka else ()),
+        *(postgres_leaks(postgres) if postgres else ()),
+        *(s3_leaks(*s3) if s3 else ()),
     ]
-    return [leak for found in leaks for leak in found]

@@ -1,7 +1,7 @@
 """Which lines a sink's commit runs, and at which of them `SinkContract` kills it.
 
 LineTrace   sees the lines in the process that commits, in all of its threads
-chosen      of the lines that were seen, those to kill at
+chosen      picks the lines at which to kill
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _CONTRACT = {kind.__module__ for kind in (TwoPhaseCommitSink, RowSink, Votes)}
 
 TraceFunction: TypeAlias = "Callable[[FrameType, str, Any], TraceFunction | None]"
 _INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of other people's code, in a virtual environment beside the sink too."""
+"""Folders of other people's code; a virtual environment next to the sink has them too."""
 
 
 class LineTrace:
     """Calls `reached(n)` before this process runs the nth line of a sink's own code.
 
-    Its own code is what lies in the top-level packages of the sink's class and of what that
-    inherits from; where such a module is in no package, as a test file, in its folder. The lines in
-    which `shutil` and `pathlib` write files count as its own. Make it before the sink is unpickled:
-    of threads that were started before, no line is seen.
+    A sink's own code is the top-level packages of its class and of the classes it inherits from.
+    If such a module is in no package (a test file), its folder counts instead. The lines in which
+    `shutil` and `pathlib` write files count too. Make the trace before the sink is unpickled: it
+    sees no line of threads that were started earlier.
 
     Attributes:
-        places: of each line so far, a number of its place in the code.
+        places: for each line so far, the number of its place in the code.
     """
 
     def __init__(self, reached: Callable[[int], None]) -> None:
@@ -48,12 +48,11 @@ class LineTrace:
         threading.settrace(self._call)
 
     def begin(self, sink: AnySink) -> None:
-        """Count from now on."""
         self._is_own = _own_code(sink)
         sys.settrace(self._call)
 
     def end(self) -> None:
-        """Count no more; threads may still run."""
+        """Stop counting; threads may still run."""
         sys.settrace(None)
         with self._one_at_a_time:
             self._is_own = None
@@ -81,7 +80,7 @@ def _writes_a_file(frame: FrameType) -> bool:
 
 
 def _own_code(sink: AnySink) -> Callable[[str], bool]:
-    """Whether a file holds code of the sink."""
+    """A function that reports whether a file holds code of the sink."""
     names = {kind.__module__ for kind in type(sink).__mro__} - _CONTRACT
     files: set[Path] = set()
     folders: set[Path] = set()
@@ -89,7 +88,7 @@ def _own_code(sink: AnySink) -> Callable[[str], bool]:
         parts = name.split(".")
         if parts[0] in {"__main__", *sys.stdlib_module_names}:
             continue
-        is_ours = parts[0] == "sparkonce"  # which also has what every sink inherits
+        is_ours = parts[0] == "sparkonce"  # which also has the base classes of every sink
         spec = find_spec(".".join(parts[: 3 if is_ours else 1]))
         if spec is not None and spec.submodule_search_locations is not None:
             folders.update(map(Path, spec.submodule_search_locations))
@@ -112,14 +111,11 @@ def _own_code(sink: AnySink) -> Callable[[str], bool]:
 
 
 def chosen(places: Sequence[int], most: int) -> list[int]:
-    """At which lines to kill: all, or, of more than `most`, always the same.
+    """The numbers of the lines at which to kill: all, or a fixed choice of at most `most`.
 
-    Half of them are the last ones: what is visible and its proof meet there. The others lie evenly
-    before. A place that is passed many times, as in a loop, counts by its last time.
-
-    Args:
-        places: see `LineTrace`.
-        most: how many lines, at most.
+    Half of the choice are the last lines, where rows become visible and their proof is written. The
+    others are spread evenly over the earlier lines. A place that runs many times, as in a loop,
+    counts only by its last time.
     """
     lines = list(range(1, len(places) + 1))
     if len(lines) > most:

@@ -4,12 +4,12 @@
     driver = DriverProcess([sys.executable, "job.py"], points, log=folder / "driver.log")
     arm = points.arm("decide.after", batch=3)
     driver.start()
-    driver.wait_for(arm)       # the driver stands still at the point: the state is reached
+    driver.wait_for(arm)       # the driver is paused at the point: the state is reached
     driver.kill()              # SIGKILL for Python, its JVM and the workers
     points.disarm()
 
-Nothing here waits for a time to pass: each kill is gated on the state that it is to meet, and
-`wait_for` fails when the driver ends, or a deadline passes, before the state is reached.
+No kill depends on timing: each one waits until the driver has reached its state. `wait_for` fails
+when the driver ends, or a deadline passes, before that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Hit:
     Attributes:
         arm: name of the `Arm`.
         point: which point.
-        where: batch, sink and the like, as the code told them.
+        where: batch, sink and the like, as the code reported them.
         pid: of the process that reached it (the driver's Python, or a Python worker).
     """
 
@@ -60,7 +60,7 @@ class Hit:
 
 
 class Failpoints:
-    """The folder through which a test and a driver under test speak (see `failpoints`)."""
+    """The folder through which a test controls a driver (see `sparkonce.failpoints`)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,7 +70,7 @@ class Failpoints:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the driver needs in its environment."""
+        """The environment variables that the driver needs."""
         return {ENVIRONMENT_VARIABLE: str(self._folder)}
 
     def arm(
@@ -85,12 +85,16 @@ class Failpoints:
 
         Args:
             point: a name of `sparkonce.steps.POINTS`.
-            action: ``stop`` to stand still there, ``error`` to fail, ``note`` to go on.
-            skip: how many times to pass it first, per process.
+            action: ``stop`` pauses the process there, ``error`` makes it fail, ``note`` only
+                records the hit.
+            skip: how often each process passes the point before the action applies.
             where: only where these match, such as ``batch=3`` or ``sink="kafka"``.
+
+        Raises:
+            ValueError: there is no such point.
         """
         if point not in POINTS:
-            raise ValueError(f"no fail point {point!r}; there are {', '.join(POINTS)}")
+            raise ValueError(f"no fail point {point!r}; use one of {', '.join(POINTS)}")
         self._count += 1
         arm = Arm(f"{self._count:04d}", point, where)
         path = self._path(arm)
@@ -101,13 +105,13 @@ class Failpoints:
         return arm
 
     def disarm(self, *arms: Arm) -> None:
-        """Let whoever stands at these points go on; without arguments, at all points."""
+        """Let processes that are paused at these points continue; without arguments, at all."""
         paths = [self._path(arm) for arm in arms] or (self._folder / "armed").glob("*.json")
         for path in paths:
             path.unlink(missing_ok=True)
 
     def hits(self, *arms: Arm) -> list[Hit]:
-        """What was reached so far, of these arms or of all."""
+        """The hits so far of these arms; without arguments, of all."""
         found = [
             Hit(**json.loads(path.read_text()))
             for path in sorted((self._folder / "hits").glob("*.json"))
@@ -123,10 +127,10 @@ class DriverProcess:
     """A driver program that is started, killed and started again; it never outlives this process.
 
     Args:
-        argv: the program.
-        failpoints: given to it through its environment.
-        log: file that takes its output.
-        env: further environment variables.
+        argv: the program and its arguments.
+        failpoints: passed to it through its environment.
+        log: the file for its output.
+        env: more environment variables.
     """
 
     def __init__(
@@ -155,10 +159,11 @@ class DriverProcess:
         return self._guard.status()
 
     def wait_for(self, *arms: Arm, timeout_s: float = 180.0) -> list[Hit]:
-        """Wait until every one of `arms` was hit.
+        """Wait until every one of `arms` was hit; return all their hits.
 
         Raises:
-            AssertionError: the driver ended first, or `timeout_s` passed; with its last lines.
+            AssertionError: the driver ended first, or `timeout_s` passed. The message has the end
+                of the driver's log.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -182,7 +187,7 @@ class DriverProcess:
         self._guard.end()
 
     def wait(self, *, timeout_s: float = 300.0) -> int:
-        """Wait until the program ends by itself; its exit code.
+        """Wait until the program ends by itself; return its exit code.
 
         Raises:
             AssertionError: `timeout_s` passed.

@@ -7,7 +7,7 @@
         kills=crash_points(["redis"]),
     )
 
-Each kill is gated on the state: the driver stands at the point, an outsider looks, then SIGKILL.
+At each kill the driver pauses at the point, an outsider looks, and then the driver gets SIGKILL.
 Executors write the first batch, the driver itself the second one, and so on in turn.
 Rows are compared as multisets, at every kill and at the end.
 """
@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from sparkonce.testing.crash import POLL_S, DriverProcess, Failpoints
 from sparkonce.testing.kills import Kill, crash_points, sample
 from sparkonce.testing.quick_spark import submit_args
-from sparkonce.testing.services.process import log_tail
+from sparkonce.testing.services.process import import_path, log_tail
 from sparkonce.testing.sink_world import Row, canonical, shown
 from sparkonce.txn_log import open_log
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 PLANNING_S = 120.0
 PATIENCE_S = 600.0
-"""For a driver to reach a point, or its end, also where many tests share a machine."""
+"""How long a driver may take to reach a point, or its end, even if many tests share a machine."""
 
 Reader = Callable[[], Iterable[Row]]
 
@@ -61,24 +61,24 @@ def assert_exactly_once(
     """Run a streaming query, kill its driver again and again, and compare every row.
 
     Args:
-        pipeline: makes the pipeline from the address of its transaction log. Called in each driver
-            process, so it is pickled as Spark pickles functions.
-        source: the batches. One more than the kills have batches, so that the last one shows that
-            the pipeline goes on.
-        readers: for each sink by its name, what a reader gets, in the columns and values of the
-            source; by a client of its own.
+        pipeline: makes the pipeline from the address of its transaction log. Each driver process
+            calls it, so it is pickled as Spark pickles functions.
+        source: the batches, one more than the kills need: the last one shows that the pipeline
+            still runs.
+        readers: by sink name, a function that reads the sink with its own client. It returns rows
+            with the columns and values of the source.
         kills: where the driver is killed; default: `crash_points` of the readers' sinks. A number
-            takes as many batches of these, chosen by `seed`.
-        standing: for each sink by its name, what is left open, prepared or staged; asked at the
-            end.
+            takes that many batches of the default, chosen by `seed`.
+        standing: by sink name, a function that lists everything left open, prepared or staged. It
+            is called at the end and must list nothing.
         seed: see `kills`.
         folder: for source, checkpoint, log and the drivers' output; default: a temporary one, which
-            is kept where the call fails.
-        progress: gets a line for each kill.
+            is kept if the call fails.
+        progress: is called with a line for each kill.
 
     Raises:
-        AssertionError: with the rows that are lost or too often, their batches, and the kill after
-            which that was seen.
+        AssertionError: rows are lost or duplicated, something is left over, or a driver failed. The
+            message names the rows, their batches, and the kill after which they were noticed.
         ValueError: `source` has too few batches for `kills`.
     """
     chain = crash_points(list(readers)) if kills is None or isinstance(kills, int) else list(kills)
@@ -88,16 +88,16 @@ def assert_exactly_once(
     if len(source) < needed:
         raise ValueError(
             f"source has {len(source)} batches, and these kills need {needed}: give more batches, "
-            f"or fewer kills (kills={max(len(source) - 1, 0)} takes some of them by seed=)"
+            f"or fewer kills (kills={max(len(source) - 1, 0)} picks that many, chosen by seed=)"
         )
     place = folder or Path(tempfile.mkdtemp(prefix="sparkonce-"))
     run = _Run(pipeline, source, readers, place)
-    told = f"seed {seed}, " if isinstance(kills, int) else ""
+    by_seed = f"seed {seed}, " if isinstance(kills, int) else ""
     with closing(run.driver):
         batch = -1
         for number, kill in enumerate(chain, 1):
             batch += not kill.again
-            run.history.append(f"{told}kill {number} of {len(chain)}: batch {batch}, {kill}")
+            run.history.append(f"{by_seed}kill {number} of {len(chain)}: batch {batch}, {kill}")
             seen = run.meet(kill, batch)
             progress(f"{run.history[-1]}; visible then: {seen}")
         run.finish(batch + 1, standing or {})
@@ -116,7 +116,7 @@ class _Run:
         readers: Mapping[str, Reader],
         folder: Path,
     ) -> None:
-        from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles functions
+        from pyspark import cloudpickle  # noqa: PLC0415 - Spark's own copy
 
         from sparkonce.testing.job import Order  # noqa: PLC0415 - imports Spark
 
@@ -137,14 +137,11 @@ class _Run:
             [sys.executable, "-P", "-m", "sparkonce.testing.job", str(folder / "order")],
             self._failpoints,
             log=folder / "driver.log",
-            env={
-                "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path))),
-                "PYSPARK_SUBMIT_ARGS": submit_args(),
-            },
+            env={**import_path(), "PYSPARK_SUBMIT_ARGS": submit_args()},
         )
 
     def _write(self, source: Sequence[pa.Table]) -> None:
-        """Two files for each batch, so that it has two tasks."""
+        """Write two files for each batch, so that it has two tasks."""
         folder = self._folder / "source"
         folder.mkdir(parents=True)
         for batch, table in enumerate(source):
@@ -156,12 +153,12 @@ class _Run:
                 os.utime(path, (age, age))  # Spark takes the oldest first
 
     def _start(self, batch: int) -> None:
-        """Start a driver for the batch; each second batch it may write itself, if that is small."""
+        """Start a driver; it writes every second batch itself, if the batch is small."""
         (self._folder / "order").write_bytes(self._orders[batch % 2])
         self.driver.start()
 
     def meet(self, kill: Kill, batch: int) -> dict[str, str]:
-        """Kill a driver there; what each sink showed of the batch."""
+        """Kill a driver there; return what each sink showed of the batch at that moment."""
         arms = kill.arm(self._failpoints, batch, self._readers)
         self._start(batch)
         try:
@@ -181,10 +178,10 @@ class _Run:
 
     def finish(self, batch: int, standing: Mapping[str, Callable[[], Collection[object]]]) -> None:
         """Let a driver run from the batch to the end, then compare everything."""
-        self.history.append("the last driver, which nobody killed")
+        self.history.append("the last driver, which was not killed")
         self._start(batch)
         if self.driver.wait(timeout_s=PATIENCE_S) != 0:
-            raise AssertionError(self._report("it failed"))
+            raise AssertionError(self._report("the driver failed"))
         for name in self._readers:
             if (seen := self._seen(name, len(self._batches))) != "none":
                 raise AssertionError(self._report(f"{name}: {seen}"))
@@ -198,17 +195,17 @@ class _Run:
             raise AssertionError(self._report(f"the log has unfinished batches: {unfinished}"))
 
     def _seen(self, name: str, batch: int) -> str:
-        """How much of the batch the sink shows; all before it must be there, and nothing else."""
+        """How much of the batch the sink shows; it must also show every earlier batch, once."""
         found = Counter(map(canonical, self._readers[name]()))
         before = sum(self._batches[:batch], Counter[str]())
         own = self._batches[batch] if batch < len(self._batches) else Counter[str]()
         lost, rest = before - found, found - before
-        too_much = rest - own
-        if lost or too_much:
+        surplus = rest - own
+        if lost or surplus:
             raise AssertionError(
                 self._report(
-                    f"sink {name!r}: {lost.total()} rows lost, {too_much.total()} too often\n"
-                    f"  lost: {self._placed(lost)}\n  too often: {self._placed(too_much)}"
+                    f"sink {name!r}: {lost.total()} rows lost, {surplus.total()} too often\n"
+                    f"  lost: {self._placed(lost)}\n  too often: {self._placed(surplus)}"
                 )
             )
         return "none" if not rest else "all" if rest == own else "some"
@@ -224,14 +221,14 @@ class _Run:
     def _report(self, what: str) -> str:
         kills = "\n  ".join(self.history)
         return (
-            f"{what}\nseen at {self.history[-1]}\nkills so far:\n  {kills}\n"
-            f"everything is kept in {self._folder}; the driver said last: "
+            f"{what}\nnoticed at {self.history[-1]}\nkills so far:\n  {kills}\n"
+            f"everything is kept in {self._folder}; the end of the driver's log: "
             f"{log_tail(self.driver.log)}"
         )
 
     def _wait_until_planned(self, batch: int) -> None:
-        # A driver that dies before Spark has written which files the next batch holds gives them
-        # to that batch *and* those of the one after.
+        # If a driver dies before Spark has recorded the files of the next batch, that batch gets
+        # the files of the batch after it as well.
         planned, deadline = self._checkpoint / "offsets" / str(batch), time.monotonic() + PLANNING_S
         while not planned.exists():
             if self.driver.status() is not None or time.monotonic() > deadline:

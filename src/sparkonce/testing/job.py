@@ -1,8 +1,8 @@
-"""The driver program that `assert_exactly_once` kills: Parquet files into a pipeline.
+"""The driver program that `assert_exactly_once` kills: it reads Parquet files into a pipeline.
 
 python -m sparkonce.testing.job ORDER
 
-ORDER is a pickled `Order`.
+ORDER is the path of a pickled `Order`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Order:
     """What to run.
 
     Attributes:
-        pipeline: makes it, from the address of a transaction log.
+        pipeline: makes the pipeline from the address of its transaction log.
         log: that address.
         schema: of the rows.
-        source: folder with the files, `FILES_PER_BATCH` for each batch.
-        checkpoint: folder.
-        sinks: that the pipeline should have, by name.
-        is_written_here: small batches are written by the driver, from its first one on.
+        source: the folder of the files, `FILES_PER_BATCH` for each batch.
+        checkpoint: the query's checkpoint folder.
+        sinks: names of sinks that the pipeline must have.
+        is_written_here: the driver writes small batches itself, from its first one on.
     """
 
     pipeline: Callable[[str], ExactlyOnce]
@@ -51,7 +51,7 @@ class Order:
 
 
 def quiet_session(master: str, folder: Path) -> SparkSession:
-    """A session for a driver that lives for seconds and keeps its files in `folder`."""
+    """A Spark session for a driver that lives for seconds and keeps its files in `folder`."""
     logging.basicConfig(level=logging.INFO)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -76,7 +76,9 @@ def main(order: Order) -> None:
         pipeline._settings = replace(settings, small_batches_first=0)  # noqa: SLF001
     names = [sink.name for sink in pipeline.sinks]
     if not set(order.sinks) <= set(names):
-        raise ValueError(f"readers= and kills= name {order.sinks}, and the sinks are {names}")
+        raise ValueError(
+            f"readers= names {order.sinks}, and the pipeline's sinks are {names}: use their names"
+        )
     query = (
         spark.readStream.schema(from_arrow_schema(order.schema, prefer_timestamp_ntz=True))
         .option("maxFilesPerTrigger", FILES_PER_BATCH)

@@ -1,16 +1,17 @@
 """The points of the protocol at which a driver is killed, in an order that reaches every one.
 
-A chain is a list of kills. Each is met by the next batch, or, where it says `again`, by the
-recovery from the kill before. What must be visible when the driver stands there:
+A chain is a list of kills. Each kill hits the next batch, or, with `again`, the recovery from the
+kill before. What must be visible while the driver is paused there:
 
     none    nothing of the batch, in any sink
     all     the whole batch, in every sink
     held    nothing in the sink of the kill; the others may be ahead
-    ahead   something in the sink of the kill, nothing in the others, which are held back
+    ahead   something in the sink of the kill, nothing in the others, which the kill holds back
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,11 +32,11 @@ class Kill:
 
     Attributes:
         point: a name of `sparkonce.steps.POINTS`.
-        seen: what must be visible then, see the module.
-        sink: at which sink, where the point is one of each sink.
-        again: in the recovery from the kill before, with the same batch.
-        aborts: the attempt that is killed may never become visible.
-        is_beside_planning: Spark plans the next batch meanwhile, in a thread of its own.
+        seen: what must be visible then: "none", "all", "held" or "ahead", see the module.
+        sink: the sink at which to kill, if each sink reaches the point.
+        again: kill in the recovery from the kill before, at the same batch.
+        aborts: rows of the killed attempt may never become visible.
+        is_beside_planning: Spark plans the next batch at the same time, in another thread.
     """
 
     point: str
@@ -50,7 +51,7 @@ class Kill:
         return f"{self.point}{at}{' in the recovery' * self.again}"
 
     def arm(self, failpoints: Failpoints, batch: int, sinks: Iterable[str]) -> list[Arm]:
-        """Arm the point, and what holds the pipeline's other `sinks` back meanwhile."""
+        """Arm the point, and the points that hold back the pipeline's other `sinks`."""
         if self.point in _WITHOUT_BATCH:
             return [failpoints.arm(self.point)]
         where: dict[str, Any] = {} if self.sink is None else {"sink": self.sink}
@@ -61,21 +62,21 @@ class Kill:
         return arms
 
     def check(self, seen: Mapping[str, str]) -> None:
-        """Compare with what each sink shows of the batch: none, some or all.
+        """Compare `seen`: how much of the batch ("none", "some" or "all") each sink shows.
 
         Raises:
             AssertionError: a sink shows more or less than it may.
         """
-        told = f"killed at {self}, the sinks show of the batch: {dict(seen)}"
+        shown = f"killed at {self}, the sinks show of the batch: {dict(seen)}"
         if self.seen in {"none", "all"}:
-            assert set(seen.values()) == {self.seen}, f"{told}; every sink must show {self.seen}"
+            assert set(seen.values()) == {self.seen}, f"{shown}; every sink must show {self.seen}"
             return
         others = {what for name, what in seen.items() if name != self.sink}
         if self.seen == "held":
-            assert seen[str(self.sink)] == "none", f"{told}; {self.sink} is not committed yet"
+            assert seen[str(self.sink)] == "none", f"{shown}; {self.sink} is not committed yet"
         else:
-            assert seen[str(self.sink)] != "none", f"{told}; {self.sink} has committed a branch"
-            assert others <= {"none"}, f"{told}; the others are held before their commit"
+            assert seen[str(self.sink)] != "none", f"{shown}; {self.sink} has committed a branch"
+            assert others <= {"none"}, f"{shown}; the others are held before their commit"
 
 
 def crash_points(
@@ -85,31 +86,28 @@ def crash_points(
     is_each: bool = True,
     is_deep: bool = True,
 ) -> list[Kill]:
-    """Every point that a pipeline reaches whose branches do not get lost.
+    """Every point that a pipeline reaches as long as it loses no branch.
 
     Args:
-        sinks: their names.
+        sinks: the names of the pipeline's sinks.
         commit: the pipeline's policy.
-        is_each: the points of a sink at every sink; False: at the sinks in turn.
-        is_deep: also the commits in a recovery.
+        is_each: kill at every sink; False: each point at one sink, the sinks in turn.
+        is_deep: also kill at the commits of a recovery.
     """
-    turn = iter(range(1_000_000))
+    turn = itertools.cycle(sinks)
 
     def names() -> Sequence[str]:
-        return sinks if is_each else [sinks[next(turn) % len(sinks)]]
+        return sinks if is_each else [next(turn)]
 
-    return _prepared(names, is_deep) if commit == "immediate" else _checkpoint(names, is_deep)
+    chain = _immediate if commit == "immediate" else _after_checkpoint
+    return chain(names, is_deep)
 
 
 def sample(kills: Sequence[Kill], count: int, seed: int) -> list[Kill]:
-    """Some of the kills, each with those that follow it in its recovery.
+    """The kills of `count` batches of the chain, each with the kills in its recovery.
 
-    At least one of them lets every sink's commit be repeated, where the chain has such.
-
-    Args:
-        kills: a chain.
-        count: how many of its batches.
-        seed: chooses them; the same one chooses the same.
+    The same seed gives the same choice. At least one of the kills makes every sink repeat its
+    commit, if the chain has such a kill.
     """
     groups: list[list[Kill]] = []
     for kill in kills:
@@ -131,12 +129,7 @@ _Names: TypeAlias = Callable[[], Sequence[str]]
 def _before_the_decision(names: _Names) -> Iterator[Kill]:
     for point in ("open.after", "write.after"):
         yield Kill(point, "none", aborts=True)
-    for point in (
-        "prepare.before",
-        "prepare.after",
-        "vote.before",
-        "vote.after",
-    ):
+    for point in ("prepare.before", "prepare.after", "vote.before", "vote.after"):
         for sink in names():
             yield Kill(point, "none", sink, aborts=True)
 
@@ -167,7 +160,7 @@ def _decided_again(names: _Names, is_deep: bool) -> list[Kill]:
     ]
 
 
-def _prepared(names: _Names, is_deep: bool) -> list[Kill]:
+def _immediate(names: _Names, is_deep: bool) -> list[Kill]:
     return [
         *_before_the_decision(names),
         Kill("decide.before", "none", aborts=True),
@@ -179,7 +172,7 @@ def _prepared(names: _Names, is_deep: bool) -> list[Kill]:
     ]
 
 
-def _checkpoint(names: _Names, is_deep: bool) -> list[Kill]:
+def _after_checkpoint(names: _Names, is_deep: bool) -> list[Kill]:
     return [
         *_before_the_decision(names),
         Kill("hold.before", "none", aborts=True),
@@ -200,5 +193,5 @@ def _checkpoint(names: _Names, is_deep: bool) -> list[Kill]:
 
 
 def beside_planning(kill: Kill) -> Kill:
-    """A kill at a batch that Spark has committed already."""
+    """The kill at a batch that Spark has committed already, while it plans the next one."""
     return replace(kill, is_beside_planning=True)

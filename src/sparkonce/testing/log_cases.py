@@ -31,7 +31,7 @@ Verb = Callable[[TransactionLog, Incarnation], object]
 
 
 def claim(batch_id: int = 0, **changes: Any) -> Claim:
-    """A start of the pipeline "orders" at the batch."""
+    """The claim of a driver that starts the pipeline "orders" at the batch."""
     values: dict[str, Any] = {
         "pipeline": "orders",
         "query_id": QUERY,
@@ -46,7 +46,7 @@ def claim(batch_id: int = 0, **changes: Any) -> Claim:
 
 
 def part(rows: int) -> Part:
-    """What a task wrote."""
+    """The part of a task that wrote `rows` rows."""
     return Part(0, "branch", 32 * rows, Fingerprint("sum/1", rows, 2**64 - rows))
 
 
@@ -71,28 +71,14 @@ def deliver(log: TransactionLog, incarnation: Incarnation, batch_id: int) -> Tra
     return log.complete(decided, incarnation.token)
 
 
-def _prepared(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return log.prepare(record(incarnation, 0))
-
-
-def _abandoned(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return log.abandon(_prepared(log, incarnation), incarnation.token)
-
-
-def _decided(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return log.decide(record(incarnation, 0))
-
-
-def _complete(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
-    return deliver(log, incarnation, 0)
-
+_P, _A, _D, _C = State.PREPARED, State.ABANDONED, State.DECIDED, State.COMPLETE
 
 REACH: Mapping[State | None, Callable[[TransactionLog, Incarnation], TransactionRecord]] = {
-    None: lambda log, incarnation: record(incarnation, 0),
-    State.PREPARED: _prepared,
-    State.ABANDONED: _abandoned,
-    State.DECIDED: _decided,
-    State.COMPLETE: _complete,
+    None: lambda log, inc: record(inc, 0),
+    _P: lambda log, inc: log.prepare(record(inc, 0)),
+    _A: lambda log, inc: log.abandon(log.prepare(record(inc, 0)), inc.token),
+    _D: lambda log, inc: log.decide(record(inc, 0)),
+    _C: lambda log, inc: deliver(log, inc, 0),
 }
 """How batch 0 reaches each state."""
 
@@ -101,12 +87,11 @@ def _amended(found: TransactionRecord) -> TransactionRecord:
     return found.amended({"kafka": Share("topic", (part(2),))}, found.shares["kafka"].committables)
 
 
-def _word(found: TransactionRecord) -> Settlement:
+def _redo(found: TransactionRecord) -> Settlement:
     (branch,) = found.committables()
     return Settlement(str(branch.branch_id), Ruling.REDO, "ann@host", "seen", 7.5, found.token)
 
 
-_P, _A, _D, _C = State.PREPARED, State.ABANDONED, State.DECIDED, State.COMPLETE
 ACTS: Mapping[str, Callable[[TransactionLog, Incarnation, TransactionRecord], object]] = {
     "prepare": lambda log, inc, found: log.prepare(record(inc, 0)),
     "decide": lambda log, inc, found: log.decide(record(inc, 0)),
@@ -114,7 +99,7 @@ ACTS: Mapping[str, Callable[[TransactionLog, Incarnation, TransactionRecord], ob
     "abandon": lambda log, inc, found: log.abandon(found, inc.token),
     "amend": lambda log, inc, found: log.amend(_amended(found), inc.token),
     "complete": lambda log, inc, found: log.complete(found, inc.token),
-    "settle": lambda log, inc, found: log.settle(found.id, [_word(found)], inc.token),
+    "settle": lambda log, inc, found: log.settle(found.id, [_redo(found)], inc.token),
     "forget": lambda log, inc, found: log.forget(found, inc.token, retain=1),
 }
 OUTCOMES: Mapping[str, Mapping[State | None, State | str | None]] = {
@@ -127,27 +112,27 @@ OUTCOMES: Mapping[str, Mapping[State | None, State | str | None]] = {
     "settle": {None: "not known", _P: "prepared", _A: "abandoned", _D: _D, _C: "complete"},
     "forget": {None: None, _P: _P, _A: _A, _D: _D, _C: _C},
 }
-"""By verb and the state before it: the state after it, or the text of a refusal."""
+"""By verb and the state before it: the state after it, or a part of the refusal's message."""
 
 ORDERS = [(verb, state) for verb, row in OUTCOMES.items() for state in row]
 
 WRITES: Mapping[str, tuple[State | None, Verb]] = {
     "prepare": (None, lambda log, inc: log.prepare(record(inc, 0))),
     "decide": (None, lambda log, inc: log.decide(record(inc, 0))),
-    "decide prepared": (_P, lambda log, inc: log.decide(_standing(log, inc), inc.token)),
-    "abandon": (_P, lambda log, inc: log.abandon(_standing(log, inc), inc.token)),
-    "amend": (_D, lambda log, inc: log.amend(_amended(_standing(log, inc)), inc.token)),
+    "decide prepared": (_P, lambda log, inc: log.decide(_recorded(log, inc), inc.token)),
+    "abandon": (_P, lambda log, inc: log.abandon(_recorded(log, inc), inc.token)),
+    "amend": (_D, lambda log, inc: log.amend(_amended(_recorded(log, inc)), inc.token)),
     "complete": (_D, lambda log, inc: log.complete(record(inc, 0), inc.token)),
     "settle": (
         _D,
-        lambda log, inc: log.settle(record(inc, 0).id, [_word(record(inc, 0))], inc.token),
+        lambda log, inc: log.settle(record(inc, 0).id, [_redo(record(inc, 0))], inc.token),
     ),
     "forget": (_C, lambda log, inc: log.forget(record(inc, 0), inc.token, retain=1)),
 }
 """Every write after `begin`: the state of batch 0 that it needs, and the call."""
 
 
-def _standing(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
+def _recorded(log: TransactionLog, incarnation: Incarnation) -> TransactionRecord:
     found = log.find(record(incarnation, 0).id)
     assert found is not None
     return found
@@ -155,9 +140,9 @@ def _standing(log: TransactionLog, incarnation: Incarnation) -> TransactionRecor
 
 @contextmanager
 def at_round_trip(number: int, action: Callable[[], None]) -> Iterator[list[str]]:
-    """Call `action` when the log reaches the beginning or the end of its round trip `number`.
+    """Call `action` at the nth place that the log reports: the start or end of a round trip.
 
-    Yields a list that holds the place once it was reached.
+    Yields a list that gets a text for the place when the log reaches it.
     """
     reached: list[str] = []
     count = itertools.count()
@@ -184,10 +169,10 @@ def no_handler() -> Iterator[None]:
 
 
 class Passed(NamedTuple):
-    """What a newer driver did that went far past an older one.
+    """What a newer driver did while an older one was paused.
 
     Attributes:
-        token: of the newer one.
+        token: its token.
         found: the token of the decision of batch 0 that it found, if any.
         history: the records that it left.
     """
@@ -198,7 +183,7 @@ class Passed(NamedTuple):
 
 
 def pass_by_far(log: TransactionLog, pipeline: str, seen: list[Passed]) -> None:
-    """Begin, deliver forty batches and forget all but one; nothing while another holds a lock."""
+    """Begin, deliver forty batches and forget all but one; do nothing if another holds a lock."""
     with no_handler():
         try:
             newer = log.begin(claim(pipeline=pipeline))
@@ -214,7 +199,7 @@ def pass_by_far(log: TransactionLog, pipeline: str, seen: list[Passed]) -> None:
 
 
 def landed(act: Callable[[], object]) -> bool:
-    """Whether the write succeeded; it is repeated while its outcome is unknown, as drivers do."""
+    """Whether the write succeeded; it is retried while its outcome is unknown, as drivers do."""
     for _ in range(3):
         try:
             act()

@@ -39,7 +39,7 @@ class LogFaults(LogUnderTest):
     def test_process_is_killed_at_every_round_trip(
         self, log: TransactionLog, address: str, verb: str
     ) -> None:
-        """A write is there whole or not at all, and the next driver goes on from it."""
+        """A write lands completely or not at all, and the next driver continues from there."""
         before, _ = WRITES.get(verb, (None, None))
         for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
@@ -49,7 +49,7 @@ class LogFaults(LogUnderTest):
             was = list(log.history(pipeline))
             process = self.start(address, "write", verb, pipeline, incarnation.token, number)
             assert process.stdout is not None
-            reached = process.stdout.readline().strip() == "standing"
+            reached = process.stdout.readline().strip() == "paused"
             process.kill()
             process.communicate()
             after = self.open_log(address)
@@ -58,22 +58,22 @@ class LogFaults(LogUnderTest):
             now = list(after.history(pipeline))
             if now != was:
                 assert [(r.id.batch_id, r.token) for r in now] == [(0, incarnation.token)]
-            standing = after.find(record(incarnation, 0).id)
-            if standing is not None and standing.state is State.PREPARED:
-                standing = after.decide(standing, newer.token)
-            if standing is None or standing.state is State.ABANDONED:
-                standing = after.decide(record(newer, 0))
-            ended = State.SETTLED if standing.settled else State.COMPLETE
-            assert after.complete(standing, newer.token).state is ended
+            found = after.find(record(incarnation, 0).id)
+            if found is not None and found.state is State.PREPARED:
+                found = after.decide(found, newer.token)
+            if found is None or found.state is State.ABANDONED:
+                found = after.decide(record(newer, 0))
+            ended = State.SETTLED if found.settled else State.COMPLETE
+            assert after.complete(found, newer.token).state is ended
             after.close()
             if not reached:
-                assert number > 0, "the log tells of no round trips"
+                assert number > 0, "the log reports no round trips"
                 return
         raise AssertionError("the log's round trips do not end")
 
     @pytest.mark.parametrize("verb", list(WRITES))
     def test_answer_is_lost(self, log: TransactionLog, address: str, verb: str) -> None:
-        """The write landed, its answer did not: `DecisionUnknownError`, and again is harmless."""
+        """The write lands, its answer is lost: `DecisionUnknownError`. A retry changes nothing."""
         before, act = WRITES[verb]
         incarnation = log.begin(claim())
         if before is not None:
@@ -82,7 +82,7 @@ class LogFaults(LogUnderTest):
             with pytest.raises(DecisionUnknownError, match="again"):
                 act(losing, incarnation)
             written = log.find(record(incarnation, 0).id)
-            if verb != "amend":  # what stands is amended by then; see the test of amendments
+            if verb != "amend":  # its retry would amend the amendment; see the test of amendments
                 act(losing, incarnation)
             assert log.find(record(incarnation, 0).id) == written
             losing.close()
@@ -92,7 +92,7 @@ class LogFaults(LogUnderTest):
         assert written.revision == (verb == "amend")
 
     def test_token_whose_answer_is_lost(self, log: TransactionLog, address: str) -> None:
-        """`begin` again takes a new token; the lost one is nobody's."""
+        """A retry of `begin` takes a new token; no driver has the lost one."""
         log.begin(claim())
         with self.losing_the_answer(address) as losing:
             with pytest.raises(DecisionUnknownError):
@@ -101,7 +101,7 @@ class LogFaults(LogUnderTest):
             losing.close()
 
     def test_log_out_of_reach(self, log: TransactionLog, address: str) -> None:
-        """`LogUnavailableError` or unknown; nothing is decided, and later the same calls work."""
+        """Calls report unavailable or unknown, and nothing is decided; later the calls succeed."""
         incarnation = log.begin(claim())
         calls: list[Callable[[], object]] = [
             lambda: log.decide(record(incarnation, 0)),
@@ -109,9 +109,9 @@ class LogFaults(LogUnderTest):
         ]
         with self.out_of_reach(address):
             for call in calls:
-                with pytest.raises((LogUnavailableError, DecisionUnknownError)) as told:
+                with pytest.raises((LogUnavailableError, DecisionUnknownError)) as raised:
                     call()
-                assert not any(secret in str(told.value) for secret in self.secrets)
+                assert not any(secret in str(raised.value) for secret in self.secrets)
         assert log.find(record(incarnation, 0).id) is None
         assert log.decide(record(incarnation, 0)).state is State.DECIDED
 
@@ -122,7 +122,7 @@ class LogFaults(LogUnderTest):
     def test_damaged_record_is_corrupt(
         self, log: TransactionLog, address: str, old: str, new: str
     ) -> None:
-        """A torn or tampered record is never guessed from, neither by a read nor by a write."""
+        """Reads and writes refuse a torn or tampered record; they never guess its content."""
         incarnation = log.begin(claim())
         log.decide(record(incarnation, 0))
         log.close()
@@ -139,7 +139,7 @@ class LogFaults(LogUnderTest):
         after.close()
 
     def test_no_secret_is_shown(self, log: TransactionLog) -> None:
-        """Neither the address nor the repr holds one."""
+        """Neither the address nor the repr contains one."""
         assert log.address
         for secret in self.secrets:
             assert secret not in log.address + repr(log) + str(vars(log))
@@ -147,7 +147,7 @@ class LogFaults(LogUnderTest):
     def test_pipeline_moves_here_and_away(
         self, log: TransactionLog, other: TransactionLog, tmp_path: Path
     ) -> None:
-        """With its whole history, tokens and names; who stays behind is told where it went."""
+        """It moves with its history, tokens and names; the old log's users learn where it went."""
         first, last = (open_log(f"sqlite:///{tmp_path}/{name}.db") for name in ("from", "to"))
         old = first.begin(claim())
         for batch_id in range(40):
@@ -173,7 +173,7 @@ class LogSizes(LogUnderTest):
     def test_forget_keeps_the_newest_and_what_is_unfinished(
         self, log: TransactionLog, other: TransactionLog
     ) -> None:
-        """`retain` batches stay; the newest one stays always (I3)."""
+        """`retain` batches stay; the newest one always stays (I3)."""
         incarnation = log.begin(claim())
         done = [deliver(log, incarnation, n) for n in range(10)]
         log.forget(done[9], incarnation.token, retain=3)
@@ -186,12 +186,12 @@ class LogSizes(LogUnderTest):
         log.complete(decided, incarnation.token)
 
     def test_history_is_bounded(self, log: TransactionLog, address: str) -> None:
-        """Old batches are found again as they were, and `retain` bounds what is kept."""
+        """Old batches read back unchanged, and `retain` bounds the size of the log."""
         self.check_history(log, address, batches=200, retain=50)
 
     @pytest.mark.slow
     def test_long_history_is_bounded(self, log: TransactionLog, address: str) -> None:
-        """Ten thousand batches."""
+        """The same for `long_history` batches."""
         self.check_history(log, address, batches=self.long_history, retain=self.long_history // 4)
 
     def check_history(
@@ -222,7 +222,7 @@ class LogSizes(LogUnderTest):
     def test_ten_thousand_branches_fit_a_record(
         self, log: TransactionLog, other: TransactionLog
     ) -> None:
-        """Decided and completed whole."""
+        """The record is decided and completed as a whole."""
         incarnation = log.begin(claim())
         many = tuple(
             Committable(BranchId(incarnation.owner, 0, 1, "kafka", 0, n), {"n": n})

@@ -1,4 +1,4 @@
-"""The programs of `log_contract` for other processes: begin, deliver, fork, or pause in a write.
+"""The programs that `LogContract` runs in other processes: begin, deliver, write, fork.
 
 python -m sparkonce.testing.log_process MODULE:CLASS ADDRESS PROGRAM ARGUMENTS…
 """
@@ -12,28 +12,29 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkonce.errors import DecisionUnknownError, FencedError, LogUnavailableError
 from sparkonce.model import Owner
 from sparkonce.testing import log_cases
 from sparkonce.testing.log_cases import QUERY, WRITES, at_round_trip, claim, record
-from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Incarnation, State
+
+ResultT = TypeVar("ResultT")
 
 _AGAIN = (DecisionUnknownError, LogUnavailableError)
 _HANGS_S = 30
 
 
 def begin(log: TransactionLog, times: str) -> None:
-    """Take tokens, as fast as possible."""
+    """Take tokens as fast as possible, and print them."""
     print(json.dumps([_begin(log, 0).token for _ in range(int(times))]))
 
 
 def deliver(log: TransactionLog, rounds: str) -> None:
-    """Begin, finish what is unfinished, and decide one batch more; and all of it again."""
-    told = []
+    """In each round, begin, complete unfinished batches and decide the next; print decisions."""
+    made = []
     for _ in range(int(rounds)):
         try:
             newest = log.history("orders", limit=1)
@@ -43,22 +44,22 @@ def deliver(log: TransactionLog, rounds: str) -> None:
                 log.complete(unfinished, incarnation.token)
             decided = log.decide(record(incarnation, upcoming))
             if decided.state is State.DECIDED:
-                told.append((upcoming, decided.token))
+                made.append((upcoming, decided.token))
                 log.complete(decided, incarnation.token)
         except (FencedError, *_AGAIN):
             continue
-    print(json.dumps(told))
+    print(json.dumps(made))
 
 
 def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str) -> None:
     """Pause at a round trip of one write; the parent process kills this one there."""
-    incarnation = Incarnation(pipeline, _owner(log), int(token))
+    incarnation = Incarnation(pipeline, Owner(log.log_id, QUERY), int(token))
 
-    def stand() -> None:
-        print("standing", flush=True)
+    def pause() -> None:
+        print("paused", flush=True)
         sys.stdin.read()
 
-    with at_round_trip(int(number), stand):
+    with at_round_trip(int(number), pause):
         if verb == "begin":
             log.begin(claim(pipeline=pipeline))
         else:
@@ -66,7 +67,7 @@ def write(log: TransactionLog, verb: str, pipeline: str, token: str, number: str
 
 
 def fork(log: TransactionLog, rounds: str) -> None:
-    """Deliver in a child too, at the same time, and one batch more once the parent has ended."""
+    """Deliver in a parent and its child at once; the child delivers one more after the parent."""
     begun = {name: log.begin(claim(pipeline=name)) for name in ("parent", "child")}
     parent_ended, held_by_parent = os.pipe()
     is_child = os.fork() == 0
@@ -78,25 +79,25 @@ def fork(log: TransactionLog, rounds: str) -> None:
         os.close(held_by_parent)
         os.read(parent_ended, 1)
         log_cases.deliver(log, incarnation, int(rounds))
-        os.kill(os.getpid(), signal.SIGKILL)  # what was decided needs no end of its own
+        os.kill(os.getpid(), signal.SIGKILL)  # a decision needs no orderly exit
 
 
 def fork_amid_a_write(log: TransactionLog) -> None:
     """Fork while another thread decides; the child completes what it decided."""
     incarnation = log.begin(claim())
-    standing, forking = threading.Event(), threading.Event()
+    paused, forking = threading.Event(), threading.Event()
     os.register_at_fork(before=forking.set)
 
-    def stand() -> None:
-        standing.set()
+    def pause() -> None:
+        paused.set()
         forking.wait()
 
     def decide() -> None:
-        with at_round_trip(0, stand):
+        with at_round_trip(0, pause):
             log.decide(record(incarnation, 0))
 
     threading.Thread(target=decide).start()
-    standing.wait()
+    paused.wait()
     child = os.fork()
     signal.alarm(_HANGS_S)
     if child:
@@ -104,24 +105,16 @@ def fork_amid_a_write(log: TransactionLog) -> None:
     log_cases.deliver(log, incarnation, 0)
 
 
-def _open(contract: type[LogContract], address: str) -> TransactionLog:
-    while True:
-        try:
-            return contract.open_log(address)
-        except _AGAIN:
-            continue
-
-
 def _begin(log: TransactionLog, batch_id: int) -> Incarnation:
+    return _retried(lambda: log.begin(claim(batch_id, offsets={})))
+
+
+def _retried(call: Callable[[], ResultT]) -> ResultT:
     while True:
         try:
-            return log.begin(claim(batch_id, offsets={}))
+            return call()
         except _AGAIN:
             continue
-
-
-def _owner(log: TransactionLog) -> Owner:
-    return Owner(log.log_id, QUERY)
 
 
 _PROGRAMS: Mapping[str, Callable[..., None]] = {
@@ -134,7 +127,7 @@ def main(name: str, address: str, program: str, *arguments: str) -> None:
     contract: Any = importlib.import_module(module)
     for part in qualified.split("."):
         contract = getattr(contract, part)
-    log = _open(contract, address)
+    log: TransactionLog = _retried(lambda: contract.open_log(address))
     _PROGRAMS[program](log, *arguments)
     log.close()
 

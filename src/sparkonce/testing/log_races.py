@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from sparkonce.errors import (
-    FencedError,
-    LogUnavailableError,
-)
+from sparkonce.errors import FencedError, LogUnavailableError
 from sparkonce.testing.log_cases import (
     ACTS,
     MOST_ROUND_TRIPS,
@@ -38,7 +35,7 @@ class LogRaces(LogUnderTest):
     def test_older_token_can_write_nothing(
         self, log: TransactionLog, other: TransactionLog
     ) -> None:
-        """Once a newer incarnation began, every write of the older raises (I6)."""
+        """After a newer incarnation began, every write of the older one raises (I6)."""
         old = log.begin(claim())
         decided = log.decide(record(old, 0))
         newer = other.begin(claim(driver="other:7"))
@@ -65,7 +62,7 @@ class LogRaces(LogUnderTest):
     def test_answer_without_a_write_is_of_the_newest_state(
         self, log: TransactionLog, other: TransactionLog, verb: str
     ) -> None:
-        """What changes nothing, or is refused, is not answered from what was seen before (I6)."""
+        """A call that changes nothing, or is refused, is not answered from an older read (I6)."""
         old = log.begin(claim())
         done = deliver(log, old, 0)
         other.begin(claim(1))
@@ -73,9 +70,9 @@ class LogRaces(LogUnderTest):
             ACTS[verb](log, old, done)
 
     def test_tokens_of_racing_processes_differ(self, log: TransactionLog, address: str) -> None:
-        """Many processes that begin at the same time each get a token of their own.
+        """Processes that begin at the same time all get different tokens.
 
-        One whose answer was unknown is nobody's.
+        No process has the token of a `begin` whose outcome was unknown.
         """
         log.begin(claim())
         racers = [self.start(address, "begin", 10) for _ in range(4)]
@@ -87,21 +84,21 @@ class LogRaces(LogUnderTest):
         assert head.token == max(tokens)
 
     def test_racing_processes_never_both_decide(self, log: TransactionLog, address: str) -> None:
-        """Each batch has one decision, and whoever was told of it, of that one (I3, I6)."""
+        """Each batch has one decision, and every process that decided it got that one (I3, I6)."""
         log.begin(claim())
         racers = [self.start(address, "deliver", 12) for _ in range(3)]
-        told = [tuple(each) for r in racers for each in json.loads(r.communicate()[0])]
+        decided = [tuple(each) for r in racers for each in json.loads(r.communicate()[0])]
         assert all(racer.returncode == 0 for racer in racers)
-        standing = {r.id.batch_id: r for r in log.history("orders")}
-        assert sorted(standing) == list(range(len(standing)))
-        assert told, "nobody was told anything"
-        for batch_id, token in told:
-            assert standing[batch_id].token == token
-        tokens = [standing[batch_id].token for batch_id in sorted(standing)]
+        recorded = {r.id.batch_id: r for r in log.history("orders")}
+        assert sorted(recorded) == list(range(len(recorded)))
+        assert decided, "no process decided anything"
+        for batch_id, token in decided:
+            assert recorded[batch_id].token == token
+        tokens = [recorded[batch_id].token for batch_id in sorted(recorded)]
         assert tokens == sorted(tokens)
 
     def test_forked_child_and_its_parent(self, address: str) -> None:
-        """Both write, and the child goes on when its parent has ended: others see all of it."""
+        """Both write, and the child still writes after its parent has ended: others see it all."""
         process = self.start(address, "fork", 20)
         process.communicate()
         assert process.returncode == 0
@@ -110,7 +107,7 @@ class LogRaces(LogUnderTest):
         assert seen == {"parent": 20, "child": 21}
 
     def test_fork_while_another_thread_writes(self, address: str) -> None:
-        """The child does not wait for a thread that only its parent has."""
+        """The child does not wait for a thread that exists only in its parent."""
         process = self.start(address, "fork_amid_a_write")
         process.communicate()
         assert process.returncode == 0
@@ -121,7 +118,7 @@ class LogRaces(LogUnderTest):
     def test_newer_driver_passes_between_two_round_trips(
         self, log: TransactionLog, other: TransactionLog, verb: str
     ) -> None:
-        """Wherever the older one stands, nothing is written once the newer has its token (I6)."""
+        """Wherever the older one is paused, it can write nothing after the newer began (I6)."""
         before, act = WRITES[verb]
         for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
@@ -134,14 +131,14 @@ class LogRaces(LogUnderTest):
                 with no_handler():
                     try:
                         other.begin(claim(pipeline=pipeline))
-                    except LogUnavailableError:  # the older one holds a lock: the newer has to wait
+                    except LogUnavailableError:  # the older one holds a lock, and the newer waits
                         return
                     seen.append(list(other.history(pipeline)))
 
             with at_round_trip(number, pass_by) as reached:
                 written = landed(lambda: act(log, incarnation))
             if not reached:
-                assert number > 0, "the log tells of no round trips"
+                assert number > 0, "the log reports no round trips"
                 return
             if seen:
                 assert list(other.history(pipeline)) == seen[0], reached
@@ -153,9 +150,9 @@ class LogRaces(LogUnderTest):
     def test_much_happens_between_two_round_trips(
         self, log: TransactionLog, other: TransactionLog, verb: str
     ) -> None:
-        """A newer driver writes and forgets a long history while an older one stands still.
+        """A newer driver writes and forgets a long history while an older one is paused.
 
-        What the older one was about to write must not find an empty place that was in use before.
+        The older one's write must not land in a place that was used and has become empty again.
         """
         for number in range(MOST_ROUND_TRIPS):
             pipeline = f"p{number}"
@@ -171,11 +168,11 @@ class LogRaces(LogUnderTest):
                     tokens.append(log.begin(far).token)
 
             with at_round_trip(number, partial(pass_by_far, other, pipeline, seen)) as at:
-                told = landed(act)
+                has_landed = landed(act)
             if not at:
                 return
             for passed in seen:
-                assert verb == "begin" or not told or passed.found == old.token, at
+                assert verb == "begin" or not has_landed or passed.found == old.token, at
                 assert list(other.history(pipeline)) == passed.history, at
                 head = other.head(pipeline)
                 assert head is not None

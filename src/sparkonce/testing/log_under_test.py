@@ -1,4 +1,4 @@
-"""The log that the tests of `LogContract` work on, and the faults that a backend can make."""
+"""The log under test of `LogContract`, and the faults that a backend's tests define."""
 
 from __future__ import annotations
 
@@ -11,39 +11,35 @@ from typing import ClassVar
 
 import pytest
 
+from sparkonce.testing.services.process import import_path
 from sparkonce.txn_log import TransactionLog, open_log
 
 
 class LogUnderTest:
-    """What `LogContract` inherits first; see there.
-
-    Attributes:
-        secrets: parts of the address that must be shown nowhere.
-        long_history: batches of the long test.
-    """
+    """The base of every part of `LogContract`; see there."""
 
     secrets: ClassVar[Sequence[str]] = ()
     long_history: ClassVar[int] = 10_000
 
     @staticmethod
     def open_log(address: str) -> TransactionLog:
-        """Open the log. One that waits for others, such as for a lock, gives up within a second."""
+        """Open the log. It must wait less than a second for others, such as for a lock."""
         return open_log(address)
 
     def damage(self, address: str, old: str, new: str) -> None:
-        """Replace `old` by `new` in all that is stored."""
+        """Replace `old` by `new` in everything stored at `address`."""
         raise NotImplementedError
 
     def losing_the_answer(self, address: str) -> AbstractContextManager[TransactionLog]:
-        """A log that writes, and does not get the answer to its first write."""
+        """A log whose first write succeeds, but whose answer is lost."""
         raise NotImplementedError
 
     def out_of_reach(self, address: str) -> AbstractContextManager[None]:
-        """While it lasts, the log at `address` cannot be used."""
+        """A context in which the log at `address` is unreachable."""
         raise NotImplementedError
 
     def stored_bytes(self, address: str) -> int:
-        """How much the log takes at `address`."""
+        """The number of bytes that the log takes at `address`."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -54,19 +50,19 @@ class LogUnderTest:
 
     @pytest.fixture
     def other(self, address: str) -> Iterator[TransactionLog]:
-        """The same log as another driver has it open."""
+        """The same log, opened by another driver."""
         log = self.open_log(address)
         yield log
         log.close()
 
     def start(self, address: str, program: str, *arguments: object) -> subprocess.Popen[str]:
-        """Run a program of `log_process` in a process of its own."""
+        """Start a program of `log_process` in another process."""
         name = f"{type(self).__module__}:{type(self).__qualname__}"
-        words = [name, address, program, *map(str, arguments)]
+        job = ["-m", "sparkonce.testing.log_process", name, address, program]
         return subprocess.Popen(
-            [sys.executable, "-m", "sparkonce.testing.log_process", *words],
+            [sys.executable, *job, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, **import_path()},
         )

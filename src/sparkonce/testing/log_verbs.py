@@ -6,11 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparkonce.errors import (
-    ConfigurationError,
-    FencedError,
-    ProtocolError,
-)
+from sparkonce.errors import ConfigurationError, FencedError, ProtocolError
 from sparkonce.testing.log_cases import (
     ACTS,
     ORDERS,
@@ -67,7 +63,7 @@ class LogVerbs(LogUnderTest):
     def test_settled_branch_is_remembered_for_ever(
         self, log: TransactionLog, other: TransactionLog
     ) -> None:
-        """Who, when and why read back; the batch ends as SETTLED, and is never forgotten (I3)."""
+        """The log keeps who settled it, when and why. The batch ends as SETTLED for ever (I3)."""
         incarnation = log.begin(claim())
         decided = log.decide(record(incarnation, 0))
         (branch,) = decided.committables()
@@ -80,7 +76,7 @@ class LogVerbs(LogUnderTest):
         assert log.settle(decided.id, [second], 1) == settled, "idempotent"
         assert other.find(decided.id) == settled
         assert (settled.state, settled.settled) == (State.DECIDED, (first, second))
-        assert settled.ruling(branch) is Ruling.ABORTED, "the last word counts"
+        assert settled.ruling(branch) is Ruling.ABORTED, "the last ruling counts"
         done = log.complete(settled, 1)
         assert (done.state, done.settled) == (State.SETTLED, (first, second))
         assert log.complete(settled, 1) == done
@@ -92,23 +88,23 @@ class LogVerbs(LogUnderTest):
         assert [r.id.batch_id for r in log.history("orders")] == [9, 8, 0]
 
     def test_only_what_is_decided_is_settled(self, log: TransactionLog) -> None:
-        """Not a branch that is not there, nor a batch that is prepared, finished or unknown."""
+        """An unknown branch is refused, and so is a batch that is prepared, complete or unknown."""
         incarnation = log.begin(claim())
         prepared = log.prepare(record(incarnation, 0))
         (branch,) = prepared.committables()
-        word = Settlement(str(branch.branch_id), Ruling.COMMITTED, "ann@host", "seen", 7.5, 1)
+        ruling = Settlement(str(branch.branch_id), Ruling.COMMITTED, "ann@host", "seen", 7.5, 1)
         with pytest.raises(ProtocolError, match="is prepared: only what is decided"):
-            log.settle(prepared.id, [word], 1)
+            log.settle(prepared.id, [ruling], 1)
         decided = log.decide(prepared)
         with pytest.raises(ProtocolError, match="has no branch nothing"):
-            log.settle(decided.id, [replace(word, branch="nothing")], 1)
+            log.settle(decided.id, [replace(ruling, branch="nothing")], 1)
         with pytest.raises(FencedError):
-            log.settle(decided.id, [word], 0)
+            log.settle(decided.id, [ruling], 0)
         assert log.complete(decided, 1).state is State.COMPLETE
         with pytest.raises(ProtocolError, match="is complete"):
-            log.settle(decided.id, [word], 1)
+            log.settle(decided.id, [ruling], 1)
         with pytest.raises(ProtocolError, match="is not known"):
-            log.settle(record(incarnation, 1).id, [word], 1)
+            log.settle(record(incarnation, 1).id, [ruling], 1)
 
     def test_pipelines_are_listed(self, log: TransactionLog) -> None:
         assert list(log.pipelines()) == []
@@ -117,7 +113,7 @@ class LogVerbs(LogUnderTest):
         assert list(log.pipelines()) == ["clicks", "orders"]
 
     def test_namesake_is_found(self, log: TransactionLog) -> None:
-        """The query of another pipeline, now or before: both would have its names outside."""
+        """A query id of another pipeline, now or before: both would use the same names outside."""
         log.begin(claim())
         log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))
         for query_id in (QUERY, OTHER_QUERY):
@@ -136,7 +132,7 @@ class LogVerbs(LogUnderTest):
         assert log.newest("orders", QUERY.replace("1", "2")) is None
 
     def test_checkpoint_is_remembered(self, log: TransactionLog) -> None:
-        """An operator who does not know where it is takes the token and keeps it."""
+        """A claim without a checkpoint, an operator's, keeps the one that the log knows."""
         for place in ("file:/ckpt", ""):
             log.begin(claim(checkpoint=place))
             head = log.head("orders")
@@ -144,7 +140,7 @@ class LogVerbs(LogUnderTest):
             assert head.checkpoint == "file:/ckpt"
 
     def test_first_decision_stands(self, log: TransactionLog) -> None:
-        """Deciding a known batch again returns what stands and changes nothing (I3)."""
+        """Deciding a decided batch again returns the first decision and changes nothing (I3)."""
         incarnation = log.begin(claim())
         first = log.decide(record(incarnation, 0))
         assert log.decide(record(incarnation, 0, offsets=("other",))) == first
@@ -153,7 +149,7 @@ class LogVerbs(LogUnderTest):
     def test_prepared_record_is_decided_once(
         self, log: TransactionLog, other: TransactionLog
     ) -> None:
-        """PREPARED is unfinished, becomes DECIDED by a newer driver too, and stays decided."""
+        """PREPARED is unfinished. A newer driver can decide it too, and then it stays decided."""
         old = log.begin(claim())
         prepared = log.prepare(record(old, 0))
         assert prepared.state is State.PREPARED
@@ -165,8 +161,8 @@ class LogVerbs(LogUnderTest):
         assert log.decide(prepared, newer.token) == decided
         assert log.abandon(prepared, newer.token) == decided
 
-    def test_abandoned_batch_is_made_anew_by_its_replay(self, log: TransactionLog) -> None:
-        """It is finished for all but its replay: never decided, never followed."""
+    def test_abandoned_batch_is_recreated_by_its_replay(self, log: TransactionLog) -> None:
+        """Only its replay can follow: it is never decided, and no later batch is accepted."""
         old = log.begin(claim())
         prepared = log.prepare(record(old, 0))
         newer = log.begin(claim())
@@ -183,7 +179,7 @@ class LogVerbs(LogUnderTest):
         assert log.prepare(record(newer, 0)).token == newer.token
 
     def test_abandonment_that_lands_late_spares_the_replay(self, log: TransactionLog) -> None:
-        """Sent twice because its answer was lost, it must not abandon what was prepared since."""
+        """A retry of an abandonment, after a lost answer, does not abandon the prepared replay."""
         prepared = log.prepare(record(log.begin(claim()), 0))
         newer = log.begin(claim())
         log.abandon(prepared, newer.token)
@@ -192,7 +188,7 @@ class LogVerbs(LogUnderTest):
         assert list(log.unfinished("orders")) == [replay]
 
     def test_batch_does_not_follow_an_undecided_one(self, log: TransactionLog) -> None:
-        """N+1 is refused while N is prepared (I5), and when a batch between was left out."""
+        """N+1 is refused while N is prepared (I5); so is a batch that skips a number."""
         incarnation = log.begin(claim())
         prepared = log.prepare(record(incarnation, 0))
         for write in (log.prepare, log.decide):
@@ -204,7 +200,7 @@ class LogVerbs(LogUnderTest):
         log.decide(record(incarnation, 1))
 
     def test_amendment_takes_the_place_of_the_decision_it_amends(self, log: TransactionLog) -> None:
-        """Once; the log keeps what was lost. Nothing else changes a decision (I3)."""
+        """It does so once, and keeps the lost branches. Nothing else changes a decision (I3)."""
         incarnation = log.begin(claim())
         decided = log.decide(record(incarnation, 0))
         lost = decided.shares["kafka"].committables
@@ -220,7 +216,7 @@ class LogVerbs(LogUnderTest):
             log.amend(done.amended({}, ()), incarnation.token)
 
     def test_complete_is_idempotent(self, log: TransactionLog) -> None:
-        """The time of the first completion stays."""
+        """The record keeps the time of the first completion."""
         incarnation = log.begin(claim())
         decided = log.decide(record(incarnation, 0))
         done = log.complete(decided, incarnation.token)
@@ -230,7 +226,7 @@ class LogVerbs(LogUnderTest):
         assert list(log.unfinished("orders")) == []
 
     def test_pipelines_are_separate(self, log: TransactionLog) -> None:
-        """One log serves many pipelines; a token of one fences nobody of another."""
+        """One log serves many pipelines; a token of one fences no driver of another."""
         orders = log.begin(claim())
         europe = log.begin(claim(pipeline="orders-eu", query_id=OTHER_QUERY))
         log.decide(record(orders, 0))
@@ -239,14 +235,14 @@ class LogVerbs(LogUnderTest):
         assert [r.id.pipeline for r in log.history("orders")] == ["orders"]
 
     def test_refused_claim_fences_nobody(self, log: TransactionLog, other: TransactionLog) -> None:
-        """A start that the identity guard refuses leaves the healthy driver's token alone."""
+        """A start that the identity guard refuses takes no token from the healthy driver."""
         healthy = log.begin(claim())
         with pytest.raises(ConfigurationError, match="replaces="):
             other.begin(claim(query_id=OTHER_QUERY))
         log.decide(record(healthy, 0))
 
     def test_replaced_query_is_remembered(self, log: TransactionLog) -> None:
-        """replaces= binds the name to the new query once; the old one's names are still swept."""
+        """replaces= binds the name to a new query once; the old query's names are still swept."""
         first = log.begin(claim())
         deliver(log, first, 0)
         incarnation = log.begin(claim(query_id=OTHER_QUERY, replaces=QUERY))

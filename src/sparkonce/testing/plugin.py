@@ -2,19 +2,19 @@
 
     pytest_plugins = ["sparkonce.testing.plugin"]        in the conftest.py of the root folder
 
-Each server starts when the first test asks for it, and ends with the run. It is no plugin that
-pytest finds by itself, so that runs which do not ask for it start as fast as without it. Under
-pytest-xdist each worker has servers and a session of its own.
+Each server starts when a test first uses it, and ends with the run. pytest does not load this
+plugin by itself, so runs that do not use it start as fast as before. Under pytest-xdist each worker
+has its own servers and session.
 
 | fixture | is |
 |---|---|
 | `kafka`, `postgres` | the server, for the whole run |
 | `s3` | each S3 server in turn |
 | `services` | every kind that can run here |
-| `spark` | a session with Spark's Kafka connector and S3A, where there are any for this PySpark |
-| `fresh_name` | a function that gives names for topics, tables and buckets |
+| `spark` | a session with Spark's Kafka connector and S3A, if they exist for this PySpark |
+| `fresh_name` | a function that returns new names for topics, tables and buckets |
 | `fresh_topic`, `fresh_schema`, `fresh_table`, `fresh_bucket` | made for the test |
-| `s3_client` | a boto3 client of the server in turn |
+| `s3_client` | a boto3 client of the current S3 server |
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LEFT_OUT_KEY = pytest.StashKey[list[str]]()
 
 @pytest.fixture(scope="session")
 def start_kind() -> Iterator[Callable[[ServiceKind], Services]]:
-    """Start a server at the first call; skip the test where it cannot run, with the reason."""
+    """A function that starts a server at its first call, or skips the test with the reason."""
     from sparkonce.testing.services import start_services, unavailable
 
     running: dict[ServiceKind, Services] = {}
@@ -82,7 +82,7 @@ def kafka(start_kind: Callable[[ServiceKind], Services]) -> KafkaServer:
 
 @pytest.fixture(scope="session")
 def postgres(start_kind: Callable[[ServiceKind], Services]) -> PostgresServer:
-    """A Postgres server that takes prepared transactions."""
+    """A Postgres server that allows prepared transactions."""
     return start_kind("postgres").postgres
 
 
@@ -94,7 +94,7 @@ def s3(request: pytest.FixtureRequest, start_kind: Callable[[ServiceKind], Servi
 
 @pytest.fixture(scope="session")
 def spark(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
-    """The one session of the test run, with Spark's Kafka connector and S3A, if they fit it."""
+    """The test run's session, with Spark's Kafka connector and S3A if they fit this PySpark."""
     from pyspark.sql import SparkSession
 
     from sparkonce.testing.quick_spark import jvm_options
@@ -104,7 +104,7 @@ def spark(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     for wanted in (spark_kafka_jars, s3a_jars):
         try:
             jars += wanted()
-        except ServiceError as error:  # most tests need none
+        except ServiceError as error:  # most tests do not need them
             _left_out(pytestconfig).append(str(error))
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = (
@@ -131,7 +131,7 @@ def _left_out(config: pytest.Config) -> list[str]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send what a worker of pytest-xdist went without to the process that prints the summary."""
+    """Send the reasons of a pytest-xdist worker to the process that prints the summary."""
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[_LEFT_OUT] = _left_out(session.config)
@@ -139,34 +139,34 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take it there; a worker that was killed has sent nothing."""
-    told: list[str] = getattr(node, "workeroutput", {}).get(_LEFT_OUT, [])
+    """Collect them there; a worker that was killed sent nothing."""
+    reasons: list[str] = getattr(node, "workeroutput", {}).get(_LEFT_OUT, [])
     known = _left_out(node.config)
-    known.extend(reason for reason in told if reason not in known)
+    known.extend(reason for reason in reasons if reason not in known)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which connectors the session went without, and why."""
+    """Report which connectors the session lacks, and why."""
     for reason in _left_out(terminalreporter.config):
-        terminalreporter.write_line(f"The fixture spark goes without jars: {reason}")
+        terminalreporter.write_line(f"The fixture spark runs without some jars: {reason}")
 
 
 @pytest.fixture
 def fresh_name() -> Callable[[], str]:
-    """A function that gives a name no other test has; fit for topics, tables and buckets."""
+    """A function that returns a unique name, valid for topics, tables and buckets."""
     return lambda: f"t{uuid.uuid4().hex[:16]}"
 
 
 @pytest.fixture
 def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[..., str]:
-    """`fresh_topic(partitions=1)` makes a topic and gives its name."""
+    """`fresh_topic(partitions=1)` makes a topic and returns its name."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     def make(partitions: int = 1) -> str:
         name = fresh_name()
-        kafka.start()  # a test before may have left it killed
+        kafka.start()  # an earlier test may have killed it
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        # As many replicas as the brokers make by default.
+        # -1: the brokers' default.
         topic = NewTopic(name, num_partitions=partitions, replication_factor=-1)
         admin.create_topics([topic])[name].result(timeout=30)
         return name
@@ -176,12 +176,12 @@ def fresh_topic(kafka: KafkaServer, fresh_name: Callable[[], str]) -> Callable[.
 
 @pytest.fixture
 def fresh_schema(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterator[str]:
-    """A schema of the test's own, dropped at its end with every transaction left prepared."""
+    """A schema for the test. It is dropped at the end, and prepared transactions rolled back."""
     import psycopg
     from psycopg import sql
 
     name = fresh_name()
-    postgres.start()  # a test before may have left it killed
+    postgres.start()  # an earlier test may have killed it
     with psycopg.connect(postgres.dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
     yield name
@@ -198,7 +198,7 @@ def fresh_schema(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Ite
 def fresh_table(
     postgres: PostgresServer, fresh_schema: str, fresh_name: Callable[[], str]
 ) -> Callable[[str], str]:
-    """`fresh_table("id int PRIMARY KEY, …")` makes a table; its name is `schema.table`."""
+    """`fresh_table("id int PRIMARY KEY, …")` makes a table and returns its name, schema.table."""
     import psycopg
 
     def make(columns: str) -> str:
@@ -212,17 +212,17 @@ def fresh_table(
 
 @pytest.fixture
 def s3_client(s3: S3Server) -> Iterator[S3Client]:
-    """A boto3 client of the S3 server in turn."""
+    """A boto3 client of the current S3 server."""
     from sparkonce.testing import checks
 
-    s3.start()  # a test before may have left it killed
+    s3.start()  # an earlier test may have killed it
     with contextlib.closing(checks.s3_client(s3)) as client:
         yield client
 
 
 @pytest.fixture
 def fresh_bucket(s3_client: S3Client, fresh_name: Callable[[], str]) -> str:
-    """An empty bucket of the test's own."""
+    """An empty bucket for the test."""
     name = fresh_name()
     s3_client.create_bucket(Bucket=name)
     return name

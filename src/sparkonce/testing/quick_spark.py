@@ -1,9 +1,9 @@
-"""Spark drivers that live for seconds: what their JVM needs to start quickly.
+"""JVM options that let short-lived Spark drivers start quickly.
 
     python -m sparkonce.testing.quick_spark
 
-runs a small query, from which `jvm_options` keeps an archive of the classes that Spark loads. A
-JVM that maps the archive starts in about half of the time (class data sharing, JEP 350).
+runs a small query. `jvm_options` runs it once and keeps an archive of the classes that Spark loads.
+A JVM that maps the archive starts in about half the time (class data sharing, JEP 350).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 
 from sparkonce.testing.services.cache import SCRATCH, cache_dir, cached, progress
 from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, java
-from sparkonce.testing.services.process import Command, own_guard
+from sparkonce.testing.services.process import Command, import_path, own_guard
 
 _ARCHIVE = "spark.jsa"
 
 
 def jvm_options() -> str:
-    """Options for a driver's JVM; the first call on a machine takes half a minute.
+    """JVM options for a driver; the first call on a machine takes half a minute.
 
     Raises:
         ServiceError: there is no Java.
     """
     import pyspark  # noqa: PLC0415 - an extra
 
-    # An archive fits one JVM, and the jars that it saw; any other JVM starts without it.
+    # An archive fits only the JVM and the jars it was made with; others start without it.
     jars = Path(pyspark.__file__).parent / "jars"
     installed = jars.stat().st_mtime_ns if jars.is_dir() else 0
     parts = f"{Path(java()).resolve()} {jars} {pyspark.__version__} {installed}"
@@ -40,7 +40,7 @@ def jvm_options() -> str:
 
 
 def submit_args() -> str:
-    """The same as PYSPARK_SUBMIT_ARGS."""
+    """The value of PYSPARK_SUBMIT_ARGS that passes `jvm_options` to the driver's JVM."""
     return _submit_args(jvm_options())
 
 
@@ -60,18 +60,18 @@ def _record(folder: Path) -> None:
         log=scratch / "log",
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path))),
+            **import_path(),
             "PYSPARK_SUBMIT_ARGS": _submit_args(options),
             "TMPDIR": str(scratch),
         },
     )
     with own_guard(None) as guard, progress("making Spark start quickly") as tick:
-        # If it fails, drivers start without it, and say why if they do not start at all.
+        # If it fails, drivers start without the archive; one that cannot start reports why.
         guard.run(command, tick=tick)
 
 
 def main() -> None:
-    """Load what a streaming query needs, and let the JVM end by itself: then it writes."""
+    """Load the classes of a streaming query; the JVM writes the archive when it exits by itself."""
     from sparkonce.testing.job import quiet_session  # noqa: PLC0415 - starts Spark
 
     folder = Path(tempfile.mkdtemp())

@@ -1,4 +1,4 @@
-"""A part of `SinkContract`: branches that must not be mistaken for each other, many and none."""
+"""A part of `SinkContract`: branches that must not be confused, many at once, and none."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ APART: Mapping[str, Mapping[str, Any]] = {
 """How another branch differs from `BRANCH`. Two branches that differ only in the attempt belong to
 one batch: `SinkVerbs.test_equal_rows_are_all_kept`."""
 
-
-BESIDE: Mapping[str, Mapping[str, Any]] = {
+SIDE_BY_SIDE: Mapping[str, Mapping[str, Any]] = {
     "token": {"token": 30},
     "pass": {"write_pass": 10},
     "sink": {},
@@ -59,7 +58,7 @@ class SinkBranches(SinkCase):
     def test_two_attempts_of_one_task(
         self, stage: Stage, sink: AnySink, lost: int, won: int
     ) -> None:
-        """Both prepare and one is decided: its rows appear once, and the loser's are removed."""
+        """Both prepare, one is decided: its rows appear once, and the loser's are removed."""
         loser = stage.task(sink, branch(lost), A)
         winner = stage.task(stage.sink(), branch(won), A)
         stage.commit(sink, stage.vote(sink, winner))
@@ -70,7 +69,7 @@ class SinkBranches(SinkCase):
         stage.nothing_stands()
 
     def test_attempt_that_prepares_after_the_commit(self, stage: Stage, sink: AnySink) -> None:
-        """A speculative attempt that finishes late is an orphan, and harms nothing."""
+        """A speculative attempt that finishes late is an orphan; its rows never appear."""
         late = stage.sink()
         handle = stage.write(late, branch(2), A)
         stage.commit(sink, stage.prepare(sink, branch(1), A))
@@ -81,7 +80,7 @@ class SinkBranches(SinkCase):
         stage.nothing_left_by_sweep(sink)
 
     def test_older_token_never_hits_a_younger_branch(self, stage: Stage, sink: AnySink) -> None:
-        """Abort by the older name leaves the younger branch prepared, and the reverse (I6)."""
+        """Abort by the older name leaves the younger branch prepared (I6)."""
         older = stage.prepare(sink, BRANCH, A)
         younger = stage.prepare(stage.sink(), replace(BRANCH, token=30), B)
         stage.abort(sink, older)
@@ -100,7 +99,7 @@ class SinkBranches(SinkCase):
 
     @pytest.mark.parametrize("part", APART)
     def test_branches_one_part_apart(self, stage: Stage, sink: AnySink, part: str) -> None:
-        """Neither rows nor proof of a branch are taken for those of another, whatever differs."""
+        """A branch's rows and proof are never taken for another branch's, whatever differs."""
         if part in {"token", "pass"}:
             needs_many_branches(stage)
         stage.commit(sink, stage.prepare(sink, BRANCH, A))
@@ -108,7 +107,7 @@ class SinkBranches(SinkCase):
         stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
         stage.sees(A, B)
 
-    @pytest.mark.parametrize("part", BESIDE)
+    @pytest.mark.parametrize("part", SIDE_BY_SIDE)
     def test_branches_side_by_side(self, stage: Stage, part: str) -> None:
         """Two prepared branches, one part apart, end independently, and are listed correctly."""
         needs_many_branches(stage)
@@ -118,13 +117,13 @@ class SinkBranches(SinkCase):
             ours = replace(BRANCH, batch_id=n)
             tasks = [
                 stage.task(sinks[0], ours, A),
-                stage.task(sinks[1], replace(ours, **BESIDE[part]), B),
+                stage.task(sinks[1], replace(ours, **SIDE_BY_SIDE[part]), B),
             ]
             prepared = [stage.vote(sink, task) for sink, task in zip(sinks, tasks, strict=True)]
             made = {c.branch_id.name for c in (*tasks, *chain(*prepared))}
             for sink, task in zip(sinks, tasks, strict=True):
                 found = {c.branch_id.name for c in verbs.find_branches(sink, task.branch_id.owner)}
-                assert found <= made, f"find_branches lists {found - made}, which nobody made"
+                assert found <= made, f"find_branches lists {found - made}, which do not exist"
             if end == "abort":
                 stage.abort(sinks[first], prepared[first])
             else:
@@ -152,7 +151,7 @@ class SinkBranches(SinkCase):
     # -- commits again -----------------------------------------------------------------------------
 
     def test_commits_are_repeated_in_another_order(self, stage: Stage, sink: AnySink) -> None:
-        """A driver that crashed before it recorded its commits repeats them; so does a paused one.
+        """A driver repeats commits that it had not recorded before it crashed or paused.
 
         Each branch keeps its own proof, whichever branch was committed last.
         """
@@ -169,7 +168,7 @@ class SinkBranches(SinkCase):
         stage.sees(C, *[A] * len(attempts))
 
     def test_amended_batch(self, stage: Stage, sink: AnySink) -> None:
-        """Lost branches are rewritten, and committed together with those that were committed."""
+        """Lost branches are rewritten, and committed together with those committed before."""
         needs_many_branches(stage)
         parts = {1: A, 2: B}
         tasks = [stage.task(sink, branch(attempt), rows) for attempt, rows in parts.items()]
@@ -185,7 +184,7 @@ class SinkBranches(SinkCase):
     # -- many and none -----------------------------------------------------------------------------
 
     def test_concurrent_branches(self, stage: Stage, sink: AnySink) -> None:
-        """Tasks write at the same time, each with its own object: every row appears once."""
+        """Tasks write at the same time, each with its own sink object: every row appears once."""
         needs_many_branches(stage)
         sinks = [stage.sink() for _ in range(self.parallel)]
         parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
@@ -197,7 +196,7 @@ class SinkBranches(SinkCase):
         stage.sees(*parts, *parts)
 
     def test_commits_in_parallel(self, stage: Stage, sink: AnySink) -> None:
-        """One object commits many batches' branches from several threads."""
+        """One sink object commits branches of many batches from several threads."""
         needs_many_branches(stage)
         parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
         prepared = [
@@ -225,7 +224,7 @@ class SinkBranches(SinkCase):
         assert list(verbs.commit_many(sink, [])) == []
 
     def test_batch_without_rows(self, stage: Stage, sink: AnySink) -> None:
-        """No task had rows for the sink: it still votes, on an empty batch."""
+        """If no task has rows for the sink, it still votes on an empty batch."""
         stage.commit(sink, stage.vote(sink))
         stage.sees()
         stage.nothing_left_by_sweep(sink)
@@ -233,7 +232,7 @@ class SinkBranches(SinkCase):
     # -- orphans -----------------------------------------------------------------------------------
 
     def test_orphans_are_found_and_aborted(self, stage: Stage, sink: AnySink) -> None:
-        """The sink lists what a dead driver prepared, and abort removes it (I8)."""
+        """The sink lists the branches of a dead driver, and abort removes them (I8)."""
         needs_listing(sink)
         prepared = [stage.task(sink, branch(n), A) for n in (1, 2)]
         successor = stage.sink()
@@ -253,8 +252,8 @@ class SinkBranches(SinkCase):
             stage.commit(sink, committables)
         stage.sees(*[A] * len(others))
 
-    def test_listing_tells_token_and_sink(self, stage: Stage, sink: AnySink) -> None:
-        """A listed branch has the identity of the one that was made: the driver compares them."""
+    def test_listing_names_token_and_sink(self, stage: Stage, sink: AnySink) -> None:
+        """A listed branch has the identity it was made with; the driver compares the two."""
         needs_listing(sink)
         task = stage.task(sink, replace(BRANCH, token=7, write_pass=1), A)
         (found,) = {c.branch_id for c in verbs.find_branches(sink, OWNER)}

@@ -32,15 +32,15 @@ def at_the_same_time(calls: list[Callable[[], Any]]) -> list[Any]:
 
 
 def needs_many_branches(stage: Stage) -> None:
-    """Skip the test where the target takes only one branch of a batch."""
+    """Skip the test if the target accepts only one branch of a batch."""
     if stage.world.one_branch_a_batch:
-        pytest.skip("the target takes one branch of each batch, in the order of the batches")
+        pytest.skip("the target accepts one branch of each batch, in the order of the batches")
 
 
 def needs_listing(sink: AnySink) -> None:
-    """Skip the test where the sink cannot list what it left."""
+    """Skip the test if the sink cannot list its branches."""
     if not lists_branches(sink):
-        pytest.skip("the sink has no find_branches: what dead processes leave stays")
+        pytest.skip("the sink has no find_branches: branches of dead processes are never swept")
 
 
 class SinkCase:

@@ -1,4 +1,4 @@
-"""What every sink must do, as tests that a sink's own test file inherits.
+"""What every sink must do, as tests that a sink's own test class inherits.
 
     class TestMySink(SinkContract):
         @pytest.fixture
@@ -14,7 +14,7 @@
                   └─ SinkCrashes     other processes, killed or paused anywhere in `commit`
 
 After each verb, a test looks at the target from outside. Each test's docstring says what the sink
-must do. A test is skipped, with the reason, where the sink or its world lacks what it needs.
+must do. A test is skipped, with the reason, if the sink or its world lacks an optional ability.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class SinkContract(SinkVerbs, SinkFaults, SinkRows, SinkBranches, SinkCrashes):
     Attributes:
         large_rows: number of rows in the largest branch.
         parallel: how many branches are written at the same time.
-        most_kills: at how many lines of `commit` a process is killed, or paused.
-        stands_s: how many seconds it pauses there while another commit, which may need what the
-            paused one holds, can finish.
+        most_kills: at how many lines of `commit` a process is killed or paused, at most.
+        stands_s: the most seconds that a paused commit waits for another one to finish. The other
+            one may need a lock that the paused one holds.
     """
 
-    def test_name_and_target_are_lasting(self, stage: Stage) -> None:
+    def test_name_and_target_are_permanent(self, stage: Stage) -> None:
         """Two objects with the same settings have one name and one target."""
         first, second = stage.world.sink(), stage.world.sink()
         assert (first.name, first.target) == (second.name, second.target), (
@@ -52,7 +52,7 @@ class SinkContract(SinkVerbs, SinkFaults, SinkRows, SinkBranches, SinkCrashes):
         )
 
     def test_closed_sink_can_be_used_again(self, stage: Stage, sink: AnySink) -> None:
-        """`close` frees connections, also when called twice; later calls open their own."""
+        """`close` frees connections, even when called twice; later calls open new ones."""
         committables = stage.prepare(sink, BRANCH, A)
         sink.close()
         sink.close()
@@ -60,7 +60,7 @@ class SinkContract(SinkVerbs, SinkFaults, SinkRows, SinkBranches, SinkCrashes):
         stage.sees(A)
 
     def test_promise_lasts_long_enough(self, stage: Stage, sink: AnySink) -> None:
-        """`safe_until`, where a sink sets it, is a future Unix time in seconds."""
+        """`safe_until`, if a sink sets it, is a future Unix time in seconds."""
         for committable in stage.prepare(sink, BRANCH, A):
             safe_until = committable.safe_until
             if safe_until is not None:
@@ -68,8 +68,8 @@ class SinkContract(SinkVerbs, SinkFaults, SinkRows, SinkBranches, SinkCrashes):
                 assert 0 < ahead_s < _HUNDRED_YEARS_S, f"safe_until is {ahead_s:.0f} s ahead"
 
     def test_text_for_people_is_one_line(self, stage: Stage, sink: AnySink) -> None:
-        """`text`, where a sink sets it, is a line that `sparkonce log show` can print."""
+        """`text`, if a sink sets it, is one line that `sparkonce log show` can print."""
         for committable in stage.prepare(sink, BRANCH, A):
             text = committable.text
             assert len(text.splitlines()) <= 1, f"text has several lines: {text!r}"
-            assert text.isprintable(), f"text has characters that no terminal prints: {text!r}"
+            assert text.isprintable(), f"text has unprintable characters: {text!r}"

@@ -1,4 +1,4 @@
-"""A part of `SinkContract`: other processes, which commit, abort, pause and get killed."""
+"""A part of `SinkContract`: other processes that commit, abort, pause and get killed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
-from sparkonce.testing.sink_process import (
-    commit_behind_another,
-    in_other_process,
-    lines_of_commit,
-)
+from sparkonce.testing.sink_process import commit_after_another, in_other_process, lines_of_commit
 from sparkonce.testing.sink_world import OWNER, Stage, branch
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRIES = 5
-"""How often a commit may run fewer lines than the one before it, and so miss its line."""
+"""How often in a row a commit may run fewer lines than before, and so miss its line."""
 
 
 class SinkCrashes(SinkCase):
@@ -30,7 +26,7 @@ class SinkCrashes(SinkCase):
     # -- other processes ---------------------------------------------------------------------------
 
     def test_sink_travels_to_the_executors(self, stage: Stage, sink: AnySink) -> None:
-        """It pickles after `validate`; a branch that another process wrote is committed here."""
+        """It pickles after `validate`; this process commits a branch that another one wrote."""
         from sparkonce.spark_hooks.batch import check_pickles  # noqa: PLC0415 - imports Spark
 
         check_pickles(sink)
@@ -51,7 +47,7 @@ class SinkCrashes(SinkCase):
         stage.sees(A, B)
 
     def test_process_killed_after_precommit(self, stage: Stage, sink: AnySink) -> None:
-        """The prepared branch survives, and is committed from here."""
+        """The prepared branch survives, and this process commits it."""
         task = self._elsewhere(stage, sink, "task", stage.named(sink, BRANCH), A, is_killed=True)
         stage.sees()
         stage.commit(sink, stage.vote(sink, *task))
@@ -75,7 +71,7 @@ class SinkCrashes(SinkCase):
         stage.sees(A)
 
     def test_process_killed_after_commit(self, stage: Stage, sink: AnySink) -> None:
-        """A process dies before it can record its commit; the next one commits again."""
+        """A process dies before the log records its commit; the next one commits again."""
         committables = stage.prepare(sink, BRANCH, A)
         sink.close()
         self._elsewhere(stage, sink, "commit", *committables, is_killed=True)
@@ -85,7 +81,7 @@ class SinkCrashes(SinkCase):
         stage.nothing_left_by_sweep(successor)
 
     def test_process_killed_between_the_lines_of_commit(self, stage: Stage, sink: AnySink) -> None:
-        """Wherever in its own code a commit is killed, the rows appear once after the next one."""
+        """Wherever in the sink's code a commit is killed, the rows appear once after a retry."""
 
         def killed(committables: list[Committable], line: int) -> list[int]:
             places = lines_of_commit(sink, committables, killed_at=line)
@@ -94,40 +90,40 @@ class SinkCrashes(SinkCase):
 
         self._at_each_line(stage, sink, killed)
 
-    def test_commit_that_goes_on_behind_another_one(self, stage: Stage, sink: AnySink) -> None:
-        """A paused driver continues in the middle of its commit, after its successor's next batch.
+    def test_commit_that_resumes_after_another_one(self, stage: Stage, sink: AnySink) -> None:
+        """A paused driver resumes in the middle of its commit, after its successor's next batch.
 
         Wherever in the sink's code it was paused, the rows of both batches appear once.
         """
         successor = stage.sink()
-        gone_by = 0
+        overtakings = 0
 
-        def behind(committables: list[Committable], line: int) -> list[int]:
-            def complete_and_go_on() -> None:
+        def paused(committables: list[Committable], line: int) -> list[int]:
+            def complete_and_deliver_next() -> None:
                 stage.commit(successor, committables)
                 stage.sweep(successor)
                 n = 1 + (committables[0].branch_id.batch_id or 0)
                 stage.commit(successor, stage.prepare(successor, branch(n, batch_id=n), B))
                 stage.sweep(successor)
 
-            nonlocal gone_by
-            places, is_gone_by = commit_behind_another(
-                sink, committables, line, complete_and_go_on, stands_s=self.stands_s
+            nonlocal overtakings
+            places, is_overtaken = commit_after_another(
+                sink, committables, line, complete_and_deliver_next, stands_s=self.stands_s
             )
-            gone_by += is_gone_by
+            overtakings += is_overtaken
             if places:  # it ran once, and its outcome may be unknown
-                complete_and_go_on()
+                complete_and_deliver_next()
             return places
 
-        self._at_each_line(stage, sink, behind, B)
-        assert gone_by, (
+        self._at_each_line(stage, sink, paused, B)
+        assert overtakings, (
             f"wherever a commit was paused, another commit of the same branch took "
-            f"{self.stands_s} s or more, so nothing is proven: give the contract a higher stands_s"
+            f"{self.stands_s} s or more, so nothing is proven: set a higher stands_s in the class"
         )
         stage.nothing_left_by_sweep(sink)
 
     def test_other_process_aborts(self, stage: Stage, sink: AnySink) -> None:
-        """The next driver aborts what was never decided."""
+        """The next driver aborts a branch that was never decided."""
         committables = stage.prepare(sink, BRANCH, A)
         sink.close()
         self._elsewhere(stage, sink, "abort", *committables)
@@ -161,8 +157,8 @@ class SinkCrashes(SinkCase):
         Args:
             stage: of the test.
             sink: prepares the branches.
-            meet: commits the branches, and interrupts another process that commits them before the
-                given line. It returns the lines of that process if it finished before that line.
+            meet: starts a commit in another process, interrupts it before the given line, and
+                commits here. If that process ended before the line, it returns its lines.
             then: the rows that `meet` commits as the next batch.
         """
         # The first commit in a target may have more to do than later ones.
@@ -187,7 +183,7 @@ class SinkCrashes(SinkCase):
                 raise AssertionError(
                     f"{_TRIES} commits ended before the line at which they should be interrupted: "
                     f"each ran fewer lines than the one before, the last one {len(ended)}, so "
-                    "nothing is proven: let commits of equal branches take equal steps"
+                    "nothing is proven: make commits of equal branches run the same lines"
                 )
 
     @staticmethod

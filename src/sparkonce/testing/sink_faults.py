@@ -26,7 +26,7 @@ class SinkFaults(SinkCase):
     # -- verbs out of order ------------------------------------------------------------------------
 
     def test_commit_after_abort(self, stage: Stage, sink: AnySink) -> None:
-        """It raises, and shows nothing: the rows are gone."""
+        """It raises an error and shows no rows: they are gone."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.abort(sink, committables)
         for error in verbs.commit_many(sink, committables):
@@ -37,7 +37,7 @@ class SinkFaults(SinkCase):
         stage.sees()
 
     def test_commit_before_precommit(self, stage: Stage, sink: AnySink) -> None:
-        """A handle or a branch id is no committable: ProtocolError says what to call first."""
+        """A handle or a branch id is no committable: ProtocolError names the verb to call first."""
         handle: Any = stage.write(sink, BRANCH, A)
         wrongs: list[Any] = [handle, stage.named(sink, BRANCH), None]
         for wrong in wrongs:
@@ -55,13 +55,13 @@ class SinkFaults(SinkCase):
         stage.sees()
         stage.nothing_stands()
 
-    # -- what the world can do ---------------------------------------------------------------------
+    # -- faults of the target ----------------------------------------------------------------------
 
-    def test_lost_branch_is_told(self, stage: Stage, sink: AnySink) -> None:
-        """A prepared branch that somebody destroyed is reported as lost, never as committed."""
+    def test_lost_branch_is_reported(self, stage: Stage, sink: AnySink) -> None:
+        """A prepared branch that was destroyed is reported as lost, never as committed."""
         lose = stage.world.lose
         if lose is None:
-            pytest.skip("the world gives no lose=")
+            pytest.skip("the world has no lose=")
         committables = stage.prepare(sink, BRANCH, A)
         for committable in committables:
             lose(committable)
@@ -70,26 +70,26 @@ class SinkFaults(SinkCase):
         stage.sees()
 
     def test_answer_to_a_commit_is_lost(self, stage: Stage, sink: AnySink) -> None:
-        """The commit succeeded and reports an unknown outcome; a repetition proves it."""
+        """The commit succeeds and reports an unknown outcome; a retry proves that it succeeded."""
         lost_answer = stage.world.lost_answer
         if lost_answer is None:
-            pytest.skip("the world gives no lost_answer=")
+            pytest.skip("the world has no lost_answer=")
         committables = stage.prepare(sink, BRANCH, A)
         with lost_answer() as lost:
             outcomes = verbs.commit_many(sink, committables)
         assert lost or any(outcomes), (
-            "no answer was lost: world.lost_answer() must lose those to the client of commit"
+            "no answer was lost: world.lost_answer() must lose the answers to the sink's own client"
         )
         assert all(e is None or isinstance(e, CommitUnresolvedError) for e in outcomes), outcomes
         stage.sees(A)
         stage.commit(sink, committables)
         stage.sees(A)
 
-    def test_target_that_is_away(self, stage: Stage, sink: AnySink) -> None:
-        """Prepared branches stay prepared; what fails is reported; no outcome is invented."""
+    def test_unreachable_target(self, stage: Stage, sink: AnySink) -> None:
+        """Prepared branches stay prepared; failures are reported; no outcome is invented."""
         away = stage.world.away
         if away is None:
-            pytest.skip("the world gives no away=")
+            pytest.skip("the world has no away=")
         decided, gone = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
         sink.close()
         late: list[Committable] = []
@@ -98,11 +98,11 @@ class SinkFaults(SinkCase):
                 late = stage.prepare(sink, branch(3, batch_id=3), B)
             for error in verbs.commit_many(sink, decided):
                 assert isinstance(error, CommitUnresolvedError), (
-                    f"commit returned {error!r} while the target was unreachable: nobody knows "
-                    "whether it has the rows, so raise CommitUnresolvedError, or let the client's "
+                    f"commit returned {error!r} while the target was unreachable: whether it has "
+                    "the rows is unknown, so raise CommitUnresolvedError, or let the client's "
                     "error pass"
                 )
-            with suppress(Exception):  # then it is aborted again
+            with suppress(Exception):  # it is aborted again below
                 stage.abort(sink, gone)
         sink.close()
         stage.commit(sink, decided)

@@ -1,8 +1,8 @@
-"""Real second processes for `SinkContract`, in which a sink's verbs run.
+"""Runs a sink's verbs in other processes, for `SinkContract`.
 
-in_other_process       runs a verb in another process, and kills that at its end if asked to
-lines_of_commit        the lines that a commit runs, each a place to kill or pause it
-commit_behind_another  pauses a commit before a line while another commit runs
+in_other_process      runs a verb, and kills the process at the end of the verb if asked to
+lines_of_commit       lists the lines that a commit runs, each a place to kill or pause it
+commit_after_another  pauses a commit before a line while another commit runs
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import LineTrace
+from sparkonce.testing.services.process import import_path
 from sparkonce.testing.sink_world import SinkWorld, Stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 PATIENCE_S = 120.0
-"""How long a second process may take to reach its line, or its end."""
+"""How long the other process may take to reach its line, or its end."""
 
 _POLL_S = 0.01
 
 Verb: TypeAlias = Literal["write", "task", "commit", "abort"]
 
 _Order: TypeAlias = "tuple[AnySink, Verb, tuple[Any, ...], int | None, int | None]"
-"""Sink, verb, its arguments; the signal, if any, that the process sends itself; and before which
-line of the sink's code it does so (None: at the end)."""
+"""The sink, the verb and its arguments; the signal, if any, that the process sends itself; and the
+number of the line of the sink's code before which it does so (None: at the end)."""
 
 
 def in_other_process(
@@ -48,18 +49,18 @@ def in_other_process(
     is_killed: bool = False,
     shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
 ) -> list[Committable]:
-    """Run a verb in a separate process, which gets the sink as an executor does.
+    """Run a verb in another process, which gets the pickled sink as an executor does.
 
     Args:
-        sink: pickled, as Spark does.
+        sink: runs the verb.
         verb: "write" and "task" take a branch id and record batches, "commit" and "abort"
             committables.
         args: of the verb.
-        is_killed: SIGKILL it at the end, before it can free anything.
+        is_killed: SIGKILL the process at the end, before it can free anything.
         shaped: see `SinkWorld`.
 
     Returns:
-        What "task" prepared.
+        The committables that "task" prepared.
 
     Raises:
         AssertionError: the verb failed or did not end; the message has its last output.
@@ -67,8 +68,8 @@ def in_other_process(
     if verb in {"write", "task"}:
         args = (args[0], *map(shaped, args[1:]))
     with _Other((sink, verb, args, signal.SIGKILL if is_killed else None, None)) as other:
-        said = other.said_at_the_end(-signal.SIGKILL if is_killed else 0)
-    return [Committable.from_json(value) for value in said.get("prepared", ())]
+        report = other.report_at_end(-signal.SIGKILL if is_killed else 0)
+    return [Committable.from_json(value) for value in report.get("prepared", ())]
 
 
 def lines_of_commit(
@@ -76,12 +77,10 @@ def lines_of_commit(
 ) -> list[int]:
     """List the lines of the sink's own code that a commit runs in a new process.
 
-    It opens its connections there, as the process that is killed does.
-
     Args:
-        sink: pickled, as Spark does.
-        committables: to be committed.
-        killed_at: SIGKILL it before it runs its nth line.
+        sink: commits there; the process gets it pickled and opens new connections.
+        committables: the branches to commit.
+        killed_at: SIGKILL the process before its nth line.
 
     Returns:
         For each line, in order, the number of its place (see `LineTrace`); an empty list if the
@@ -92,10 +91,10 @@ def lines_of_commit(
     """
     is_killed = None if killed_at is None else signal.SIGKILL
     with _Other((sink, "commit", tuple(committables), is_killed, killed_at)) as other:
-        said = other.said_at_the_end(0, *([-signal.SIGKILL] if killed_at else ()))
-    if not said:
+        report = other.report_at_end(0, *([-signal.SIGKILL] if killed_at else ()))
+    if not report:
         return []
-    places: list[int] = said["places"]
+    places: list[int] = report["places"]
     kind = type(sink)
     assert places, (
         f"no line of commit of {kind.__name__} was seen, so no commit can be killed and nothing is "
@@ -105,7 +104,7 @@ def lines_of_commit(
     return places
 
 
-def commit_behind_another(
+def commit_after_another(
     sink: AnySink,
     committables: Sequence[Committable],
     line: int,
@@ -118,38 +117,38 @@ def commit_behind_another(
     The paused commit may succeed or fail.
 
     Args:
-        sink: pickled, as Spark does.
-        committables: to be committed.
-        line: before which it pauses.
-        other_commit: runs meanwhile, in a thread.
+        sink: commits in another process, which gets it pickled.
+        committables: the branches to commit.
+        line: the number of the line before which the commit pauses.
+        other_commit: runs during the pause, in a thread.
         stands_s: the longest pause: the other commit may wait for something that this one holds.
 
     Returns:
-        The lines, as `lines_of_commit` lists them, if it finished before it reached the line; else
-        an empty list. And whether the other commit finished during the pause.
+        The lines, as `lines_of_commit` lists them, if the commit ended before it reached the line;
+        else an empty list. And whether the other commit ended during the pause.
     """
     order: _Order = (sink, "commit", tuple(committables), signal.SIGSTOP, line)
     with ThreadPoolExecutor(1) as pool, _Other(order) as first:
-        if not first.stands():
-            return first.said_at_the_end(0)["places"], False
+        if not first.pauses():
+            return first.report_at_end(0)["places"], False
         other = pool.submit(other_commit)
-        is_made = bool(wait([other], stands_s).done)
-        first.go_on()
+        has_ended = bool(wait([other], stands_s).done)
+        first.resume()
         first.wait()
         other.result()
-    return [], is_made
+    return [], has_ended
 
 
 class _Other:
-    """A process that communicates through files, so that nothing in it waits for a reader."""
+    """A process that reports through files, so that it never waits for a reader."""
 
     def __init__(self, order: _Order) -> None:
-        from pyspark import cloudpickle  # noqa: PLC0415 - as Spark pickles, without starting it
+        from pyspark import cloudpickle  # noqa: PLC0415 - Spark's own copy
 
         self._verb = order[1]
         self._files = tempfile.TemporaryDirectory(prefix="sparkonce-")
         folder = Path(self._files.name)
-        self._said, self._log = folder / "said", folder / "log"
+        self._report, self._log = folder / "report", folder / "log"
         (folder / "order").write_bytes(cloudpickle.dumps(order))
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -157,7 +156,7 @@ class _Other:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))},
+                env={**os.environ, **import_path()},
             )
 
     def __enter__(self) -> Self:
@@ -168,7 +167,7 @@ class _Other:
         self._process.wait()
         self._files.cleanup()
 
-    def stands(self) -> bool:
+    def pauses(self) -> bool:
         """Wait until it pauses; return False if it ended first."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
@@ -179,41 +178,33 @@ class _Other:
                 self._process.returncode = os.waitstatus_to_exitcode(status)
                 return False
             time.sleep(_POLL_S)
-        raise AssertionError(self._told(f"does not reach its line in {PATIENCE_S:.0f} s"))
+        raise AssertionError(self._failure(f"does not reach its line in {PATIENCE_S:.0f} s"))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def wait(self) -> int:
-        """Return its exit code.
-
-        Raises:
-            AssertionError: it does not end.
-        """
+        """Wait for its end, at most `PATIENCE_S`; return its exit code."""
         try:
             return self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(self._told(f"does not end in {PATIENCE_S:.0f} s")) from None
+            raise AssertionError(self._failure(f"does not end in {PATIENCE_S:.0f} s")) from None
 
-    def said_at_the_end(self, *ends: int) -> dict[str, Any]:
-        """Return the report of `main`; an empty one if it was killed.
-
-        Args:
-            ends: the exit codes that are expected.
-        """
+    def report_at_end(self, *expected: int) -> dict[str, Any]:
+        """Wait for one of the expected exit codes; return the report, an empty one if killed."""
         status = self.wait()
-        assert status in ends, self._told(
-            f"failed (exit code {status}): a sink must need nothing but what it is pickled with"
+        assert status in expected, self._failure(
+            f"failed (exit code {status}): a sink may need only what it is pickled with"
         )
-        return json.loads(self._said.read_text()) if self._said.exists() else {}
+        return json.loads(self._report.read_text()) if self._report.exists() else {}
 
-    def _told(self, what: str) -> str:
-        said = self._log.read_text(errors="replace")[-2000:]
-        return f"{self._verb} in another process {what}. Its output:\n{said}"
+    def _failure(self, what: str) -> str:
+        output = self._log.read_text(errors="replace")[-2000:]
+        return f"{self._verb} in another process {what}. Its output:\n{output}"
 
 
 def main(folder: Path) -> None:
-    """The second process."""
+    """Run the verb of the order in this process, and write the report."""
     fate: int | None = None
     fatal_line: int | None = None
 
@@ -233,7 +224,7 @@ def main(folder: Path) -> None:
             prepared.append(sink.preCommit(handle))
     elif verb == "commit":
         trace.begin(sink)
-        if fate == signal.SIGSTOP:  # once: a repetition would start from the beginning
+        if fate == signal.SIGSTOP:  # once: a retry would start from the beginning
             verbs.commit_many(sink, args)
         else:
             Stage(SinkWorld(lambda: sink, list, list)).commit_all(sink, args)
@@ -241,8 +232,8 @@ def main(folder: Path) -> None:
     else:
         for committable in args:
             sink.abort(committable)
-    said = {"prepared": [committable.to_json() for committable in prepared], "places": trace.places}
-    (folder / "said").write_text(json.dumps(said))
+    report = {"prepared": [each.to_json() for each in prepared], "places": trace.places}
+    (folder / "report").write_text(json.dumps(report))
     if fate == signal.SIGKILL and fatal_line is None:
         os.kill(os.getpid(), fate)
 

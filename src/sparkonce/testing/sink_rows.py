@@ -41,7 +41,7 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     ),
     "timestamp of a zone": (
         pa.timestamp("us", tz="America/New_York"),
-        [  # both at half past one by the clock
+        [  # both at 01:30 local time
             dt.datetime(2026, 11, 1, 5, 30, tzinfo=_UTC),
             dt.datetime(2026, 11, 1, 6, 30, tzinfo=_UTC),
         ],
@@ -65,7 +65,7 @@ class SinkRows(SinkCase):
     # -- how rows arrive ---------------------------------------------------------------------------
 
     def test_uneven_record_batches(self, stage: Stage, sink: AnySink) -> None:
-        """Record batches of any length, sliced from a longer one: no row is missing."""
+        """Record batches of any length, sliced from a longer one, lose no row."""
         sizes = (1, 1023, 4099, 2, 997, 6225)  # 12,347 together, a prime number
         rows = rows_of(range(sum(sizes)))
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
@@ -74,7 +74,7 @@ class SinkRows(SinkCase):
         stage.sees(rows)
 
     def test_rows_come_slowly(self, stage: Stage, sink: AnySink) -> None:
-        """`idle` between writes and before preCommit keeps what was written."""
+        """`idle` between writes and before preCommit keeps the rows written so far."""
         handle = stage.write(sink, BRANCH, A)
         sink.idle(handle)
         sink.write(handle, stage.world.shaped(B))
@@ -84,19 +84,19 @@ class SinkRows(SinkCase):
         stage.sees(A, B)
 
     def test_empty_record_batches(self, stage: Stage, sink: AnySink) -> None:
-        """Record batches without rows between others change nothing."""
+        """Record batches without rows change nothing."""
         none = A.slice(0, 0)
         stage.commit(sink, stage.prepare(sink, BRANCH, none, A, none))
         stage.sees(A)
 
     def test_branch_without_rows(self, stage: Stage, sink: AnySink) -> None:
-        """It is prepared and committed like any other, and adds no rows."""
+        """It is prepared and committed like any other branch, and adds no rows."""
         stage.commit(sink, stage.prepare(sink, BRANCH, A.slice(0, 0)))
         stage.sees()
         stage.nothing_left_by_sweep(sink)
 
     def test_large_branch(self, stage: Stage, sink: AnySink) -> None:
-        """Many rows in many record batches: none missing, none twice, none before the commit."""
+        """Many rows in many record batches appear once each, and none before the commit."""
         step = max(self.large_rows // 10, 1)
         parts = [rows_of(range(n, n + step)) for n in range(0, self.large_rows, step)]
         committables = stage.prepare(sink, BRANCH, *parts)
@@ -104,7 +104,7 @@ class SinkRows(SinkCase):
         stage.commit(sink, committables)
         stage.sees(*parts)
 
-    # -- what rows hold ----------------------------------------------------------------------------
+    # -- columns and values ------------------------------------------------------------------------
 
     def test_columns_in_another_order(self, make_world: Callable[[pa.Schema], SinkWorld]) -> None:
         """The sink finds columns by name, or validate refuses their order."""
@@ -118,7 +118,7 @@ class SinkRows(SinkCase):
             stage.sees(A)
 
     def test_text_that_looks_like_something_else(self, stage: Stage, sink: AnySink) -> None:
-        """Text stays text, even where no other row shows the type of its column."""
+        """Text stays text, even if no other row shows the type of its column."""
         texts = pa.array([*TEXTS, None])
         rows = pa.record_batch([pa.array(range(len(texts)), pa.int64()), texts], schema=SCHEMA)
         each = [rows.slice(n, 1) for n in range(rows.num_rows)]
@@ -128,7 +128,7 @@ class SinkRows(SinkCase):
 
     @pytest.mark.parametrize("name", TYPES)
     def test_rows_of_type(self, make_world: Callable[[pa.Schema], SinkWorld], name: str) -> None:
-        """Each value, and a null, reaches readers as the world expects, or validate refuses."""
+        """Each value, and a null, reaches readers as the world expects, or validate refuses it."""
         kind, values = TYPES[name]
         rows = pa.record_batch(
             {

@@ -46,14 +46,14 @@ class SinkVerbs(SinkCase):
         stage.sees(A, B)
 
     def test_nothing_is_left_after_a_commit(self, stage: Stage, sink: AnySink) -> None:
-        """After commit and the sweep that follows it, nothing is open, prepared or staged."""
+        """After commit and the next sweep, nothing is open, prepared or staged."""
         stage.commit(sink, stage.prepare(sink, BRANCH, A))
         stage.sweep(sink)
         stage.nothing_stands()
         stage.sees(A)
 
     def test_equal_rows_are_all_kept(self, stage: Stage, sink: AnySink) -> None:
-        """A sink never drops a row because it has an equal one."""
+        """A sink never drops a row because it is equal to another one."""
         attempts = (1,) if stage.world.one_branch_a_batch else (1, 2)
         tasks = [stage.task(sink, branch(n), A, A) for n in attempts]
         stage.commit(sink, stage.vote(sink, *tasks))
@@ -95,7 +95,7 @@ class SinkVerbs(SinkCase):
             stage.sees(A)
 
     def test_commit_by_another_object(self, stage: Stage, sink: AnySink) -> None:
-        """A new object commits what another one prepared, more than once."""
+        """A new sink object commits, more than once, a branch that another object prepared."""
         committables = stage.prepare(sink, BRANCH, A)
         sink.close()
         stage.commit(stage.sink(), committables)
@@ -110,7 +110,7 @@ class SinkVerbs(SinkCase):
         stage.sees(A)
 
     def test_commit_after_its_left_overs_were_swept(self, stage: Stage, sink: AnySink) -> None:
-        """A paused driver commits again after its successor has completed: no rows twice."""
+        """A paused driver commits again after its successor has completed: no row appears twice."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.commit(sink, committables)
         stage.sweep(sink)
@@ -129,7 +129,7 @@ class SinkVerbs(SinkCase):
     # -- abort at each stage -----------------------------------------------------------------------
 
     def test_abort_of_what_never_began(self, stage: Stage, sink: AnySink) -> None:
-        """Having nothing to do is no error, and the name stays usable."""
+        """Abort of an unknown branch is no error, and its name stays usable."""
         sink.abort(stage.named(sink, BRANCH))
         stage.commit(sink, stage.prepare(sink, branch(2), A))
         stage.sees(A)
@@ -149,7 +149,7 @@ class SinkVerbs(SinkCase):
         stage.nothing_stands()
 
     def test_abort_of_a_prepared_task(self, stage: Stage, sink: AnySink) -> None:
-        """A branch that a task prepared and no batch used leaves no trace (I7)."""
+        """A prepared branch that no batch uses leaves no trace (I7)."""
         sink.abort(stage.task(sink, BRANCH, A))
         stage.sees()
         stage.nothing_stands()
@@ -161,7 +161,7 @@ class SinkVerbs(SinkCase):
         stage.nothing_stands()
 
     def test_abort_by_the_branch_id(self, stage: Stage, sink: AnySink) -> None:
-        """The same where only the branch's name is known."""
+        """The branch's name is enough to abort it."""
         for committable in stage.prepare(sink, BRANCH, A):
             sink.abort(committable.branch_id)
         stage.sweep(sink)
@@ -181,7 +181,7 @@ class SinkVerbs(SinkCase):
     def test_end_of_a_branch_leaves_others_alone(
         self, stage: Stage, sink: AnySink, end: str, kept: int, gone: int
     ) -> None:
-        """One branch ends while another is prepared; the other one is committed whole."""
+        """One branch is aborted while another is prepared; all rows of the other one appear."""
         committables = stage.prepare(sink, branch(kept, batch_id=kept), A)
         other, ended = stage.sink(), branch(gone, batch_id=gone)
         if end == "discard":
@@ -195,7 +195,7 @@ class SinkVerbs(SinkCase):
         stage.sees(A)
 
     def test_abort_never_undoes_a_commit(self, stage: Stage, sink: AnySink) -> None:
-        """Abort after a commit frees what is left over, and readers keep every row (I1)."""
+        """Abort after a commit only frees resources; readers keep every row (I1)."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.commit(sink, committables)
         stage.abort(sink, committables)
@@ -206,7 +206,7 @@ class SinkVerbs(SinkCase):
     def test_abort_by_the_branch_id_never_undoes_a_commit(
         self, stage: Stage, sink: AnySink
     ) -> None:
-        """The same where only the branch's name is known."""
+        """Readers keep every row, even if the driver knows only the branch's name."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.commit(sink, committables)
         for committable in committables:
@@ -227,6 +227,6 @@ class SinkVerbs(SinkCase):
         """Assert that the committed branches still count as committed, or as unresolved."""
         for error in verbs.commit_many(sink, committables):
             assert error is None or isinstance(error, CommitUnresolvedError), (
-                "a branch that was committed and then aborted is not lost, and a rewrite would "
-                f"double its rows: abort must not remove the proof ({error!r})"
+                "a branch that was committed and then aborted is not lost, and rewriting it would "
+                f"duplicate its rows: abort must not remove the proof ({error!r})"
             )

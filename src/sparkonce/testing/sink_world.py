@@ -1,6 +1,6 @@
-"""A sink's world as `SinkContract` sees it: the sink, and its target from outside.
+"""The sink under test of `SinkContract`, and its target as an outsider sees it.
 
-SinkWorld   given by the user: how to make the sink, and what an outsider sees
+SinkWorld   defined by the user: how to make the sink, and what an outsider sees
 Stage       takes branches through the verbs as the driver does
 """
 
@@ -37,28 +37,29 @@ class SinkWorld:
     """How to make a sink, and what an outsider sees in its target.
 
     Attributes:
-        sink: makes the sink; each call gives a new object for the same target, as each process has.
+        sink: makes the sink; each call returns a new object for the same target, as each process
+            has its own.
         visible: returns every row that a reader gets now, through its own client, never through the
             sink.
-        standing: names everything that is open, prepared or staged in the target now.
-        expected: turns a row into what a reader gets of it, where the target changes it (such as
-            decimals to text); default: the row.
-        shaped: turns a batch into what `write` gets, as Spark would by `select` or `columns`;
-            default: the batch.
+        standing: lists everything that is open, prepared or staged in the target now.
+        expected: maps a written row to the row that a reader gets, if the target changes it (such
+            as decimals to text); default: the row.
+        shaped: maps a batch to the batch that `write` gets, as Spark would by `select` or
+            `columns`; default: the batch.
         lose: destroys a prepared branch as an accident would; its commit must report the loss.
         lost_answer: a context in which the target executes a commit and its answer is lost. A sink
-            that asks at once for the outcome has no error to show: then the context returns a list,
-            and adds to it when an answer was lost.
-        away: a context in which the target cannot be reached, or refuses everything.
-        one_branch_a_batch: the target takes one branch of each batch, in the order of the batches,
-            such as a store that keeps the number of its last batch. Tests that need more are
-            skipped.
+            that queries the outcome at once shows no error; then the context must return a list,
+            and append to it when an answer was lost.
+        away: a context in which the target is unreachable, or refuses everything.
+        one_branch_a_batch: the target accepts one branch of each batch, in the order of the
+            batches, such as a store that keeps the number of its last batch. Tests that need more
+            are skipped.
         reads_in_order: readers get nothing that was written after the rows of a branch that is
             still open, as in Kafka.
-        refresh: makes what was written so far visible to readers, such as the refresh of a search
+        refresh: makes everything written so far visible to readers, such as the refresh of a search
             index; called before each look.
         settle_s: the most seconds that readers lag, if nothing can refresh them. Each look waits
-            that long; otherwise rows that come twice, or too early, would appear after it.
+            that long; otherwise duplicates and early rows would appear after the look.
     """
 
     sink: Callable[[], AnySink]
@@ -83,7 +84,7 @@ def rows_of(ids: Iterable[int]) -> pa.RecordBatch:
 
 
 def branch(attempt: int = 1, **changes: Any) -> BranchId:
-    """Make a branch of the test's sink; `Stage` fills in the sink's name."""
+    """Make the id of a branch; `Stage` fills in the sink's name."""
     return replace(BranchId(OWNER, 1, 3, "", 0, attempt), **changes)
 
 
@@ -92,9 +93,9 @@ class Stage:
     """Takes branches of one world through the verbs, in the driver's order.
 
     Attributes:
-        world: of the test.
-        schema: of the rows.
-        patience_s: how long to repeat a commit whose outcome is unknown.
+        world: the sink and its target.
+        schema: the schema of the rows.
+        patience_s: how long to retry a commit whose outcome is unknown.
     """
 
     world: SinkWorld
@@ -103,7 +104,7 @@ class Stage:
     _made: list[AnySink] = field(default_factory=list)
 
     def sink(self, name: str | None = None) -> AnySink:
-        """Make another object of the sink, and validate it; with `name`, it is another sink."""
+        """Make and validate a new object of the sink, or of another sink called `name`."""
         sink = self.bare_sink()
         if name:
             sink.name = name
@@ -111,13 +112,13 @@ class Stage:
         return sink
 
     def bare_sink(self) -> AnySink:
-        """Make another object of the sink without a schema, as a recovery does."""
+        """Make a new object of the sink that knows no schema, as a recovery does."""
         sink = self.world.sink()
         self._made.append(sink)
         return sink
 
     def write(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Any:
-        """Begin a branch, wait for rows, and write the batches; return the handle."""
+        """Begin a branch, idle once, and write the batches; return the handle."""
         handle = sink.beginTransaction(self.named(sink, branch_id))
         sink.idle(handle)
         for batch in batches:
@@ -131,7 +132,7 @@ class Stage:
         return stored(check_committable(sink, sink.preCommit(handle), named))
 
     def vote(self, sink: AnySink, *tasks: Committable) -> list[Committable]:
-        """Let the driver vote on what the tasks prepared; return what the decision names."""
+        """Vote on the tasks' committables as the driver does; return those of the decision."""
         first = tasks[0].branch_id if tasks else self.named(sink, branch())
         by_driver = replace(first, attempt=DRIVER_ATTEMPT)
         voted = verbs.vote(sink, by_driver, tasks)
@@ -144,7 +145,7 @@ class Stage:
         return self.vote(sink, self.task(sink, branch_id, *batches))
 
     def commit(self, sink: AnySink, committables: Sequence[Committable]) -> None:
-        """Commit all of a batch, and publish it twice, as after a crash."""
+        """Commit all branches of a batch, and publish it twice, as after a crash."""
         self.commit_all(sink, committables)
         first = committables[0].branch_id if committables else branch()
         whole = CommittedBatch(
@@ -154,7 +155,7 @@ class Stage:
             verbs.publish(sink, whole)
 
     def commit_all(self, sink: AnySink, committables: Sequence[Committable]) -> None:
-        """Commit all; repeat it while the outcome is unknown, as the driver does."""
+        """Commit all branches; retry those whose outcome is unknown, as the driver does."""
         deadline = time.monotonic() + self.patience_s
         left = list(committables)
         while left:
@@ -165,7 +166,7 @@ class Stage:
                     raise error
             if unsure and time.monotonic() > deadline:
                 raise AssertionError(
-                    f"commit raised nothing but CommitUnresolvedError for {self.patience_s:.0f} s"
+                    f"commit raised only CommitUnresolvedError for {self.patience_s:.0f} s"
                 ) from unsure[0]
             left = [c for c, error in outcomes if error is not None]
             if left:
@@ -176,7 +177,7 @@ class Stage:
             sink.abort(committable)
 
     def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
-        """Abort what `find_branches` shows, as after each batch; return what was found."""
+        """Abort every branch that `find_branches` lists, as after each batch; return their ids."""
         found = list(verbs.find_branches(sink, owner))
         errors = verbs.abort_many(sink, found) if found else ()
         for _, error in zip(found, errors, strict=True):
@@ -194,11 +195,7 @@ class Stage:
     # -- from outside ------------------------------------------------------------------------------
 
     def sees(self, *batches: pa.RecordBatch) -> None:
-        """Assert that readers get exactly the rows of these batches.
-
-        Raises:
-            AssertionError: naming missing and surplus rows.
-        """
+        """Assert that readers get exactly the rows of these batches."""
         rows = [row for batch in batches for row in batch.to_pylist()]
         wanted = Counter(map(canonical, map(self.world.expected, rows)))
         self._let_readers_see()
@@ -209,12 +206,12 @@ class Stage:
         )
 
     def sees_beside_open(self, *batches: pa.RecordBatch) -> None:
-        """Assert the same while an older branch is open, unless readers wait for that branch."""
+        """The same while an older branch is open; skipped if readers wait for that branch."""
         if not self.world.reads_in_order:
             self.sees(*batches)
 
     def nothing_stands(self) -> None:
-        """Assert that nothing is open, prepared or staged any more."""
+        """Assert that nothing is open, prepared or staged."""
         self._let_readers_see()
         standing = self.world.standing()
         assert not standing, f"something is still open, prepared or staged: {list(standing)[:10]}"
@@ -224,20 +221,20 @@ class Stage:
         time.sleep(self.world.settle_s)
 
     def nothing_left_by_sweep(self, sink: AnySink) -> None:
-        """Assert that a sweep leaves nothing, if the sink can list what it left."""
+        """Assert that a sweep leaves nothing, if the sink can list its branches."""
         if lists_branches(sink):
             self.sweep(sink)
             self.nothing_stands()
 
     def something_stands(self) -> None:
         assert self.world.standing(), (
-            "world.standing() shows nothing while a branch is prepared: it must name what the "
-            "sink holds in its target before commit"
+            "world.standing() lists nothing while a branch is prepared: it must list everything "
+            "that the sink holds in its target before commit"
         )
 
 
 def lists_branches(sink: AnySink) -> bool:
-    """Whether the sink can list what it left."""
+    """Whether the sink can list its branches in the target."""
     return isinstance(sink, FindsBranches)
 
 

@@ -7,7 +7,7 @@ with start_services(["kafka", "postgres", "s3mock"]) as services:
     services.kafka.kill()                 # SIGKILL; the data stays
     services.kafka.start()                # again, on the same port
 
-They run as containers where a Docker engine answers, else as local processes.
+They run as containers if a Docker engine responds, else as local processes.
 """
 
 from sparkonce.testing.services.cluster import KafkaCluster, start_kafka_cluster

@@ -20,19 +20,20 @@ from sparkonce.testing.services import (
     unavailable,
 )
 from sparkonce.testing.services.process import is_port_taken
+from sparkonce.testing.services.services import check_kind
 
 KAFKA_PORT, POSTGRES_PORT, S3_PORT, SECOND_S3_PORT = 9092, 5432, 9000, 9090
 """The first three are those of docker-compose.yml and of the examples."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the servers until Ctrl-C; the exit code."""
+    """Run the servers until Ctrl-C; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m sparkonce.testing.services",
         description="Start Kafka, Postgres and S3 on this machine, until Ctrl-C.",
     )
     parser.add_argument(
-        "kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default"
+        "kinds", nargs="*", metavar="KIND", help=f"any of {', '.join(KINDS)}; default: all"
     )
     parser.add_argument(
         "--free-ports", action="store_true", help="take free ports instead of the usual ones"
@@ -49,18 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for server in list(services.s3.values())[:1]:
                 keys = f"access key {server.access_key}, secret key {server.secret_key}"
                 console.print(f"S3: {keys}, region {server.region}")
-            console.print("Ctrl-C ends them and removes their data.")
+            console.print("Ctrl-C stops them and removes their data.")
             threading.Event().wait()
     except ServiceError as error:
         print(f"sparkonce: {error}", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
-        console.print("Ended.")
+        console.print("Stopped.")
     return 0
 
 
 def usual_ports(kinds: Sequence[ServiceKind]) -> Mapping[str, int]:
-    """The ports of docker-compose.yml; the second S3 server, if any, has one of its own.
+    """The ports of docker-compose.yml; a second S3 server gets `SECOND_S3_PORT`.
 
     Raises:
         ServiceError: one of them is taken.
@@ -72,24 +73,23 @@ def usual_ports(kinds: Sequence[ServiceKind]) -> Mapping[str, int]:
     for kind, port in ports.items():
         if is_port_taken(port):
             raise ServiceError(
-                f"Port {port} on 127.0.0.1, for {kind}, is taken; stop what listens there, "
-                "or run this with --free-ports."
+                f"Port {port} on 127.0.0.1, for {kind}, is taken; stop the program that listens "
+                "there, or run this with --free-ports."
             )
     return ports
 
 
-def _available_kinds(wished: Sequence[str], console: Console) -> Sequence[ServiceKind]:
-    for kind in wished:
-        if kind not in KINDS:
-            raise ServiceError(f"There is no service {kind!r}; there are {', '.join(KINDS)}.")
+def _available_kinds(wanted: Sequence[str], console: Console) -> Sequence[ServiceKind]:
+    for kind in wanted:
+        check_kind(kind)
     missing = unavailable()
-    kinds = [kind for kind in KINDS if kind in wished or not wished]
+    kinds = [kind for kind in KINDS if kind in wanted or not wanted]
     for kind in kinds:
         if kind in missing:
-            console.print(f"Without {kind}: {missing[kind]}")
+            console.print(f"Not starting {kind}: {missing[kind]}")
     available = [kind for kind in kinds if kind not in missing]
     if not available:
-        raise ServiceError("None of the servers can run here.")
+        raise ServiceError("None of the servers can run here, for the reasons above.")
     return available
 
 

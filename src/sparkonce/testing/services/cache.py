@@ -1,7 +1,7 @@
-"""What is downloaded once and kept: a folder is complete, or it is not there.
+"""A cache of downloads and builds: each folder in it is complete, or does not exist.
 
-A download goes into a folder of another name and is renamed when it is complete, under a lock that
-other processes wait for. So nobody ever uses half a download.
+A download goes into a folder of another name, which is renamed when it is complete. Other processes
+wait for a lock meanwhile, so no process ever uses an incomplete download.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def cache_dir() -> Path:
 
 
 def cached(path: Path, make: Callable[[Path], None]) -> Path:
-    """The folder `path`, made by `make(temporary folder)` if it is not there.
+    """The folder `path`, made by `make(temporary folder)` if it does not exist.
 
-    What is needed only meanwhile belongs into the temporary folder's subfolder `SCRATCH`.
+    `make` puts files that it needs only meanwhile into the subfolder `SCRATCH`.
     """
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The kernel gives the lock back when its holder dies.
+    # The kernel releases the lock when its holder dies.
     with path.with_name(f".{path.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():  # another process made it while we waited
@@ -60,31 +60,27 @@ def cached(path: Path, make: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def progress(what: str, folder: Path | None = None) -> Iterator[Callable[[], None]]:
-    """Show on stderr that something is being done; call the result now and then.
+    """Show on stderr that work is in progress; the caller calls the result again and again.
 
-    A spinner on a terminal, a plain line every ten seconds elsewhere; both with the seconds that
-    it takes, and with the size of the folder that it fills, where there is one.
+    Shows a spinner on a terminal, else a line every `LINE_EVERY_S`; both with the seconds so far,
+    and with the size of `folder` if given.
     """
     begin = time.monotonic()
 
-    def told() -> str:
+    def state() -> str:
         took = f"{time.monotonic() - begin:.0f} s"
         return took if folder is None else f"{took}, {_size(folder)}"
 
     if sys.stderr.isatty():
         with once(_Spinner).shown(what) as update:
-            yield _at_most_every(SPINNER_EVERY_S, lambda: update(told()))
+            yield _at_most_every(SPINNER_EVERY_S, lambda: update(state()))
         return
     _line(f"{what} (once) …")
-
-    def tell() -> None:
-        _line(f"{what}: {told()} …")
-
-    yield _at_most_every(LINE_EVERY_S, tell)
+    yield _at_most_every(LINE_EVERY_S, lambda: _line(f"{what}: {state()} …"))
 
 
 class _Spinner:
-    """One line on the terminal for all downloads, which run in threads of their own."""
+    """One line on the terminal for all downloads, each of which runs in its own thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,18 +91,18 @@ class _Spinner:
     def shown(self, what: str) -> Iterator[Callable[[str], None]]:
         self._change(what, "")
         try:
-            yield lambda told: self._change(what, told)
+            yield lambda state: self._change(what, state)
         finally:
             self._change(what, None)
 
-    def _change(self, what: str, told: str | None) -> None:
-        from rich.console import Console  # noqa: PLC0415  # a terminal's luxury
+    def _change(self, what: str, state: str | None) -> None:
+        from rich.console import Console  # noqa: PLC0415  # only a terminal needs it
 
         with self._lock:
-            if told is None:
+            if state is None:
                 self._tasks.pop(what, None)
             else:
-                self._tasks[what] = told
+                self._tasks[what] = state
             text = ", ".join(f"{task} {done}".strip() for task, done in self._tasks.items())
             if self._status is None:
                 self._status = Console(stderr=True).status("")
@@ -135,8 +131,8 @@ def _line(text: str) -> None:
 
 def _size(folder: Path) -> str:
     size = 0
-    for inside, _, names in os.walk(folder):  # which passes over folders that are gone by now
+    for inside, _, names in os.walk(folder):  # walk skips folders that are gone by now
         for name in names:
-            with contextlib.suppress(OSError):  # so is a temporary file
+            with contextlib.suppress(OSError):  # a temporary file may be gone too
                 size += Path(inside, name).lstat().st_size
     return f"{size / 1e6:.0f} MB"

@@ -32,10 +32,10 @@ SETTINGS: Mapping[str, str] = {
 
 
 class KafkaCluster(ServerGroup):
-    """Running brokers.
+    """Running brokers; their controller is another process, which keeps running.
 
     Attributes:
-        brokers: by node id. The controller is a process of its own and stays up.
+        brokers: the servers by node id.
     """
 
     def __init__(self, controller: KafkaServer, brokers: Mapping[int, KafkaServer]) -> None:
@@ -48,7 +48,7 @@ class KafkaCluster(ServerGroup):
         return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
 
     def start(self) -> None:
-        """Start what does not run, and wait until each broker serves."""
+        """Start the nodes that do not run, and wait until each broker serves."""
         self._controller.start()
         with ThreadPoolExecutor(len(self.brokers)) as pool:
             list(pool.map(KafkaServer.start, self.brokers.values()))
@@ -64,11 +64,11 @@ def start_kafka_cluster(
 
     Args:
         config: more broker settings, as in server.properties.
-        versions: of single brokers by node id, 1 to 3; the controller is of the newest.
-        format_flags: of `kafka-storage.sh format`, as ``--release-version``.
+        versions: versions of single brokers by node id, 1 to 3; the controller has the newest.
+        format_flags: arguments of `kafka-storage.sh format`, such as ``--release-version``.
 
     Raises:
-        ServiceError: a node is not to be had, with the reason. None is left running then.
+        ServiceError: a node cannot be started, with the reason. None is left running then.
     """
     root = make_root(None)
     controller_port = free_port()

@@ -1,10 +1,10 @@
-"""The same servers as containers, by testcontainers, where a Docker engine answers.
+"""The same servers as containers, through testcontainers, if a Docker engine responds.
 
-Not run by the authors: their machines have no Docker engine. Unit tests check the choice, every
-container's settings, and the handling of the container through a stand-in for testcontainers.
+The authors have not run this: their machines have no Docker engine. Unit tests check the choice of
+backend, every container's settings, and the container's life through a fake of testcontainers.
 
-A container is killed and started again with its file system kept, so its data stays. Ports are
-published on 127.0.0.1 only. testcontainers' own reaper removes the containers when we die.
+A container that is killed and started again keeps its file system, so its data stays. Ports are
+published on 127.0.0.1 only. testcontainers' reaper removes the containers when this process dies.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ Backend = Literal["docker", "local"]
 
 
 def choose_backend() -> Backend:
-    """Docker where an engine answers, else local; `$SPARKONCE_SERVICES` overrides.
+    """Docker if an engine responds, else local; `$SPARKONCE_SERVICES` overrides.
 
     Raises:
-        ServiceError: the variable has another value, or asks for an engine that does not answer.
+        ServiceError: the variable has another value, or wants an engine that does not respond.
     """
-    wish = os.environ.get("SPARKONCE_SERVICES", "")
-    if wish == "local":
+    wanted = os.environ.get("SPARKONCE_SERVICES", "")
+    if wanted == "local":
         return "local"
-    if wish not in ("", "docker"):
-        raise ServiceError(f"SPARKONCE_SERVICES must be docker or local, and it is {wish!r}.")
+    if wanted not in ("", "docker"):
+        raise ServiceError(f"SPARKONCE_SERVICES must be docker or local, and it is {wanted!r}.")
     if once(engine_answers):
         return "docker"
-    if wish == "docker":
+    if wanted == "docker":
         raise ServiceError(
-            "SPARKONCE_SERVICES asks for docker, and no Docker engine answers; start one, "
+            "SPARKONCE_SERVICES is docker, and no Docker engine responds; start one, "
             "or set the variable to local."
         )
     return "local"
 
 
 def engine_answers() -> bool:
-    """Whether a Docker engine answers a ping."""
+    """Whether a Docker engine responds to a ping."""
     try:
         from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
     except ImportError:
         return False
     with warnings.catch_warnings():
-        # Where no engine answers, the client leaves its socket open.
+        # Without an engine, the client leaves its socket open.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             client = DockerClient(timeout=ENGINE_TIMEOUT_S).client
             client.ping()
-        except Exception:  # noqa: BLE001  # whatever it is, no engine answers
+        except Exception:  # noqa: BLE001  # any error means that no engine responds
             answers = False
         else:
             answers = True
@@ -87,7 +87,7 @@ def engine_answers() -> bool:
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """How one server is run as a container."""
+    """How to run one server as a container."""
 
     name: str
     image: str
@@ -101,7 +101,7 @@ class ContainerPlan:
 
 
 class ContainerRuntime(Runtime):
-    """`make` takes an image and gives a testcontainers `DockerContainer`."""
+    """`make` turns the name of an image into a testcontainers `DockerContainer`."""
 
     def __init__(self, plan: ContainerPlan, make: Callable[[str], Any] | None = None) -> None:
         self._plan = plan
@@ -136,7 +136,7 @@ class ContainerRuntime(Runtime):
             self._container.get_wrapped_container().stop(timeout=STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        # The first process of a container takes all others with it.
+        # When the first process of a container dies, the kernel kills all others.
         if self._status() == "running":
             container = self._container.get_wrapped_container()
             container.kill()
@@ -200,7 +200,7 @@ def kafka_plan(port: int, config: Mapping[str, str] | None = None) -> ContainerP
 
 
 def kafka_variable(setting: str) -> str:
-    """The image's variable for a setting: KAFKA_LOG_DIRS for log.dirs."""
+    """The environment variable of the image for a setting: KAFKA_LOG_DIRS for log.dirs."""
     escaped = setting.replace("_", "__").replace("-", "___").replace(".", "_")
     return f"KAFKA_{escaped.upper()}"
 

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ServiceError(RuntimeError):
-    """A server cannot be had: one sentence that says why, and what helps."""
+    """A server cannot be started or used: one sentence with the reason and what helps."""

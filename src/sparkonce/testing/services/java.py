@@ -1,4 +1,4 @@
-"""Java, and the jars that the Ivy inside PySpark resolves."""
+"""Finds Java, and downloads jars with the Ivy inside PySpark."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ JAR_SETS: Mapping[str, str] = {
 }
 JVM_FLAGS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 QUICK_START = "-XX:TieredStopAtLevel=1"
-"""Compile quickly and not well: for servers that live for seconds."""
+"""Compile quickly instead of well: for servers that live for seconds."""
 
 
 def java() -> str:
-    """The `java` to use, of a version that Spark and the servers accept.
+    """The `java` to use, whose version Spark and the servers accept.
 
     Raises:
         ServiceError: there is none, or it is too old.
@@ -48,11 +48,11 @@ def _checked_java(home: str | None, path: str | None) -> str:
     if found is None:
         where = f"in JAVA_HOME ({home})" if home else "on the PATH"
         raise ServiceError(f"There is no java {where}; install Java {OLDEST_JAVA} or newer.")
-    # It writes to stderr, after any notes of the JVM: openjdk version "17.0.15" 2025-04-15
+    # It writes to stderr, after other messages of the JVM: openjdk version "17.0.15" 2025-04-15
     answer = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
     version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     if version is None:
-        raise ServiceError(f"{found} does not tell its version; install Java {OLDEST_JAVA}.")
+        raise ServiceError(f"{found} does not show its version; install Java {OLDEST_JAVA}.")
     if int(version[1]) < OLDEST_JAVA:
         raise ServiceError(
             f"{found} is Java {version[1]}, and Java {OLDEST_JAVA} or newer is needed; "
@@ -62,7 +62,7 @@ def _checked_java(home: str | None, path: str | None) -> str:
 
 
 def ivy_jar() -> Path:
-    """The Ivy that PySpark ships. PySpark itself is not imported."""
+    """The jar of the Ivy that PySpark ships; found without importing PySpark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.origin is not None:
         for jar in Path(spec.origin).parent.glob("jars/ivy-*.jar"):
@@ -94,7 +94,7 @@ def jar_dir(conf: str, guard: Guard | None = None) -> Path:
 
 
 def _digest(conf: str) -> str:
-    """Changes when other jars are asked for."""
+    """A digest of the configuration: it changes when ivy.xml names other jars."""
     file = ET.parse(IVY_FILE)  # noqa: S314  # our own file
     entries = [entry for entry in file.iter() if str(entry.get("conf")).split("->")[0] == conf]
     text = b"".join(ET.tostring(entry) for entry in entries)
@@ -102,11 +102,11 @@ def _digest(conf: str) -> str:
 
 
 def ivy_complaint(output: str) -> str:
-    """The few lines of Ivy's output that tell what is missing, in one line."""
+    """The parts of Ivy's output that show what is missing, in one line."""
     missing = re.findall(r":: (\S+#\S+;\S+: .*?)\s*$", output, re.MULTILINE)
     errors = re.findall(r"^\s*(?:ERRORS?: |Server access [Ee]rror.*?: )(.*)$", output, re.MULTILINE)
-    said = list(dict.fromkeys([*missing, *errors]))[:3]
-    return f"Ivy says: {'; '.join(said) or ' | '.join(output.split()[-30:])}"
+    causes = list(dict.fromkeys([*missing, *errors]))[:3]
+    return f"Ivy says: {'; '.join(causes) or ' | '.join(output.split()[-30:])}"
 
 
 def class_path(conf: str, guard: Guard) -> str:

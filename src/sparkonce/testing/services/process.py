@@ -29,7 +29,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Command:
-    """What to run, and as whom."""
+    """A program to run, its environment and its user."""
 
     argv: Sequence[str]
     log: Path
@@ -41,9 +41,9 @@ class Command:
 
 
 class Guard:
-    """Runs one process at a time, and ends it with this process (see `watchdog`).
+    """Runs one process at a time, which ends with this process at the latest (see `watchdog`).
 
-    `remove` names folders that go with it. Safe to use from any thread.
+    The folders in `remove` are removed after that. Safe to use from any thread.
     """
 
     def __init__(self, *, remove: Sequence[Path] = ()) -> None:
@@ -87,11 +87,11 @@ class Guard:
         return status
 
     def end(self, signal: int | None = None, *, grace_s: float = 10.0) -> None:
-        """End the process and all its children: by the signal if given, by SIGKILL after all."""
+        """End the process and all its children: by `signal` if given, then by SIGKILL."""
         self._ask(do="end", signal=signal, grace_s=grace_s)
 
     def run(self, command: Command, *, tick: Callable[[], None] = lambda: None) -> int:
-        """Run to the end; the exit code. `tick` is called many times a second."""
+        """Run to the end and return the exit code; call `tick` many times a second meanwhile."""
         self.start(command)
         while (status := self.status()) is None:
             tick()
@@ -100,7 +100,7 @@ class Guard:
 
     def close(self) -> None:
         """End everything and remove the folders; returns when that is done."""
-        with self._lock:  # never under a request of another thread
+        with self._lock:  # never during a request of another thread
             self.forget()
         self._watchdog.wait()
 
@@ -130,7 +130,7 @@ class Guard:
                 unsent = unsent[stdin.write(unsent) :]
             while line := stdout.readline():
                 answer: dict[str, Any] = json.loads(line)
-                # Any other answers a request whose caller was interrupted, by Ctrl-C.
+                # Any other number answers a request whose caller was interrupted, by Ctrl-C.
                 if answer["id"] == self._requests:
                     return answer
         except BrokenPipeError:
@@ -140,7 +140,7 @@ class Guard:
 
 @contextlib.contextmanager
 def own_guard(guard: Guard | None) -> Iterator[Guard]:
-    """The given guard, or one for the block."""
+    """The given guard, or a new one that is closed after the block."""
     if guard is not None:
         yield guard
         return
@@ -156,8 +156,13 @@ def _call(action: Callable[[], None] | None) -> None:
         action()
 
 
+def import_path() -> dict[str, str]:
+    """The environment that lets another Python import what this process can import."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path)))}
+
+
 def log_tail(log: Path, start: int = 0) -> str:
-    """The last lines of a log from a position on, in one line."""
+    """The last lines of a log from the byte `start` on, joined into one line."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -169,7 +174,7 @@ class _Ports:
     """The ports of 127.0.0.1 that this process has given away."""
 
     def __init__(self) -> None:
-        # Not `random` itself: parallel test runs may seed that with the same number.
+        # Not `random` itself: concurrent test runs may seed that with the same number.
         self._random = random.SystemRandom()
         self._lock = threading.Lock()
         self._given: set[int] = set()
@@ -185,11 +190,11 @@ class _Ports:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing uses, and that no client's socket will take meanwhile.
+    """A free port of 127.0.0.1 that no client's socket will take meanwhile.
 
-    The kernel gives client sockets ports from its ephemeral range. A server's port from that range
-    can be lost between a kill and the restart, even to a client that connects to itself; so ours
-    lie below it.
+    The kernel gives client sockets ports from its ephemeral range. A server could lose a port of
+    that range between a kill and the restart, even to a client that connects to itself. So these
+    ports are below the range.
     """
     low = 32768
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Two S3 servers as local processes; each has faults of its own, so tests run on both."""
+"""Two S3 servers as local processes; each has its own bugs, so tests run on both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSITYGW_VERSION = "v1.8.0"
 
 
 def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
-    """S3Mock: all of S3's answers, on a folder; it checks no credentials."""
+    """Run S3Mock, which keeps its objects in a folder and checks no credentials."""
     settings = S3Settings(f"http://127.0.0.1:{port}")
     store = folder / "data"
     store.mkdir(exist_ok=True)
@@ -47,19 +47,13 @@ def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
 
 
 def local_versitygw(folder: Path, guard: Guard, port: int) -> S3Server:
-    """Versity's gateway: a real S3 server on a folder."""
+    """Run versitygw, a real S3 server that keeps its objects in a folder."""
     settings = S3Settings(f"http://127.0.0.1:{port}")
     root = folder / "data"
     root.mkdir(exist_ok=True)
     argv = [
-        *(
-            str(versitygw_program(guard)),
-            "--port",
-            f"127.0.0.1:{port}",
-            "--region",
-            settings.region,
-        ),
-        *("--quiet", "posix"),
+        *(str(versitygw_program(guard)), "--port", f"127.0.0.1:{port}"),
+        *("--region", settings.region, "--quiet", "posix"),
     ]
     if not has_extended_attributes(root):
         (folder / "attributes").mkdir(exist_ok=True)
@@ -81,10 +75,10 @@ def local_versitygw(folder: Path, guard: Guard, port: int) -> S3Server:
 
 
 def repair_uploads(root: Path) -> None:
-    """Give uploads back their names that a crash inside CompleteMultipartUpload took away.
+    """Restore the names of uploads after a crash inside CompleteMultipartUpload.
 
-    versitygw 1.8.0 first renames the upload `<id>` to `<id>.<etag>.inprogress`. Nothing renames it
-    back after a crash, so the upload would be neither completed nor listed nor aborted, for ever.
+    versitygw 1.8.0 first renames the upload `<id>` to `<id>.<etag>.inprogress`, and does not rename
+    it back after a crash. The upload could then never be completed, listed or aborted.
     """
     for stuck in root.glob("*/.sgwtmp/multipart/*/*.inprogress"):
         upload = stuck.with_name(stuck.name.split(".")[0])
@@ -108,7 +102,7 @@ def has_extended_attributes(folder: Path) -> bool:
 
 
 def answers_http(url: str) -> bool:
-    """Whether an HTTP server answers, be it with 403."""
+    """Whether an HTTP server responds with any status below 500, such as 403."""
     try:
         with urllib.request.urlopen(url, timeout=5):  # noqa: S310  # http://127.0.0.1
             return True
@@ -126,7 +120,9 @@ def versitygw_dir() -> Path:
 def go() -> str:
     found = shutil.which("go")
     if found is None:
-        raise ServiceError("versitygw is built from source, and there is no go on the PATH.")
+        raise ServiceError(
+            "versitygw is built from source, and there is no go on the PATH; install Go."
+        )
     return found
 
 
@@ -142,6 +138,6 @@ def versitygw_program(guard: Guard | None = None) -> Path:
             argv = [go(), "install", f"{VERSITYGW}@{VERSITYGW_VERSION}"]
             if runner.run(Command(argv, log=log, env=env), tick=tick) != 0:
                 tail = re.sub(r"go: downloading \S+ \S+( \| )?", "", log_tail(log))
-                raise ServiceError(f"versitygw cannot be built; go's last words: {tail}")
+                raise ServiceError(f"versitygw cannot be built; the end of go's output: {tail}")
 
     return cached(versitygw_dir(), build) / "versitygw"

@@ -1,4 +1,4 @@
-"""The handles that users hold, and the local processes behind them."""
+"""Handles of running servers, and the local processes that they control."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Runtime(ABC):
         """Start, and wait until it serves. Does nothing while it runs.
 
         Raises:
-            ServiceError: it did not come up; the sentence has the tail of its log.
+            ServiceError: it did not come up; the message has the end of its log.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """End it in its own orderly way."""
+        """Shut it down in its own orderly way."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -40,12 +40,12 @@ class Runtime(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it for good, and remove data that was temporary."""
+        """End it for good, and remove temporary data."""
 
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """How one server is run as a local process."""
+    """How to run one server as a local process."""
 
     name: str
     command: Command
@@ -77,7 +77,7 @@ class LocalRuntime(Runtime):
         if is_port_taken(plan.port):
             raise ServiceError(
                 f"{plan.name} cannot start: port {plan.port} on 127.0.0.1 is taken; "
-                "stop what listens there or choose another port."
+                "stop the program that listens there or choose another port."
             )
         plan.before_start()
         log_start = self.log.stat().st_size if self.log.exists() else 0
@@ -87,7 +87,7 @@ class LocalRuntime(Runtime):
         while True:
             is_ready = plan.is_ready()
             status = self._guard.status()
-            if is_ready and status is None:  # else another process has answered
+            if is_ready and status is None:  # else another process responded
                 return
             if status is not None or time.monotonic() > deadline:
                 self.kill()
@@ -119,7 +119,11 @@ class Server:
         self.runtime = runtime
 
     def start(self) -> None:
-        """Start it again and wait until it serves. Does nothing while it runs."""
+        """Start it, and wait until it serves. Does nothing while it runs.
+
+        Raises:
+            ServiceError: it did not come up; the message has the end of its log.
+        """
         self.runtime.start()
 
     def stop(self) -> None:
@@ -127,23 +131,23 @@ class Server:
         self.runtime.stop()
 
     def kill(self) -> None:
-        """SIGKILL the whole server, its children too."""
+        """SIGKILL the server and all its children."""
         self.runtime.kill()
 
     def close(self) -> None:
-        """End it for good. Data in a temporary folder is removed."""
+        """End it for good, and remove temporary data."""
         self.runtime.close()
 
 
 class ServerGroup:
-    """Running servers. A context manager: they end with its block, and at the latest with us."""
+    """Running servers. A context manager: they end with its block, or with this process."""
 
     def __init__(self, servers: Iterable[Server]) -> None:
         self._all = tuple(servers)
 
     def close(self) -> None:
-        """End all servers for good, the first one last. Temporary data is removed."""
-        with contextlib.ExitStack() as stack:  # one that fails does not keep the others alive
+        """End all servers for good, the first one last, and remove temporary data."""
+        with contextlib.ExitStack() as stack:  # close the others even if one fails
             for server in self._all:
                 stack.callback(server.close)
 
@@ -191,7 +195,7 @@ class KafkaServer(Server):
 
     @property
     def listeners(self) -> Mapping[str, str]:
-        """Addresses of the listeners that were asked for besides this one, by name."""
+        """Addresses of the additional listeners, by name."""
         return self.settings.listeners
 
 
@@ -202,12 +206,12 @@ class PostgresServer(Server):
 
     @property
     def dsn(self) -> str:
-        """URL of a superuser who needs no password."""
+        """Connection URL of a superuser; it needs no password."""
         return self.settings.dsn
 
 
 class S3Server(Server):
-    """Buckets are the caller's to make; addressed by path, not by host name."""
+    """An S3 server without buckets; clients must address it by path, not by host name."""
 
     def __init__(self, runtime: Runtime, settings: S3Settings) -> None:
         super().__init__(runtime)

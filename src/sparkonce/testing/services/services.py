@@ -1,4 +1,4 @@
-"""Starts the servers that were asked for, and holds them."""
+"""Starts servers, and checks which of them can run here."""
 
 from __future__ import annotations
 
@@ -42,15 +42,12 @@ class Services(ServerGroup):
         self.s3: Mapping[str, S3Server] = MappingProxyType(
             {kind: server for kind, server in servers.items() if isinstance(server, S3Server)}
         )
-        """The S3 servers by kind."""
+        """The S3 servers by kind, such as ``services.s3["s3mock"]``."""
 
     def __getitem__(self, kind: ServiceKind) -> Server:
-        try:
-            return self._servers[kind]
-        except KeyError:
-            raise ServiceError(
-                f"{kind} was not asked for; start_services([{kind!r}]) starts it."
-            ) from None
+        if kind not in self._servers:
+            raise ServiceError(f"{kind} was not started; start_services([{kind!r}]) starts it.")
+        return self._servers[kind]
 
     @property
     def kafka(self) -> KafkaServer:
@@ -76,20 +73,20 @@ def start_services(
     """Start servers and wait until each of them serves.
 
     Args:
-        kinds: of "kafka", "postgres", "s3mock", "versitygw".
-        data_dir: keeps the data, for the next call too; else it is temporary and goes at the end.
-        ports: by kind; free ones are taken for the others. All listen on 127.0.0.1 only.
+        kinds: any of "kafka", "postgres", "s3mock", "versitygw".
+        data_dir: keeps the data for the next call; default: a temporary folder, removed at the end.
+        ports: by kind; the others get free ports. All listen on 127.0.0.1 only.
         kafka_config: more broker settings, as in server.properties.
         postgres_config: more server settings, as in postgresql.conf.
-        postgres_version: the major one, of `postgres_versions()`; default: the newest. Of local
-            processes only.
-        kafka_version: an older one is downloaded at its first use; of local processes only.
+        postgres_version: the major version, one of `postgres_versions()`; default: the newest.
+            Local processes only.
+        kafka_version: an older one is downloaded at its first use. Local processes only.
         quick_start: False lets a local Kafka's JVM optimise in full, for benchmarks.
-        kafka_listeners: more listeners of a local Kafka: the security protocol by name, as
+        kafka_listeners: more listeners of a local Kafka: the security protocol by name, such as
             ``{"CLIENTS": "SASL_SSL"}``. `kafka_config` has their settings.
 
     Raises:
-        ServiceError: a server is not to be had, with the reason. None is left running then.
+        ServiceError: a server cannot be started, with the reason. None is left running then.
     """
     wanted = tuple(dict.fromkeys(kinds))
     chosen = _checked_ports(wanted, ports or {})
@@ -140,7 +137,7 @@ def start_services(
                 if future.done():
                     future.result()
         except BaseException:
-            # Also ends what the others are doing, which the pool waits for.
+            # This also ends the other starts, which the pool waits for.
             on_error.close()
             raise
         on_error.pop_all()
@@ -148,17 +145,22 @@ def start_services(
 
 
 def _checked_ports(kinds: Iterable[str], ports: Mapping[str, int]) -> dict[str, int]:
-    """The port of each kind; 0 for a free one."""
+    """The port of each kind; 0 means any free port."""
     chosen = {**dict.fromkeys(kinds, 0), **ports}
     for kind, port in chosen.items():
-        if kind not in KINDS:
-            raise ServiceError(f"There is no service {kind!r}; there are {', '.join(KINDS)}.")
+        check_kind(kind)
         if port and is_port_taken(port):
             raise ServiceError(
                 f"Port {port} on 127.0.0.1, for {kind}, is taken; "
-                "stop what listens there, or choose another port."
+                "stop the program that listens there, or choose another port."
             )
     return chosen
+
+
+def check_kind(kind: str) -> None:
+    """Raise `ServiceError` if there is no such kind of server."""
+    if kind not in KINDS:
+        raise ServiceError(f"There is no service {kind!r}; choose from {', '.join(KINDS)}.")
 
 
 def _start_containers(
@@ -189,7 +191,7 @@ def make_root(data_dir: Path | None) -> Path:
         data_dir.mkdir(parents=True, exist_ok=True)
         return data_dir.absolute()
     root = Path(tempfile.mkdtemp(prefix="sparkonce-services-"))
-    if os.geteuid() == 0:  # the user that Postgres runs as must get in
+    if os.geteuid() == 0:  # the user that Postgres runs as must be able to enter
         root.chmod(0o711)
     return root
 
@@ -221,13 +223,14 @@ def spark_kafka_jars() -> list[Path]:
     """The jars of Spark's Kafka connector, for `spark.jars`.
 
     Raises:
-        ServiceError: the PySpark that is installed is older than the connector.
+        ServiceError: the installed PySpark is older than the connector.
     """
     version = metadata.version("pyspark")
     if tuple(map(int, version.split(".")[:2])) < CONNECTOR_NEEDS:
         raise ServiceError(
-            f"Spark's Kafka connector here is of Spark {'.'.join(map(str, CONNECTOR_NEEDS))}, and "
-            f"pyspark {version} is older; install a newer one."
+            "Spark's Kafka connector is downloaded for Spark "
+            f"{'.'.join(map(str, CONNECTOR_NEEDS))}, and pyspark {version} is older; install a "
+            "newer one."
         )
     return sorted(jar_dir("connector").glob("*.jar"))
 
@@ -236,20 +239,21 @@ def s3a_jars() -> list[Path]:
     """The jars of Hadoop's S3A, for `spark.jars`.
 
     Raises:
-        ServiceError: the PySpark that is installed has another Hadoop.
+        ServiceError: the installed PySpark has another version of Hadoop.
     """
     if not ivy_jar().with_name(f"hadoop-client-api-{S3A_NEEDS}.jar").exists():
         raise ServiceError(
-            f"S3A here is of Hadoop {S3A_NEEDS}, and the pyspark that is installed has another."
+            f"S3A is downloaded for Hadoop {S3A_NEEDS}, and the installed pyspark has another "
+            "Hadoop; install a pyspark with that one."
         )
     return sorted(jar_dir("s3a").glob("*.jar"))
 
 
 def s3a_committer_jars() -> list[Path]:
-    """The jar with which Spark uses S3A's magic committer, for `spark.jars` beside `s3a_jars`."""
+    """The jar with which Spark uses S3A's magic committer, for `spark.jars` with `s3a_jars`."""
     return sorted(jar_dir("committers").glob("*.jar"))
 
 
 def spark_jdbc_jars() -> list[Path]:
-    """The jar of Postgres' JDBC driver, for `spark.jars`."""
+    """The jar of the Postgres JDBC driver, for `spark.jars`."""
     return sorted(jar_dir("jdbc").glob("*.jar"))

@@ -1,4 +1,4 @@
-"""A streaming replica of a local Postgres server, to be promoted in its place."""
+"""A streaming replica of a local Postgres server, which a test can promote."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PostgresPair:
 
     Args:
         primary: a running local server.
-        config: of the standby, more settings as in postgresql.conf.
-        version: the primary's major version; default: the newest there is.
+        config: more settings of the standby, as in postgresql.conf.
+        version: the primary's major version; default: the newest that is installed.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PostgresPair:
 
     @property
     def dsn(self) -> str:
-        """Leads to whichever of the two takes writes."""
+        """Connection string that leads to the one of the two that accepts writes."""
         known = [server.settings for server in (self.primary, self.standby)]
         return (
             f"host={','.join(each.host for each in known)} "
@@ -62,7 +62,7 @@ class PostgresPair:
         self._change(self.primary, "synchronous_standby_names", "*")
 
     def cut_off(self) -> None:
-        """Bring the standby to where the primary is, and let it receive nothing after that."""
+        """Wait until the standby has everything from the primary, then cut it off."""
         with psycopg.connect(self.primary.dsn) as connection:
             row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
         reached = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
@@ -75,14 +75,14 @@ class PostgresPair:
                 pass
 
     def join_again(self) -> None:
-        """Let the standby receive what it was cut off from; returns when it begins to."""
+        """Let the standby receive from the primary again; return once it does."""
         self._change(self.standby, "primary_conninfo", self._known)
         with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
             while connection.execute(_RECEIVES).fetchone() != (True,):
                 pass
 
     def promote(self) -> None:
-        """Let the standby take writes; returns when it does."""
+        """Make the standby accept writes; return once it does."""
         with psycopg.connect(self.standby.dsn, autocommit=True) as connection:
             connection.execute("SELECT pg_promote()")
 

@@ -1,19 +1,19 @@
-"""A process that outlives its parent by a moment, to end the parent's server and remove its data.
+"""A process that outlives its parent briefly, to end the parent's server and remove its data.
 
     parent ──pipe──► watchdog ──► server ──► the server's own children
 
-The parent holds the only write end of the pipe. Its end of file means that the parent is gone, by
-whatever way, SIGKILL included; the kernel closes the pipe for us. Then the watchdog ends all its
-descendants and removes the folders it was given. Run as a file, so that it imports nothing of
-sparkonce and starts in a moment.
+The parent holds the only write end of the pipe. When the parent ends, even by SIGKILL, the kernel
+closes that end, and the watchdog reads the end of file. Then it ends all its descendants and
+removes the folders it was given. It runs as a file, so that it imports nothing of sparkonce and
+starts quickly.
 
-Requests and answers are JSON, one a line; every request gets one answer, with its number:
+Requests and answers are JSON, one per line; every request gets one answer, with its number:
 
     {"id": 1, "do": "start", "argv": […], "log": …, …}    -> {"id": 1, "pid": 4711}
     {"id": 2, "do": "poll"}                               -> {"id": 2, "status": null | 0 | -9}
     {"id": 3, "do": "end", "signal": 2, "grace_s": 10}    -> {"id": 3}   null: SIGKILL at once
 
-Should the watchdog itself be killed, Linux kills the server with it; the folders then stay.
+If the watchdog itself is killed, Linux kills the server with it, and the folders stay.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ON_LINUX = sys.platform == "linux"
 QUIT_GRACE_S = 2.0
-"""How long a server may take to remove its traces outside its folder when the parent is gone."""
+"""How long a server may take to clean up outside its folder after the parent is gone."""
 
 _libc = ctypes.CDLL(None) if ON_LINUX else None
 
@@ -54,7 +54,7 @@ class Watchdog:
         self._server: subprocess.Popen[bytes] | None = None
         self._quit_signal: int | None = None
         self._exits: dict[int, int] = {}
-        # Grandchildren whose parent died become our children: no process escapes the count below.
+        # Grandchildren whose parent died become our children, so `_kill_descendants` finds them.
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, self._reap)
 
@@ -92,8 +92,8 @@ class Watchdog:
                 group=group,
                 extra_groups=None if user is None else [],
                 start_new_session=True,
-                # After the change of user, which would clear the death signal. Safe here: this
-                # process has one thread, which also lives as long as the process.
+                # It runs after the change of user, which would clear the death signal. It is safe:
+                # this process has one thread, which lives as long as the process.
                 preexec_fn=self._die_with_watchdog,  # noqa: PLW1509
             )
         self._server = server
@@ -116,7 +116,7 @@ class Watchdog:
         return {}
 
     def quit(self, folders: list[str]) -> None:
-        """Leave nothing behind: no process, no folder, and no parent folder that is empty now."""
+        """End every process, and remove the folders and their parent folder if that is empty."""
         self.do_end(signal=self._quit_signal, grace_s=QUIT_GRACE_S)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -138,7 +138,7 @@ class Watchdog:
 
     def _kill_descendants(self) -> None:
         while True:
-            # Parents come before their children here, so that none can fork behind our back.
+            # Parents come before their children here, so that no parent can fork unnoticed.
             living = psutil.Process().children(recursive=True)
             if not living:
                 return
@@ -154,7 +154,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        # A parent that is gone reads no answer.
+        # The parent may be gone before it reads an answer.
         with contextlib.suppress(BrokenPipeError):
             watchdog.serve()
     finally:
