@@ -655,7 +655,9 @@ def test_driver_behind_one_with_a_copy_of_the_log(
     monkeypatch.setattr(failpoints, "handler", go_on_elsewhere)
     job.add(*ids(2))
     query = job.start(pipeline)
-    with pytest.raises((FencedError, StreamingQueryException), match="another driver has continued"):
+    with pytest.raises(
+        (FencedError, StreamingQueryException), match="another driver has continued"
+    ):
         pipeline.awaitTermination(query)
     assert reached
     assert job.visible() == Counter([1])

@@ -54,9 +54,7 @@ def end_ruled(sink: AnySink | None, committable: Committable, target: str) -> En
     """
     if sink is None:
         name = committable.branch_id.sink
-        return Ended(
-            End.UNKNOWN, f"{name!r} is not among the pipeline's sinks; it was in {target}"
-        )
+        return Ended(End.UNKNOWN, f"{name!r} is not among the pipeline's sinks; it was in {target}")
     moved = f"it was in {target}, and the sink has {sink.target} now"
     try:
         sink.abort(committable)

@@ -166,15 +166,17 @@ def enter(
                 return None
             seen = found
     raise DecisionUnknownError(
-        f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; start "
-        "the query again"
+        f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; "
+        "start the query again"
     )
 
 
 def _has_entered(checkpoint: Folder, run_id: str) -> bool:
     """Whether an entry of the run is among those that are kept."""
     for name in FolderPlace(checkpoint).names(_DRIVERS):
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # a damaged file, but not the last
+        with contextlib.suppress(
+            ValueError, KeyError, TypeError
+        ):  # a damaged file, but not the last
             if _run_of(checkpoint.read(name) or "") == run_id:
                 return True
     return False

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait

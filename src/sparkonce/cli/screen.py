@@ -130,9 +130,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
     )
     if found["abandoned"] is not None:
         screen.say()
-        screen.say(
-            f"batch {found['abandoned']} abandoned: Spark's next start replays it", indent=2
-        )
+        screen.say(f"batch {found['abandoned']} abandoned: Spark's next start replays it", indent=2)
     if found["unfinished"]:
         screen.say()
         rows = [row for batch in found["unfinished"] for row in _sink_rows(batch)]
