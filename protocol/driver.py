@@ -1,6 +1,6 @@
 """One driver of a pipeline: its lease, its decider, and the page that it goes by.
 
-Driver.start(pipeline, claim, entrance) ─► recover ─► deliver, deliver, … ─► commit_pending ─► release
+Driver.start(pipeline, claim, entrance) ─► recover ─► (deliver, commit_pending)* ─► release
 """
 
 from __future__ import annotations

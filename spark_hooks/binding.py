@@ -166,8 +166,8 @@ def enter(
                 return None
             seen = found
     raise DecisionUnknownError(
-        f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; start "
-        "the query again"
+        f"{checkpoint.address}: it is not known whether a file of {_DRIVERS}/ was written; "
+        "start the query again"
     )
 
 

@@ -48,8 +48,8 @@ class Shapes:
     ) -> tuple[DataFrame, list[int] | None]:
         """The rows with their hashes, and the number of each sink's shape, for `PartitionWriter`.
 
-        The numbers are None where all sinks share one shape and its columns have plain names: then the
-        rows are those columns and one hash.
+        The numbers are None where all sinks share one shape and its columns have plain names: then
+        the rows are those columns and one hash.
         """
         distinct = {(sink.select, sink.columns): sink for sink in sinks}
         if len(distinct) == 1:
@@ -57,12 +57,12 @@ class Shapes:
             if is_plain(schema := rows.schema):
                 name = free_name(schema.names)
                 if any(isinstance(field.dataType, StructType) for field in schema):
-                    # Drops the user's aliases: `a.b` must be field b of column a, not b of an alias a.
+                    # Drops the user's aliases: `a.b` must be field b of column a, not b of alias a.
                     rows = rows.toDF(*schema.names)
                 return rows.selectExpr("*", f"{row_hash(schema)} AS {name}"), None
         rows = self._in_structs(df, list(distinct.values()))
         if any(sink.columns for sink in distinct.values()):
-            # A projection of its own, so that random values in `select`, such as uuid(), are made once.
+            # A projection of its own: random values in `select`, such as uuid(), are made once.
             structs = zip(arrow_schema(rows), distinct.values(), strict=True)
             rows = rows.selectExpr(*(_with_columns(field, sink) for field, sink in structs))
         hashes = (
@@ -73,7 +73,7 @@ class Shapes:
         return rows.selectExpr("*", *hashes), [shapes.index((s.select, s.columns)) for s in sinks]
 
     def _in_structs(self, df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
-        """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives them.
+        """A struct for each sink's `select`, whose fields have the names that `selectExpr` gives.
 
         Raises:
             ConfigurationError: Spark accepts the expressions only in a `selectExpr` of their own.

@@ -913,7 +913,9 @@ def test_word_on_a_branch_that_cannot_be_ended(
     assert prepared_file.exists()
     said = capsys.readouterr().err
     assert words == [2]
-    told = f"not proven that {decided} has ended: the mount is gone.*Stop the driver.*recover.*manually"
+    told = (
+        f"not proven that {decided} has ended: the mount is gone.*Stop the driver.*recover.*manual"
+    )
     assert re.search(told, said, re.DOTALL)
 
 

@@ -25,8 +25,8 @@ class Claim:
         checkpoint_log_id: the log id found in the checkpoint, if any.
         checkpoint_pipeline: the pipeline name found in the checkpoint, if any.
         replaces: the query id that this one takes over from.
-        adopt: the user's adopt=, as `sparkonce.txn_log.identity.adopted` returns it. A form admits only the start that it
-            describes, so it may stay in the settings.
+        adopt: the user's adopt=, as `sparkonce.txn_log.identity.adopted` returns it. A form admits
+            only the start that it describes, so it may stay in the settings.
         had_token: whether this run has held a token before. If so, it gets no other token once
             another run has taken one.
         has_begun: whether Spark has planned the batch in this checkpoint.

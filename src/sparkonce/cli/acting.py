@@ -73,8 +73,8 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
         if _prepared(pipeline) and error is None:
             why = "cannot be read from here" if place.committed() is None else "has not begun it"
             click.echo(
-                f"What is prepared is left to the query's next start: only Spark's checkpoint shows "
-                f"whether it commits, and {place.location} {why}. Name its location with "
+                f"What is prepared is left to the query's next start: only Spark's checkpoint "
+                f"shows whether it commits, and {place.location} {why}. Name its location with "
                 "--checkpoint; or, if it is lost for good, abort the batch with --abandon.",
                 err=True,
             )
@@ -174,9 +174,7 @@ def _report_not_listed(found: Facts) -> None:
             err=True,
         )
     for name in found["cannot_list"]:
-        click.echo(
-            f"{name}: the sink has no find_branches, so orphans in it are not found", err=True
-        )
+        click.echo(f"{name}: the sink has no find_branches, so its orphans are not found", err=True)
 
 
 def _gone(before: Facts, left: Facts, abandoned: Sequence[TransactionRecord] = ()) -> int:

@@ -67,11 +67,7 @@ _MEANING = {
 @log_options
 @click.option("--branch", "branches", multiple=True, required=True, help="As `log show` names it.")
 @click.option(
-    "--as",
-    "ruling",
-    type=click.Choice([r.value for r in Ruling]),
-    required=True,
-    help="The ruling.",
+    "--as", "ruling", type=click.Choice([r.value for r in Ruling]), required=True, help="Ruling."
 )
 @click.option("--reason", help="Why; kept for ever.")
 @yes_option
@@ -172,8 +168,8 @@ def _end(
             "can commit it now. " + _HAS_ENDED[ruling],
             End.VISIBLE: f"{name} IS COMMITTED: its own rows are visible, and nothing takes them "
             "back. " + _IS_COMMITTED[ruling],
-            End.UNKNOWN: f"It is not proven that {name} has ended: {ended.why}. Resolve that first. "
-            f"A driver that runs may still commit it. {_ORDER}",
+            End.UNKNOWN: f"It is not proven that {name} has ended: {ended.why}. Resolve that "
+            f"first. A driver that runs may still commit it. {_ORDER}",
         }[ended.how]
         click.echo(text, err=True)
         reported.append({"branch": name, "how": ended.how.value, "why": ended.why})

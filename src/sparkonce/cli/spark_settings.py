@@ -66,9 +66,9 @@ def _tasks(settings: Mapping[str, str]) -> Iterator[Finding]:
     if (major, minor) < (4, 1) or not all(checks):
         yield Finding(
             Level.WARNING,
-            f"{' and '.join(SHUFFLE_CHECKS)} are not both on: if an executor is lost, and a shuffle "
-            "distributes rows by values that differ when Spark computes them again, rows can be "
-            "lost or doubled",
+            f"{' and '.join(SHUFFLE_CHECKS)} are not both on: if an executor is lost, and a "
+            "shuffle distributes rows by values that differ when Spark computes them again, rows "
+            "can be lost or doubled",
             "set both to true (Spark 4.0 does not have them: use a newer one)",
         )
 

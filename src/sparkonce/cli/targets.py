@@ -52,9 +52,7 @@ checkpoint_option = click.option(
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that name the log: that of the JOB, or one in place of a JOB."""
     for option in (
-        click.option(
-            "--checkpoint", metavar="LOCATION", help="The query's, if it has the log in it."
-        ),
+        click.option("--checkpoint", metavar="LOCATION", help="The query's, if it has the log."),
         click.option("--pipeline", metavar="NAME", help="Which pipeline of the log."),
         click.option("--log", "url", metavar="URL", help="The transaction log, in place of a JOB."),
     ):
