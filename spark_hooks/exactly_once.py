@@ -62,19 +62,17 @@ class ExactlyOnce:
             committed, and what is left over in them is aborted.
         replaces: query id of the checkpoint that had this name before: lets a fresh checkpoint
             continue under the name, once.
-        adopt: lets one start pass the identity guard; a string, or several. "batch 12": the
-            checkpoint is at batch 12, and ran without this log until now. The id of a transaction
-            log: the checkpoint's log with that id is lost. Either asserts that every batch before
-            the next one is complete in every sink, and that nothing of the next one is in any.
-            "moved from /old/checkpoint": the checkpoint was moved with the log inside it, and the
-            old location is never run again.
+        adopt: lets one start pass the identity guard; one string or several. "batch 12": the
+            checkpoint, now at batch 12, ran without this log. The id of a transaction log: the log
+            with that id is lost. Both assert that every earlier batch is complete in every sink,
+            and that no sink holds rows of the next one. "moved from /old/checkpoint": the
+            checkpoint was moved with the log inside it, and the old location never runs again.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start continues, so nothing is lost.
         retain: how many batches of history the log keeps.
         driver_rows: after three batches of at most this many rows, the driver itself writes the
-            next one, as one branch per sink, which saves the pass through Python workers. A batch
-            that turns out larger goes to the executors; they also write every batch of a stateful
-            query. 0: the executors write every batch.
+            next one, as one branch per sink, which saves the pass through Python workers. The
+            executors write larger batches, and all batches of a stateful query. 0: every batch.
 
     Raises:
         ConfigurationError: a setting cannot work.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -29,6 +30,7 @@ from sparkonce.protocol.deciders import choose
 from sparkonce.protocol.driver import Driver
 from sparkonce.sinks.capabilities import CommitsOnePhase, Publishes
 from sparkonce.steps import POINTS
+from sparkonce.txn_log import rules
 from sparkonce.txn_log.base import ResultT, Store, TransactionLog
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
@@ -154,7 +156,7 @@ class DatabaseLog(OptimisticLog, SharedTransactions):
 
     def shared_write(self, record: TransactionRecord) -> SharedWrite:
         view = self._view()
-        done = self._one_phase(view, record)
+        done = rules.one_phase(view, record, time.time())
         text = f"write {next(self._database.numbers)}"
         self._database.texts[text] = view.swap
         return SharedWrite(done, text)

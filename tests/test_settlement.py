@@ -435,7 +435,7 @@ def test_sink_that_is_gone_for_good_keeps_no_start_back(world: World) -> None:
     """Once all of its branches are settled, the guard asks for it no more."""
     log = SqliteLog(world.path)
     claim = world.claim(sinks={"right": "memory"})
-    with pytest.raises(ConfigurationError, match="The sink 'left' holds"):
+    with pytest.raises(ConfigurationError, match="branches of the sink 'left' in memory"):
         log.begin(claim)
     settle(world, Ruling.ABORTED, *branches(world))
     log.begin(claim)
