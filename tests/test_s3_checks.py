@@ -231,7 +231,7 @@ OTHER = "endpoint_url=http://minio:9000"
 def test_log_among_the_rows(log: str, settings: dict[str, Any]) -> None:
     """A pipeline and its folder may have one name: its head would be among the data."""
     sink = s3_sink("s3://lake/orders", region_name="us-east-1", **settings)
-    with pytest.raises(ConfigurationError, match=r"s3://lake/orders .*give log= a prefix"):
+    with pytest.raises(ConfigurationError, match=r"s3://lake/orders .*give log= a separate prefix"):
         ExactlyOnce("orders", sinks=[sink], log=log)
 
 
