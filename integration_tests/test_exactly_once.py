@@ -1189,7 +1189,7 @@ def test_call_outside_foreach_batch_says_so(job: Job) -> None:
     ("settings", "message"),
     [
         ({"sinks": []}, "at least one sink"),
-        ({"sinks": ["kafka"]}, "no TwoPhaseCommitSink"),
+        ({"sinks": ["kafka"]}, "not a TwoPhaseCommitSink"),
         ({"retain": 0}, "retain=0"),
         ({"log": "mysql://"}, "sqlite:///"),
     ],

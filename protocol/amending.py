@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from sparkonce.errors import PrepareRejectedError, settle_command
+from sparkonce.errors import PreparedBranchLostError, PrepareRejectedError, settle_command
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.preparing import aborting_on_failure, ask_for_vote, check_safe, vote
@@ -49,12 +49,27 @@ def rewrite_lost(
         return lease.pipeline.ask_log(lambda: _amend(amended, lease), amending)
 
 
+def lost_for_good(
+    record: TransactionRecord, lost: Lost, why: str, lease: Lease
+) -> PreparedBranchLostError:
+    """The error where lost branches cannot be rewritten: it asks for an operator's ruling.
+
+    Raises:
+        FencedError: a newer driver, or an operator's command, holds the pipeline, and may have
+            ended them.
+    """
+    error = cannot_redo(record, lost, why)
+    lease.raise_if_fenced(error)
+    return error
+
+
 def _plan(record: TransactionRecord, lost: Lost, lease: Lease) -> Rewrite:
     rewrite = Rewrite.of(record, [committable for committable, _ in lost])
     if rewrite is None:
-        raise cannot_redo(record, lost, "other branches that hold the sink's rows are committed")
+        why = "other branches that hold the sink's rows are committed"
+        raise lost_for_good(record, lost, why, lease)
     if not rewrite.partitions.keys() <= lease.pipeline.sinks.keys():
-        raise cannot_redo(record, lost, "the sink was removed from the pipeline")
+        raise lost_for_good(record, lost, "the sink was removed from the pipeline", lease)
     return rewrite
 
 
@@ -68,7 +83,7 @@ def _rewritten(
     write_began = lease.pipeline.clock()
     written = batch.write(lease.incarnation, rewrite)
     if difference := rewrite.difference(record, written):
-        raise cannot_redo(record, lost, f"Spark's replay differs: {difference}")
+        raise lost_for_good(record, lost, f"Spark's replay differs: {difference}", lease)
     # In two phases, whatever the pipeline's decider: the batch is decided already.
     voted = vote(batch.batch_id, written, lease, ask_for_vote, write_pass=rewrite.write_pass)
     branches = (c for share in voted.values() for c in share.committables)
@@ -77,5 +92,5 @@ def _rewritten(
 
 
 def _amend(amended: TransactionRecord, lease: Lease) -> TransactionRecord:
-    lease.check_is_next(amended.id)
+    lease.check_not_overtaken(amended.id)
     return lease.pipeline.log.amend(amended, lease.token)

@@ -1,4 +1,4 @@
-"""From the decision on nothing aborts: every branch is committed until that is proven.
+"""After the decision: commit every branch, and repeat the commit until its outcome is proven.
 
 a decided record ─► its branches, sink by sink, several at a time
                         ├─ committed
@@ -6,6 +6,10 @@ a decided record ─► its branches, sink by sink, several at a time
                         ├─ proven lost  returned: rewritten from the replay, if there is one
                         └─ refused      an operator settles it
 all committed ─► each sink publishes the batch to its readers
+
+From the page to a sink: `commit_or_rewrite` ─► `commit_branches` ─► `_commit_sink`, one for each
+sink at the same time ─► `verbs.commit_many` ─► the sink's own `commit_many`, or its
+`commit` for each branch.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     LogUnavailableError,
     PreparedBranchLostError,
+    SinkUnavailableError,
     SparkOnceError,
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch
@@ -110,7 +115,7 @@ def _commit_sink(running: _Commit, branches: Sequence[Committable]) -> None:
     with running.step("commit", sink) as committing:
         for attempt in running.attempts(committing):
             with attempt, while_owner:
-                redo = [c for c in left if running.must_be_rewritten(c)]
+                redo = [c for c in left if running.must_be_rewritten(c)]  # an operator's ruling
                 usual = [c for c in left if c not in redo]
                 with _unresolved(sink, "commit_many", left[0].branch_id):
                     outcomes = [(c, ask_again_by_ruling(sink, c)) for c in redo]
@@ -147,8 +152,8 @@ class _WhileOwner:
     During an outage an operator may rule on what is repeated here, and a ruling takes a token. So
     the log is asked before each repeat; the first try relies on the log's latest answer. While the
     log is unreachable, the repeat is put off until the deadline. Waiting may lose a branch, but
-    that loss is proven and reported. To show rows that somebody has entered manually since would
-    double them in silence.
+    that loss is proven and reported. Committing could silently double rows that somebody has
+    entered manually since.
     """
 
     def __init__(self, lease: Lease) -> None:
@@ -176,7 +181,7 @@ def _check_again(lease: Lease, unknown: CommitUnresolvedError) -> None:
 
 
 def _end_ruled(running: _Commit, branches: Sequence[Committable]) -> list[Committable]:
-    """Let no older driver that resumes commit a branch that an operator ruled out.
+    """End the branches that an operator ruled out, so that no older driver can commit them.
 
     Returns:
         Those that may still exist. Best effort: their server may be gone for good.
@@ -240,12 +245,12 @@ def _publish(running: _Commit) -> None:
 
 @contextlib.contextmanager
 def _unresolved(sink: AnySink, verb: str, branch_id: BranchId | None = None) -> Iterator[None]:
-    """An error of a sink that is not one of ours leaves the outcome unknown."""
+    """An unreachable target, or an error that is not one of ours, leaves the outcome unknown."""
     try:
         yield
-    except SparkOnceError:
-        raise
     except Exception as error:
+        if isinstance(error, SparkOnceError) and not isinstance(error, SinkUnavailableError):
+            raise
         raise CommitUnresolvedError(
             f"{sink!r} raised {type(error).__name__} from {verb}: {error}", branch_id
         ) from error

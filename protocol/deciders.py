@@ -1,4 +1,4 @@
-"""When a batch is decided. Three ways with one interface; the page chooses none of them.
+"""When a batch is decided: three strategies behind one interface. `choose` picks one at the start.
 
     Immediate        decide as soon as all sinks have voted; Spark still holds the batch's replay,
                      so a branch that is lost after the decision is rewritten from it
@@ -6,8 +6,9 @@
     WithTheLog       one transaction in the database that the sink and the log share: rows and
                      record are committed together, so the decision is the commit
 
-`decide` is the point of no return. Before it is sent every failure aborts; once it may have been
-written nothing is aborted, whatever is raised, until the log has been read again.
+Until the record is sent to the log every failure aborts the batch. Once the log may have it,
+nothing is aborted, whatever is raised, until the log has been read again. WithTheLog alone may
+abort after that: its transaction holds the rows and the record, so an abort ends both or neither.
 """
 
 from __future__ import annotations
@@ -113,8 +114,6 @@ class AfterCheckpoint(Decider):
             record.id.batch_id, lease.pipeline.checkpoint.committed()
         ):
             return None
-        if not lease.is_last():  # the commits/N that is seen there is another driver's
-            raise lease.overtaken(record.id.batch_id)
         return decide_prepared(record, lease)
 
 
@@ -134,14 +133,14 @@ class WithTheLog(Decider):
     def decide(
         self, record: TransactionRecord, lease: Lease, *, write_began: float
     ) -> TransactionRecord:
-        # It commits everything or nothing, on the condition that nobody has written the log
-        # meanwhile; so whatever is raised, an abort can hurt nothing.
+        # The one transaction commits rows and record or nothing, and only if nobody has written to
+        # the log meanwhile. So an abort is safe, whatever is raised.
         committables = tuple(record.committables())
         if not committables:  # no rows, and so no transaction of the sink's
             return Immediate().decide(record, lease, write_began=write_began)
         with aborting_on_failure(lease), _step("decide", record) as deciding:
             write = lease.pipeline.ask_log(lambda: self._log.shared_write(record), deciding)
-            lease.check_is_next(record.id)
+            lease.check_not_overtaken(record.id)
             try:
                 self._sink.commit_one_phase(committables[0], write.statement)
             except CommitUnresolvedError as error:
@@ -158,10 +157,11 @@ class WithTheLog(Decider):
         """Return if the log shows that the one transaction was committed, though no answer came."""
         pipeline = lease.pipeline
         with _step("look", done) as looking:
-            try:  # completed, not only found: what is seen may not have reached the log's standbys
+            try:  # a write, not a read: a record that is read may not be on the log's standbys yet
                 pipeline.ask_log(lambda: pipeline.log.complete(done, lease.token), looking)
             except (ProtocolError, FencedError):
-                # It can only commit before the next start gets its token, so that start sees it.
+                # If it still commits, it does so before the next start gets its token, and that
+                # start finds the record.
                 raise PrepareRejectedError(
                     f"{done.id}: its one transaction is not committed as far as the log shows; "
                     f"start the query again, which goes by the log: {error}",
@@ -177,7 +177,13 @@ class WithTheLog(Decider):
 
 
 def decide_prepared(record: TransactionRecord, lease: Lease) -> TransactionRecord:
-    """Decide a batch that the log holds as PREPARED, and that Spark has moved on from."""
+    """Decide a batch that the log holds as PREPARED, and that Spark has moved on from.
+
+    Raises:
+        FencedError: the commit log that shows it is the work of another driver.
+    """
+    if not lease.is_newest_entry():
+        raise lease.overtaken(record.id.batch_id)
     with _step("decide", record) as deciding:
         return lease.pipeline.ask_log(
             lambda: lease.pipeline.log.decide(record, lease.token), deciding
@@ -229,7 +235,7 @@ def _record_first(
         if not unknown:  # again before each try: the log may have been unreachable for long
             now = lease.pipeline.clock()
             check_safe(record.id, record.committables(), now=now, write_began=write_began)
-            lease.check_is_next(record.id)
+            lease.check_not_overtaken(record.id)
         try:
             return write(record)
         except DecisionUnknownError:
@@ -239,7 +245,7 @@ def _record_first(
     try:
         return lease.pipeline.ask_log(attempt, what)
     except (PrepareRejectedError, ProtocolError):
-        sweep(lease)  # every try before was answered: nothing was written
+        sweep(lease)  # it reads the log first, and leaves what a record names
         raise
 
 

@@ -5,7 +5,7 @@
     ABANDONED         -                             WRITE    Spark's replay makes it again
     PREPARED          has reached it                DECIDE   only this may follow: Spark moved on
                       has not, and has begun it     ABANDON  its replay makes it again
-                      unreadable, or not begun      LEAVE    another checkpoint says what holds
+                      unreadable, or not begun      LEAVE    this checkpoint cannot show which
     DECIDED           -                             COMMIT
     COMPLETE, SETTLED -                             DRAIN    a replay is read, not written
 

@@ -1,13 +1,14 @@
 """The right of a driver to act for its pipeline: the one place that knows whether it still holds.
 
-    acquire ─► the log gives a fencing token ─► the driver enters Spark's checkpoint
+    acquire ─► the log gives a fencing token ─► the driver writes an entry into Spark's checkpoint
     check   ─► the log: does a newer driver hold the pipeline?
-    check_is_next ─► the checkpoint: has another driver entered it, or has Spark moved on?
+    check_not_overtaken ─► the checkpoint: is there a newer entry, or has Spark moved on?
     release ─► the driver is done; a check fails from then on, whatever the log says
 
-Two things are asked, because a token orders only the drivers that use one log. If two drivers use
+Two places are asked, because a token orders only the drivers that use one log. If two drivers use
 copies of a log (a backup was restored while one was paused), each copy has its own tokens. The
-drivers share the checkpoint, and each enters it after the last entry that it has seen.
+drivers share the checkpoint. An entry is a numbered file in its sparkonce-drivers/; a driver
+creates the next number after those that it has seen, and of two drivers only one can.
 
 Each write of the log checks the token itself, in the same step. The checks here name the driver
 that is in the way, and keep a driver from acting outside the log.
@@ -15,11 +16,10 @@ that is in the way, and keep a driver from acting outside the log.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from typing import Protocol, Self
 
-from sparkonce.errors import FencedError, LogError, LogUnavailableError, PrepareRejectedError
+from sparkonce.errors import FencedError, LogError, PrepareRejectedError
 from sparkonce.model import Owner, TransactionId
 from sparkonce.protocol.decisions import is_checkpointed
 from sparkonce.protocol.pipeline import Pipeline
@@ -29,7 +29,7 @@ from sparkonce.txn_log.record import Incarnation
 
 
 class Entrance(Protocol):
-    """Spark's checkpoint, as a driver enters it."""
+    """Spark's checkpoint, where each driver writes an entry when it starts."""
 
     def check_may_begin(self, *, is_first_try: bool) -> None:
         """Return if the driver may take a token now.
@@ -40,10 +40,10 @@ class Entrance(Protocol):
         """
 
     def enter(self, incarnation: Incarnation) -> bool:
-        """Bind the checkpoint to the log and enter it; False when another driver has entered."""
+        """Bind the checkpoint to the log and write the entry; False when another driver has."""
 
-    def is_last(self) -> bool:
-        """Whether no other driver has entered since."""
+    def is_newest_entry(self) -> bool:
+        """Whether no other driver has written an entry since."""
 
 
 class NoEntrance:
@@ -56,7 +56,7 @@ class NoEntrance:
         del incarnation
         return True
 
-    def is_last(self) -> bool:
+    def is_newest_entry(self) -> bool:
         return True
 
 
@@ -76,7 +76,7 @@ class Lease:
 
     @classmethod
     def acquire(cls, pipeline: Pipeline, claim: Claim, entrance: Entrance) -> Self:
-        """Take the next fencing token, and enter the checkpoint with it.
+        """Take the next fencing token, and write an entry into the checkpoint with it.
 
         Raises:
             ConfigurationError: the identity guard refuses the start; nobody is fenced.
@@ -129,16 +129,16 @@ class Lease:
             )
         self.pipeline.log.check_token(self.incarnation)
 
-    def check_is_next(self, transaction_id: TransactionId) -> None:
-        """Check that no other driver continues the query, while all can still be aborted.
+    def check_not_overtaken(self, transaction_id: TransactionId) -> None:
+        """Check that no other driver has continued the query, while all can still be aborted.
 
         Raises:
-            FencedError: another driver does.
+            FencedError: another driver has.
             PrepareRejectedError: the checkpoint cannot be read.
         """
         batch_id, checkpoint = transaction_id.batch_id, self.pipeline.checkpoint
         try:
-            is_last, committed = self.is_last(), checkpoint.committed()
+            is_newest, committed = self.is_newest_entry(), checkpoint.committed()
         except Exception as error:
             raise PrepareRejectedError(
                 f"{transaction_id}: {checkpoint.location} cannot be read: "
@@ -148,48 +148,38 @@ class Lease:
             raise PrepareRejectedError(
                 f"{transaction_id}: the commit log of {checkpoint.location} cannot be read"
             )
-        if not is_last or is_checkpointed(batch_id, committed):
+        if not is_newest or is_checkpointed(batch_id, committed):
             raise self.overtaken(batch_id)
 
-    def is_last(self) -> bool:
-        """Whether no other driver has entered the checkpoint since this one."""
-        return self._entrance.is_last()
+    def is_newest_entry(self) -> bool:
+        """Whether no other driver has written an entry into the checkpoint since this one."""
+        return self._entrance.is_newest_entry()
 
     def release(self) -> None:
         """Act no more for this pipeline; the next driver takes a token of its own."""
         self._is_released = True
 
-    def is_fenced(self) -> bool:
-        """Whether this log says that a newer driver holds the pipeline."""
+    def fenced(self) -> FencedError | None:
+        """The error that names the newer driver; None where this log knows none, or cannot say."""
         try:
             self.pipeline.log.check_token(self.incarnation)
-        except FencedError:
-            return True
+        except FencedError as fenced:
+            return fenced
         except LogError:
-            return False
-        return False
+            return None
+        return None
 
     def raise_if_fenced(self, error: BaseException) -> None:
         """If a newer driver is the real cause of `error`, raise `FencedError` instead.
 
-        It swept our branches, and all that a sink notices is that they are missing.
+        The newer driver swept our branches, and a sink notices only that they are missing.
         """
-        if isinstance(error, Exception):
-            with contextlib.suppress(LogUnavailableError):
-                try:
-                    self.pipeline.log.check_token(self.incarnation)
-                except FencedError as fenced:
-                    raise fenced from error
+        if isinstance(error, Exception) and (fenced := self.fenced()) is not None:
+            raise fenced from error
 
     def overtaken(self, batch_id: int) -> FencedError:
-        """The error where another driver has continued from the checkpoint.
-
-        Raises:
-            FencedError: this log knows that driver, and names it.
-        """
-        with contextlib.suppress(LogUnavailableError):
-            self.pipeline.log.check_token(self.incarnation)
-        return overtaken_in_checkpoint(self.pipeline, batch_id)
+        """The error where another driver has continued from the checkpoint."""
+        return self.fenced() or overtaken_in_checkpoint(self.pipeline, batch_id)
 
 
 def overtaken_in_checkpoint(pipeline: Pipeline, batch_id: int) -> FencedError:

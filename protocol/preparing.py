@@ -30,12 +30,12 @@ Vote: TypeAlias = Callable[[AnySink, BranchId, Sequence[Committable]], Sequence[
 
 
 def prepare(batch: Batch, lease: Lease, ask: Vote) -> TransactionRecord:
-    """Write the batch and let every sink vote; returns what a decision would say."""
+    """Write the batch and let every sink vote; returns the record that a decider may write."""
     shares = vote(batch.batch_id, batch.write(lease.incarnation), lease, ask)
     return TransactionRecord(
         id=lease.transaction_id(batch.batch_id),
         token=lease.token,
-        state=State.DECIDED,
+        state=State.DECIDED,  # of no meaning yet: the log sets it with the write
         offsets=batch.offsets,
         shares=shares,
     )
@@ -51,9 +51,7 @@ def aborting_on_failure(lease: Lease) -> Iterator[None]:
     try:
         yield
     except FencedError:
-        # If this log says so, `sweeping_when_fenced` sweeps. Where drivers use copies of a log,
-        # another driver may have branches with our token.
-        raise
+        raise  # `sweeping_when_fenced` decides whether a fenced driver may sweep
     except BaseException as error:
         sweep(lease)
         lease.raise_if_fenced(error)
@@ -144,7 +142,7 @@ def check_safe(
         )
         raise PrepareRejectedError(
             f"{transaction_id}: the sink {committable.branch_id.sink!r} prepared a branch "
-            f"that its server may drop since {now - committable.safe_until:.0f} s ago, {why}",
+            f"that its server may have dropped {now - committable.safe_until:.0f} s ago, {why}",
             committable.branch_id,
         )
 

@@ -1,7 +1,8 @@
-"""Abort what exists in our name and belongs to no unfinished record (I7, I8).
+"""Abort the branches under the pipeline's names that no unfinished record needs (I6, I8).
 
     the log's unfinished records ─► the names that they need
-    every sink ─► its branches in our name ─► minus those names, minus younger tokens ─► abort
+    every sink ─► the pipeline's branches ─► minus those names, minus younger tokens ─► abort
+                                                  └─ named by a complete record: commit again
 
 Branches that a driver with this very token is writing would be among them, so a sweep runs only
 while the driver is writing no batch. What cannot be swept now is swept after the next batch: a
@@ -11,11 +12,12 @@ failure here fails nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sparkonce.errors import FencedError
-from sparkonce.model import Committable, Owner, TransactionId
+from sparkonce.model import BranchId, Committable, Owner, TransactionId
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.sinks import verbs
@@ -54,7 +56,7 @@ def sweep(lease: Lease, *, tokens: range | None = None) -> int:
 
 @contextlib.contextmanager
 def sweeping_when_fenced(lease: Lease) -> Iterator[None]:
-    """A fenced driver aborts what it prepared and nobody decided, before it stops.
+    """Let a fenced driver abort whatever it prepared that nobody has decided, before it stops.
 
     Otherwise a prepared transaction would hold locks that its successor waits for, until the
     successor's next sweep. It does so only if this log says that a newer token holds the pipeline:
@@ -63,7 +65,7 @@ def sweeping_when_fenced(lease: Lease) -> Iterator[None]:
     try:
         yield
     except FencedError:
-        if lease.is_fenced():
+        if lease.fenced() is not None:
             sweep(lease, tokens=range(lease.token, lease.token + 1))
         raise
 
@@ -135,7 +137,7 @@ def _abort_orphans(sink: AnySink, lease: Lease, named: Collection[str], tokens: 
         )
     )
     if verbs.lists_uncommitted_only(sink):
-        orphans = [found for found in orphans if not _commit_again(sink, found, lease.pipeline)]
+        orphans = _without_committed(sink, orphans, lease.pipeline)
     errors = verbs.abort_many(sink, orphans) if orphans else ()
     for found, error in zip(orphans, errors, strict=True):
         if error is not None:
@@ -148,23 +150,26 @@ def _abort_orphans(sink: AnySink, lease: Lease, named: Collection[str], tokens: 
     return aborted
 
 
-def _commit_again(sink: AnySink, found: Committable, pipeline: Pipeline) -> bool:
-    """Commit a branch of a complete batch that is not committed any more; False if it is none.
+def _without_committed(
+    sink: AnySink, found: Sequence[Committable], pipeline: Pipeline
+) -> list[Committable]:
+    """Commit again what a complete batch names, and return the others: the orphans.
 
-    That happens where a standby was promoted that had not received the commit, or where a backup
-    was restored that is older than it. An abort would destroy the last copy of its rows.
+    Such a branch is listed where a standby was promoted that had not received the commit, or where
+    an older backup was restored. An abort would destroy the last copy of its rows.
     """
-    branch_id = found.branch_id
-    if branch_id.batch_id is None:
-        return False
-    record = pipeline.log.find(
-        TransactionId(pipeline.name, branch_id.owner.query_id, branch_id.batch_id)
-    )
-    if record is None or not record.state.is_finished:
-        return False
-    for committable in record.committables():
-        if committable.branch_id == branch_id and not record.is_ruled_out(committable):
-            sink.commit(committable)
+    orphans: list[Committable] = []
+    find = functools.cache(pipeline.log.find)  # a batch may have left many branches
+    for branch in found:
+        branch_id, record = branch.branch_id, None
+        if branch_id.batch_id is not None:
+            query_id = branch_id.owner.query_id
+            record = find(TransactionId(pipeline.name, query_id, branch_id.batch_id))
+        if record is None or (named := _committed_as(record, branch_id)) is None:
+            orphans.append(branch)
+        elif error := verbs.outcome_of_commit(sink, named):
+            logger.error("%s is left to the next sweep: %s", branch_id, error)
+        else:
             logger.error(
                 "%s is complete, and %s was found prepared in %r: its server went back in time (a "
                 "standby was promoted that lacked some of it, or a backup was restored). It is "
@@ -173,5 +178,14 @@ def _commit_again(sink: AnySink, found: Committable, pipeline: Pipeline) -> bool
                 branch_id,
                 sink,
             )
-            return True
-    return False
+    return orphans
+
+
+def _committed_as(record: TransactionRecord, branch_id: BranchId) -> Committable | None:
+    """The branch as a finished record names it; None where it names none, or it was ruled out."""
+    if not record.state.is_finished:
+        return None
+    for committable in record.committables():
+        if committable.branch_id == branch_id and not record.is_ruled_out(committable):
+            return committable
+    return None

@@ -1,23 +1,37 @@
 """The protocol on one page: what happens to a batch, from its rows to their visibility.
 
-    deliver   previous ─► find ─► write ─► vote ─► DECIDE ─► commit ─► complete ─► sweep ─► drain
-                                   └── any failure: abort ──┘   └── any failure: only the log says
-                                                                     what holds
-    recover   for each unfinished record: decide or abandon it, commit it; then sweep
-    pending   the batch that waits for Spark's checkpoint: decide, commit, complete, sweep
+    deliver   the batch before ─► find ─► write ─► vote ─► DECIDE ─► commit ─► complete ─► sweep
+                                            └─ any failure: ─┘ └─ any failure: the next start
+                                               abort              continues from the log
+              a replay of a complete batch is read to its end (drain) and not written
+    recover   for each unfinished record: decide or abandon it; commit what is decided; then sweep
 
-A batch moves left to right and never back. The point of no return is the write of DECIDED: before
-it is sent every failure aborts, after it nothing does. commit="immediate" sends it in
-`Decider.decide`, "after_checkpoint" in `commit_pending` or `recover`. Where rows and record share
-one transaction, its COMMIT is the decision.
+The point of no return is the write of DECIDED to the log. A decided batch never becomes undecided:
+each of its branches is committed, in this process or a later one. Three deciders write it:
 
-Invariants (docs/protocol.md has all of them):
+    setting                     decider          `decide` writes      DECIDED follows
+    commit="immediate"          Immediate        DECIDED              at once
+    commit="after_checkpoint"   AfterCheckpoint  PREPARED             when Spark's commit log has
+                                                                      the batch: `commit_pending`,
+                                                                      or `recover` after a crash
+    "immediate", and the log    WithTheLog       rows and COMPLETE    in the same transaction
+    is in the only sink's                        in one transaction
+    database
 
-* I1, I2: only what a decision names is committed, and all of it;
+PREPARED protects its branches from every sweep until Spark's checkpoint shows whether the batch is
+decided or abandoned.
+
+Invariants (docs/protocol.md has their reasons, and the tests that hold them):
+
+* I1: all branches of a batch end the same way, unless an operator rules otherwise;
+* I2: only what a decision names is committed, and a decision names only what is prepared;
 * I3: a decision changes only by an amendment that replaces what is proven lost, or what an operator
   has ruled to be rewritten;
+* I4: a second commit of a branch changes nothing visible;
 * I5: batch N+1 is not written while N is undecided;
-* I6: nothing is aborted that belongs to a younger incarnation or that an unfinished record names.
+* I6: an older driver writes nothing to the log, and harms no branch of a newer one;
+* I7: nothing of an aborted attempt ever becomes visible;
+* I8: when faults stop, every branch ends: none is left open or prepared.
 """
 
 from __future__ import annotations
@@ -31,14 +45,14 @@ from sparkonce.errors import (
     ProtocolError,
     SparkOnceError,
 )
-from sparkonce.protocol.amending import rewrite_lost
+from sparkonce.protocol.amending import lost_for_good, rewrite_lost
 from sparkonce.protocol.committing import commit_branches
 from sparkonce.protocol.deciders import Decider, decide_prepared
 from sparkonce.protocol.decisions import Move, next_move
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.preparing import aborting_on_failure, prepare
-from sparkonce.protocol.rewriting import cannot_redo, replay_difference
+from sparkonce.protocol.rewriting import replay_difference
 from sparkonce.protocol.sweeping import sweep, sweeping_when_fenced
 from sparkonce.steps import step
 from sparkonce.txn_log.identity import check_offsets
@@ -57,22 +71,22 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
     When it returns, the batch is complete, or, with commit="after_checkpoint", `decider.pending`.
 
     Raises:
-        SinkError: see `sparkonce.errors`; Spark's replay of the batch continues from there.
+        SinkError: the query fails; see `sparkonce.errors`. The next start continues from the log.
         FencedError: a newer driver holds the pipeline.
     """
     delivering = step("deliver", batch=batch.batch_id, pipeline=lease.name)
     with delivering, sweeping_when_fenced(lease):
-        commit_previous(batch, lease, decider)  # I5: the batch before is decided first
+        commit_previous(batch, lease, decider)  # I5
         record = find(batch, lease)
         is_replay = record is not None
         if record is None:
             write_began = lease.pipeline.clock()
             with aborting_on_failure(lease):  # presumed abort: nothing is written
                 prepared = prepare(batch, lease, decider.vote)
-            # From here on only the log says what holds: nothing more is aborted.
+            # The point of no return: once the log may have the record, only the log decides.
             record = decider.decide(prepared, lease, write_began=write_began)
         if record.state is State.DECIDED:
-            record = commit(record, batch, lease)  # until every branch is proven committed
+            record = commit_or_rewrite(record, batch, lease)
             record = complete(record, lease)
         if record.state.is_finished:
             clean_up(record, lease)
@@ -83,26 +97,26 @@ def deliver(batch: Batch, lease: Lease, decider: Decider) -> None:
 def recover(lease: Lease) -> None:
     """Finish what earlier drivers decided, and abort what they left undecided.
 
-    Lost branches of the batch that Spark is about to replay are left to `deliver`. If the
-    checkpoint cannot be read, no lost branch is rewritten and no prepared batch is decided.
+    Lost branches of the batch that Spark is about to replay are left to `deliver`, which can
+    rewrite them. An operator's command may have no checkpoint to read: then no prepared batch is
+    decided or abandoned.
 
     Raises:
         PreparedBranchLostError: branches of a batch are lost that Spark does not replay.
+        SinkError: an outcome is unknown, or the target refuses a branch.
+        FencedError: a newer driver holds the pipeline.
     """
     committed = lease.pipeline.checkpoint.committed()
     with step("look", pipeline=lease.name) as looking:
         unfinished = lease.pipeline.ask_log(
             lambda: lease.pipeline.log.unfinished(lease.pipeline.name), looking
         )
-    problems: list[SparkOnceError] = []
     with step("recover", pipeline=lease.name):
-        for found in unfinished:
-            problem = finish(found, committed, lease)
-            problems += [] if problem is None else [problem]  # others must not expire meanwhile
-    if not any(isinstance(problem, FencedError) for problem in problems):
-        sweep(lease)  # what is left over may be what a commit waits for
-    if problems:
-        raise problems[0]
+        problems = [finish(record, committed, lease) for record in unfinished]
+    sweep(lease)  # also after a problem: an orphan's lock may be what blocks a commit
+    for problem in problems:
+        if problem is not None:
+            raise problem
 
 
 def commit_pending(lease: Lease, decider: Decider) -> bool:
@@ -118,7 +132,7 @@ def commit_pending(lease: Lease, decider: Decider) -> bool:
     record = decider.decide_pending(lease)
     if record is not None:
         if record.state is State.DECIDED:
-            record = commit(record, None, lease)
+            record = commit_or_rewrite(record, None, lease)
             clean_up(complete(record, lease), lease)
         decider.pending = None  # not before: after an interrupt (Ctrl-C) the next call continues
     return decider.pending is None
@@ -156,7 +170,7 @@ def find(batch: Batch, lease: Lease) -> TransactionRecord | None:
         record = decide_or_abandon(record, lease)  # recovery left it: Spark had not begun it
         sweep(lease)
     if record.state is State.PREPARED or record.token > lease.token:
-        # Nothing older is undecided any more: another driver has prepared it since.
+        # Spark has begun the batch here, so nothing older was left prepared.
         raise FencedError(
             f"{record.id} is {record.state} by another driver (token {record.token}) since this "
             f"one (token {lease.token}) began: let that one run, or stop it and start again"
@@ -173,8 +187,6 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
     has_begun = committed is not None and checkpoint.has_offsets(batch_id)
     move = next_move(record.state, batch_id=batch_id, committed=committed, has_begun=has_begun)
     if move is Move.DECIDE:
-        if not lease.is_last():  # the commits/N that is seen there is another driver's
-            raise lease.overtaken(batch_id)
         return decide_prepared(record, lease)
     if move is Move.LEAVE:
         logger.warning(
@@ -191,7 +203,9 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
     return standing
 
 
-def commit(record: TransactionRecord, batch: Batch | None, lease: Lease) -> TransactionRecord:
+def commit_or_rewrite(
+    record: TransactionRecord, batch: Batch | None, lease: Lease
+) -> TransactionRecord:
     """Commit every branch; what is proven lost is rewritten from the replay, and amended.
 
     Args:
@@ -213,9 +227,7 @@ def commit(record: TransactionRecord, batch: Batch | None, lease: Lease) -> Tran
             lost = commit_branches(record, lease, is_replayed=is_replayed)
     if lost:
         why = _NO_REPLAY if batch is None else "each time they were lost again"
-        error = cannot_redo(record, lost, why)
-        lease.raise_if_fenced(error)  # an operator may have ended them
-        raise error
+        raise lost_for_good(record, lost, why, lease)
     return record
 
 
@@ -263,6 +275,9 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
 
     Returns:
         Why it is not complete; None when it is, or when Spark's replay continues with it.
+
+    Raises:
+        FencedError: a newer driver finishes it.
     """
     replay = None if committed is None else lease.transaction_id(committed + 1)
     try:
@@ -274,9 +289,15 @@ def finish(record: TransactionRecord, committed: int | None, lease: Lease) -> Sp
             lost = commit_branches(record, lease, is_replayed=record.id == replay)
             if not lost:
                 complete(record, lease)
+    except FencedError:
+        raise
     except SparkOnceError as error:
         return error
-    # Spark's replay of the batch, if one comes, rewrites what is lost.
-    if lost and record.id != replay and (replay is not None or State.PREPARED in record.times):
-        return cannot_redo(record, lost, _NO_REPLAY)
+    # `deliver` rewrites what is lost, if Spark still replays the batch. Whether it does is unknown
+    # where no checkpoint can be read, except for a batch that was decided after Spark moved on.
+    is_replay_possible = record.id == replay or (
+        replay is None and State.PREPARED not in record.times
+    )
+    if lost and not is_replay_possible:
+        return lost_for_good(record, lost, _NO_REPLAY, lease)
     return None

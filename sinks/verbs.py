@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from sparkonce.errors import CommitUnresolvedError, SparkOnceError
+from sparkonce.errors import CommitUnresolvedError, SinkUnavailableError, SparkOnceError
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.parallel import at_once
@@ -114,9 +114,9 @@ def outcome_of_commit(
     """Commit one branch, and return its error instead of raising it."""
     try:
         (commit or sink.commit)(committable)
-    except SparkOnceError as error:
-        return error
     except Exception as error:  # noqa: BLE001 - the caller raises it
+        if isinstance(error, SparkOnceError) and not isinstance(error, SinkUnavailableError):
+            return error
         # An error that sparkonce does not know says nothing about the outcome.
         unresolved = CommitUnresolvedError(
             f"{sink!r} raised {type(error).__name__} from commit: {error}", committable.branch_id

@@ -121,7 +121,7 @@ def last_entry(checkpoint: Folder) -> Entry | None:
         ) from error
 
 
-def is_last_entry(checkpoint: Folder, entry: Entry) -> bool:
+def is_newest_entry(checkpoint: Folder, entry: Entry) -> bool:
     """Whether no driver has entered since; see `last_entry`."""
     found = FolderPlace(checkpoint).load(_DRIVERS, entry.version)
     return found is not None and found.version == entry.version

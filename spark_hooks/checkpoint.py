@@ -29,7 +29,7 @@ from sparkonce.spark_hooks.binding import (
     Entry,
     bind,
     enter,
-    is_last_entry,
+    is_newest_entry,
     last_entry,
     read_binding,
 )
@@ -166,9 +166,9 @@ class CheckpointFiles:
         return last_entry(self._folder)
 
     @_step
-    def is_last_entry(self, entry: Entry) -> bool:
+    def is_newest_entry(self, entry: Entry) -> bool:
         """Whether no driver has entered since."""
-        return is_last_entry(self._folder, entry)
+        return is_newest_entry(self._folder, entry)
 
     @_step
     def enter(

@@ -117,7 +117,7 @@ class CheckpointEntrance:
             return False  # a late driver would fence its successor before noticing that it is late
         return self._query.enter(self._last_entry, self.claim.driver, incarnation.fenced_run)
 
-    def is_last(self) -> bool:
+    def is_newest_entry(self) -> bool:
         return self._query.is_ours()
 
     def log_start(self, settings: Settings, driver: Driver) -> None:

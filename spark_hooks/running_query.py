@@ -250,7 +250,7 @@ class RunningQuery:
 
     def is_ours(self) -> bool:
         """Whether no driver has entered the checkpoint since this one."""
-        return self._entry is not None and self.files.is_last_entry(self._entry)
+        return self._entry is not None and self.files.is_newest_entry(self._entry)
 
     def open_log(self, *, create: bool = True) -> TransactionLog:
         """Open the transaction log that is inside this checkpoint."""

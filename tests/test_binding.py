@@ -12,7 +12,7 @@ from sparkonce.spark_hooks.binding import (
     Binding,
     bind,
     enter,
-    is_last_entry,
+    is_newest_entry,
     last_entry,
     read_binding,
 )
@@ -38,11 +38,11 @@ def assert_bound_once(checkpoint: Folder) -> None:
     first = enter(checkpoint, None, "host:1", "run-1")
     assert first is not None
     assert enter(checkpoint, None, "host:2", "run-2") is None
-    assert is_last_entry(checkpoint, first)
+    assert is_newest_entry(checkpoint, first)
     second = enter(checkpoint, last_entry(checkpoint), "host:2", "run-2")
     assert second is not None
-    assert is_last_entry(checkpoint, second)
-    assert not is_last_entry(checkpoint, first)
+    assert is_newest_entry(checkpoint, second)
+    assert not is_newest_entry(checkpoint, first)
 
 
 def test_checkpoint_is_bound_once(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_entry_whose_answer_is_lost(tmp_path: Path, faults: list[str], is_first:
     entry = enter(folder, seen, "host:1", "run-1")
     assert entry is not None
     assert folder.faults == []
-    assert is_last_entry(folder, entry)
+    assert is_newest_entry(folder, entry)
 
 
 def test_entry_that_cannot_be_written(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_driver_whose_token_is_replaced_enters_first(tmp_path: Path, run_id: str
     assert enter(folder, None, "host:1", run_id) is not None
     entry = enter(folder, None, "host:2", "run-2", "run-0")
     assert entry is not None
-    assert is_last_entry(folder, entry)
+    assert is_newest_entry(folder, entry)
 
 
 def test_run_that_another_has_followed_does_not_enter_again(tmp_path: Path) -> None:

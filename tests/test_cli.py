@@ -567,7 +567,9 @@ def test_settlement_is_asked_for(
     assert head is not None
     if answer == "y":
         assert (code, [word.why for word in record.settled]) == (0, ["the disk is gone"])
-        assert re.search("No sink was asked.*Stop the driver.*recover.*Only after that", said, re.DOTALL)
+        assert re.search(
+            "No sink was asked.*Stop the driver.*recover.*Only after that", said, re.DOTALL
+        )
     else:
         assert (code, record.settled, head.token) == (INTERRUPTED, (), 1)
 

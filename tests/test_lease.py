@@ -33,8 +33,8 @@ def test_acquire_fences_the_driver_before(world: World) -> None:
     younger.lease.check()
     with pytest.raises(FencedError, match="holds token 1.*took token 2"):
         older.lease.check()
-    assert older.lease.is_fenced()
-    assert not younger.lease.is_fenced()
+    assert older.lease.fenced()
+    assert younger.lease.fenced() is None
 
 
 def test_lease_that_was_released(world: World) -> None:
@@ -43,7 +43,7 @@ def test_lease_that_was_released(world: World) -> None:
     driver.lease.release()
     with pytest.raises(FencedError, match="was released"):
         driver.lease.check()
-    assert not driver.lease.is_fenced()
+    assert driver.lease.fenced() is None
 
 
 def test_checkpoint_that_another_driver_has_entered(
@@ -64,6 +64,6 @@ def test_log_that_is_unreachable_proves_no_fence(
         raise LogUnavailableError("unreachable")
 
     monkeypatch.setattr(SqliteLog, "check_token", unreachable)
-    assert not driver.lease.is_fenced()
+    assert driver.lease.fenced() is None
     with pytest.raises(LogUnavailableError):
         driver.lease.check()

@@ -26,6 +26,7 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     PrepareRejectedError,
     ProtocolError,
+    SinkUnavailableError,
 )
 from sparkonce.failpoints import InjectedError
 from sparkonce.model import BranchId, Committable, Owner
@@ -395,7 +396,7 @@ def test_branch_written_again_that_is_too_old_is_not_named(world: World) -> None
     crash_at(world, "decide.after")
     lose(world, "left", 0)
     world.kinds["left"] = SlowAgain
-    with pytest.raises(PrepareRejectedError, match=r"'left' prepared a branch .* may drop"):
+    with pytest.raises(PrepareRejectedError, match=r"'left' prepared a branch .* may have dropped"):
         world.start(Process())
     (record,) = world.history()
     assert (record.state, record.revision, record.lost) == (State.DECIDED, 0, ())
@@ -624,6 +625,14 @@ def test_error_of_a_publication_is_repeated(world: World) -> None:
     world.check()
 
 
+def test_commit_that_finds_its_target_unavailable_is_repeated(world: World) -> None:
+    """A sink may say so with the error that `validate` raises: nothing was refused for good."""
+    unavailable = SinkUnavailableError("the server is starting")
+    world.on_call(raising("commit", unavailable, unavailable, unavailable), "left")
+    world.start(Process())
+    world.check()
+
+
 def test_zombie_that_wakes_up_behind_an_abandonment_is_fenced(world: World) -> None:
     """It commits nothing of a batch that a newer driver abandoned and replayed meanwhile."""
     world.commit = "after_checkpoint"
@@ -659,7 +668,7 @@ def test_checkpoint_that_cannot_be_read_before_the_decision(
     """Nothing is decided, so the prepared branches are aborted."""
     world.commit = commit
     driver = world.driver(process := Process())
-    monkeypatch.setattr(MemoryEntrance, "is_last", lambda self: bool(1 / 0))
+    monkeypatch.setattr(MemoryEntrance, "is_newest_entry", lambda self: bool(1 / 0))
     with pytest.raises(PrepareRejectedError, match="cannot be read: ZeroDivisionError"):
         driver.deliver(world.batch(process))
     monkeypatch.undo()
@@ -670,7 +679,7 @@ def test_checkpoint_that_cannot_be_read_before_the_decision(
 
 @pytest.mark.parametrize("has_committed", [True, False])
 @pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
-@pytest.mark.parametrize("log", ["copy", "older copy", "another"])
+@pytest.mark.parametrize("log", ["copy", "older copy", "copy with equal tokens", "another"])
 def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
     world: World, tmp_path: Path, commit: CommitPolicy, log: str, has_committed: bool
 ) -> None:
@@ -684,8 +693,11 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
     other = with_another_log(world, tmp_path)
     if log == "older copy":
         copy_log(world, other)
-    for _ in range(3):
-        old = world.driver(process := Process())
+    for _ in range(2):
+        world.driver(Process())
+    if log == "copy with equal tokens":
+        copy_log(world, other)
+    old = world.driver(process := Process())
     old.recover()
     begun: list[Driver] = []
 
@@ -698,6 +710,7 @@ def test_driver_that_wakes_behind_one_with_another_copy_of_the_log(
             changes["adopt"] = (old.incarnation.owner.log_id,)
         driver = Process()
         begun.append(other.driver(driver, **changes))
+        assert (begun[0].lease.token == old.lease.token) is (log == "copy with equal tokens")
         begun[0].recover()
         begun[0].deliver(other.batch(driver))
         if has_committed:
@@ -1231,6 +1244,31 @@ def test_branch_of_a_complete_batch_on_a_server_that_went_back_in_time(
     assert not store.prepared
     assert store.rows() == rows
     assert ("went back in time" in caplog.text) is is_complete
+
+
+def test_branch_that_cannot_be_committed_again_keeps_no_orphan(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left for the next sweep. An orphan, which may hold locks, is aborted all the same."""
+
+    class Listing(MemorySink):
+        lists_uncommitted_only: ClassVar[bool] = True
+
+    world.kinds["left"] = Listing
+    driver = world.driver(process := Process())
+    driver.deliver(world.batch(process))
+    store, rows = world.stores["left"], world.stores["left"].rows()
+    name = next(iter(store.visible))
+    store.prepared[name] = store.visible.pop(name)  # the server went back in time
+    store.prepared[name.replace(".p0.", ".p9.")] = [7]  # an orphan
+    (left,) = [sink for sink in world.sinks if sink.name == "left"]
+    left.fail = always_raising("commit", "no route to host")
+    driver.sweep()
+    assert list(store.prepared) == [name]
+    assert "no route to host" in caplog.text
+    left.fail = lambda verb: None
+    driver.sweep()
+    assert store.rows() == rows
 
 
 @pytest.mark.parametrize("verb", ["find_branches", "abort"])

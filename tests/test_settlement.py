@@ -311,6 +311,29 @@ def test_driver_that_ran_on_is_fenced_by_the_word(
     is_as_ruled(world)
 
 
+@pytest.mark.parametrize("ruling", GIVEN_UP)
+def test_driver_that_resumes_in_its_recovery_reports_no_loss(
+    tmp_path: Path, ruling: Ruling
+) -> None:
+    """Spark has moved on, so the branch looks lost for good: but an operator has ended it.
+
+    The error of a loss would ask for a ruling, and for the rows to be entered, a second time.
+    """
+    world = World(tmp_path, BATCHES, "after_checkpoint")
+    crash_at(world, "commit.before")
+
+    def rule() -> None:
+        chosen = branches(world)
+        settle(world, ruling, *chosen)
+        assert [ends(world, branch) for branch in chosen] == [End.ENDED, End.ENDED]
+
+    with at_point("commit.before", rule) as fault, pytest.raises(FencedError):
+        world.start(Process())
+    assert fault.fired
+    world.start(Process())
+    is_as_ruled(world)
+
+
 @pytest.mark.parametrize("policy", ["immediate", "after_checkpoint"])
 @pytest.mark.parametrize("ruling", GIVEN_UP)
 def test_driver_that_repeats_a_commit_is_stopped_by_the_word(

@@ -231,7 +231,7 @@ class MemoryEntrance:
         self._spark.driver = self
         return True
 
-    def is_last(self) -> bool:
+    def is_newest_entry(self) -> bool:
         return self._spark.driver is self
 
 

@@ -1,4 +1,4 @@
-"""An operator's ruling on a branch whose outcome nobody can prove; it overrides every proof.
+"""An operator's ruling on a branch whose outcome nobody can prove. A later proof overrides it.
 
     DECIDED ──settle──► DECIDED, with a settlement ──the next start──► SETTLED
 
