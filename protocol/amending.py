@@ -12,8 +12,9 @@ import logging
 from sparkonce.errors import PreparedBranchLostError, PrepareRejectedError, settle_command
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
-from sparkonce.protocol.preparing import aborting_on_failure, ask_for_vote, check_safe, vote
+from sparkonce.protocol.preparing import aborting_on_failure, check_safe, vote
 from sparkonce.protocol.rewriting import Lost, Rewrite, cannot_redo
+from sparkonce.sinks import verbs
 from sparkonce.steps import step
 from sparkonce.txn_log.record import TransactionRecord
 
@@ -85,7 +86,7 @@ def _rewritten(
     if difference := rewrite.difference(record, written):
         raise lost_for_good(record, lost, f"Spark's replay differs: {difference}", lease)
     # In two phases, whatever the pipeline's decider: the batch is decided already.
-    voted = vote(batch.batch_id, written, lease, ask_for_vote, write_pass=rewrite.write_pass)
+    voted = vote(batch.batch_id, written, lease, verbs.vote, write_pass=rewrite.write_pass)
     branches = (c for share in voted.values() for c in share.committables)
     check_safe(record.id, branches, now=lease.pipeline.clock(), write_began=write_began)
     return rewrite.amend(record, voted, [committable for committable, _ in lost])

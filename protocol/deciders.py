@@ -30,8 +30,9 @@ from sparkonce.model import BranchId, Committable
 from sparkonce.protocol.decisions import is_checkpointed
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Pipeline
-from sparkonce.protocol.preparing import aborting_on_failure, ask_for_vote, check_safe
+from sparkonce.protocol.preparing import aborting_on_failure, check_safe
 from sparkonce.protocol.sweeping import sweep
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import CommitsOnePhase, Publishes
 from sparkonce.steps import step
@@ -76,7 +77,7 @@ class Decider(ABC):
         self, sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
         """Let the sink vote, in the way that this decision needs."""
-        return ask_for_vote(sink, branch_id, committables)
+        return verbs.vote(sink, branch_id, committables)
 
 
 class Immediate(Decider):
@@ -100,12 +101,10 @@ class AfterCheckpoint(Decider):
             write = lease.pipeline.log.prepare
             self.pending = _record_first(write, record, lease, holding, write_began)
         safe_s = min((c.safe_until or math.inf for c in record.committables()), default=math.inf)
-        logger.info(
-            "%s is prepared and waits for Spark's checkpoint%s",
-            record.id,
-            f"; its servers keep it for {safe_s - lease.pipeline.clock():.0f} s"
-            * math.isfinite(safe_s),
-        )
+        limit = ""
+        if math.isfinite(safe_s):
+            limit = f"; its servers keep it for {safe_s - lease.pipeline.clock():.0f} s"
+        logger.info("%s is prepared and waits for Spark's checkpoint%s", record.id, limit)
         return self.pending
 
     def decide_pending(self, lease: Lease) -> TransactionRecord | None:

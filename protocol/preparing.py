@@ -17,7 +17,6 @@ from sparkonce.model import ATTEMPT_BOUND, DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.sweeping import sweep
-from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.committables import check_committable
 from sparkonce.steps import step
@@ -106,13 +105,6 @@ def _ask(
             raise
         logger.warning("%r votes once more, after a sweep: %s", sink, error)
         return ask(sink, branch_id, committables)
-
-
-def ask_for_vote(
-    sink: AnySink, branch_id: BranchId, committables: Sequence[Committable]
-) -> Sequence[Committable]:
-    """The usual vote, for a commit in two phases."""
-    return verbs.vote(sink, branch_id, committables)
 
 
 def check_safe(

@@ -48,7 +48,7 @@ from sparkonce.errors import (
 from sparkonce.protocol.amending import lost_for_good, rewrite_lost
 from sparkonce.protocol.committing import commit_branches
 from sparkonce.protocol.deciders import Decider, decide_prepared
-from sparkonce.protocol.decisions import Move, next_move
+from sparkonce.protocol.decisions import Fate, fate_of_prepared
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.preparing import aborting_on_failure, prepare
@@ -185,10 +185,10 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
     batch_id, checkpoint = record.id.batch_id, lease.pipeline.checkpoint
     committed = checkpoint.committed()
     has_begun = committed is not None and checkpoint.has_offsets(batch_id)
-    move = next_move(record.state, batch_id=batch_id, committed=committed, has_begun=has_begun)
-    if move is Move.DECIDE:
+    fate = fate_of_prepared(batch_id, committed=committed, has_begun=has_begun)
+    if fate is Fate.DECIDE:
         return decide_prepared(record, lease)
-    if move is Move.LEAVE:
+    if fate is Fate.LEAVE:
         logger.warning(
             "%s is prepared, and is left so: %s cannot be read, or has not begun it",
             record.id,
@@ -199,7 +199,7 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
         standing = lease.pipeline.ask_log(
             lambda: lease.pipeline.log.abandon(record, lease.token), abandoning
         )
-    logger.info("%s was prepared and Spark did not commit it: it is replayed", record.id)
+    logger.info("%s was prepared, and Spark has not committed it: %s", record.id, standing.state)
     return standing
 
 
@@ -222,9 +222,10 @@ def commit_or_rewrite(
     is_replayed = batch is not None
     lost = commit_branches(record, lease, is_replayed=is_replayed)
     for _ in range(_MOST_REWRITES):
-        if lost and batch is not None:
-            record = rewrite_lost(record, lost, batch, lease)
-            lost = commit_branches(record, lease, is_replayed=is_replayed)
+        if not lost or batch is None:
+            break
+        record = rewrite_lost(record, lost, batch, lease)
+        lost = commit_branches(record, lease, is_replayed=is_replayed)
     if lost:
         why = _NO_REPLAY if batch is None else "each time they were lost again"
         raise lost_for_good(record, lost, why, lease)

@@ -83,7 +83,10 @@ class SinkUnavailableError(SinkError):
 
 
 class PrepareRejectedError(SinkError):
-    """The target does not take these rows. The batch is aborted in every sink."""
+    """The target does not take these rows now. An undecided batch is aborted in every sink.
+
+    A decided batch, whose lost branches were being rewritten, stays decided.
+    """
 
 
 class CommitUnresolvedError(SinkError):
