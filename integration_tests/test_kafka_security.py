@@ -75,7 +75,7 @@ Config = dict[str, Any]
 # The fixtures of `test_kafka_sink`, with this module's `kafka` and `topic`.
 owner, world = (getattr(contract, name) for name in ("owner", "world"))
 
-DOCS = Path(__file__).parents[1] / "docs" / "kafka.md"
+DOCS = Path(__file__).parents[1] / "docs" / "howto" / "kafka-security.md"
 PASSWORDS = {name: f"pa55-for-{name}" for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")}
 """Each mechanism has its own, so that none works for another."""
 
@@ -243,7 +243,7 @@ class Right:
 
 
 def documented_rights() -> list[Right]:
-    """The rights that the commands in docs/kafka.md allow."""
+    """The rights that the commands in docs/howto/kafka-security.md allow."""
     found = []
     for line in re.findall(r"^kafka-acls\.sh --add .*$", DOCS.read_text(), re.MULTILINE):
         words = shlex.split(line)
@@ -761,7 +761,7 @@ def test_right_that_is_missing(
     """`validate` names it, before any data moves; once it is given, validation succeeds."""
     rights.give(user, [right for right in RIGHTS if right != missing])
     sink = make_sink("MTLS", keys.client(user))
-    refused(sink, missing.words, "docs/kafka.md")
+    refused(sink, missing.words, "docs/howto/kafka-security.md")
     rights.give(user, [missing])
     sink.validate(VALUE)
 

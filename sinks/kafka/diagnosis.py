@@ -70,7 +70,9 @@ def _failure(patience: Patience, look: Callable[[], object], where: str) -> Find
         right = missing_right(error)
         if right is not None:
             return Finding(
-                Level.ERROR, f"{right} is not allowed", "add the ACL (see docs/kafka.md)"
+                Level.ERROR,
+                f"{right} is not allowed",
+                "add the ACL (see docs/howto/kafka-security.md)",
             )
         return Finding(
             Level.ERROR,

@@ -63,7 +63,8 @@ class KafkaSink(
     The rows have the columns of Spark's own Kafka sink: `value`, and optionally `key`, `topic`,
     `partition`, `headers` and `timestamp`. Keys land in the same partition as with Java. With
     `value_format` the rows may have any columns, which together make the value, or a column `value`
-    of structs alongside Spark's other columns. A null `value` is a tombstone. See docs/kafka.md.
+    of structs alongside Spark's other columns. A null `value` is a tombstone. See
+    docs/howto/kafka.md and docs/howto/kafka-typed-rows.md.
 
     A prepared transaction lives for its timeout: by default the broker's
     ``transaction.max.timeout.ms``, 15 minutes. If the driver is down for longer, the branch is

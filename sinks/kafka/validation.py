@@ -120,7 +120,7 @@ class Validation:
         if isinstance(error, errors.AuthorizationError):
             return ConfigurationError(
                 f"{self.where}: the sink needs {missing_right(error) or error}, which is not "
-                "allowed; add the ACL (see docs/kafka.md)"
+                "allowed; add the ACL (see docs/howto/kafka-security.md)"
             )
         kind = SinkUnavailableError if is_transient(error) else ConfigurationError
         return kind(
@@ -151,7 +151,7 @@ class Validation:
             raise ConfigurationError(
                 f"{self.where}: the sink needs {' and '.join(missing)} on the topic, which is not "
                 "allowed (Read is for the marker that proves a commit); add the ACL (see "
-                "docs/kafka.md)"
+                "docs/howto/kafka-security.md)"
             )
 
     def _timeout(self) -> int:
