@@ -249,7 +249,7 @@ DUCKDB_READS = {
 def test_duckdb_reads_what_was_written(
     spark: SparkSession, tmp_path: Path, name: Any, compression: Any
 ) -> None:
-    """With the settings that docs/s3.md gives; without what it does not know."""
+    """With the settings that docs/howto/s3-reading.md gives; without what it does not know."""
     wanted = FileFormat(name, (), compression, 8 << 20, 32)
     # It takes intervals in Parquet for integers, base64 for itself, JSON's numbers for doubles.
     not_read = {"parquet": ["span"], "json": ["bytes", "money"], "csv": []}[name]

@@ -451,7 +451,7 @@ def test_what_folders_give_back(
     written: list[str | None],
     is_read: list[str | None],
 ) -> None:
-    """What docs/s3.md says; times are the same in a session with another zone than the writer's."""
+    """What docs/howto/s3-reading.md says; a session with another zone reads the same times."""
 
     def column(texts: list[str | None]) -> pa.Array[Any]:
         if pa.types.is_string(kind):

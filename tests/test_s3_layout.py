@@ -302,7 +302,7 @@ def test_server_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> N
     [((), None, 242), (("day",), None, 43), ((), 8 << 20, 70), ((), 32 << 20, 281)],
 )
 def test_largest_file(folders: tuple[str, ...], part_bytes: int | None, gib: int) -> None:
-    """What docs/s3.md says of it; the rest of the 10,000 parts holds what comes when it is full."""
+    """What docs/howto/s3.md says; the rest of the 10,000 parts holds what comes when it is full."""
     sizes = FileFormat("parquet", folders, "zstd", part_bytes, 32).part_sizes
     assert sum(map(sizes.of, range(1, ROLL_AT_PARTS + 1))) >> 30 == gib
     assert sum(map(sizes.of, range(ROLL_AT_PARTS + 1, MAX_PARTS + 1))) >= 4 << 30

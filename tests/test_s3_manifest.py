@@ -134,7 +134,7 @@ def test_what_is_written_is_read(count: int) -> None:
 
 @pytest.mark.parametrize("extension", ["parquet", "json", "json.gz", "json.zst", "csv.gz"])
 def test_pattern_for_readers_that_hide_nothing(tmp_path: Path, extension: str) -> None:
-    """The one of docs/s3.md names rows in every folder, and no manifest."""
+    """The one of docs/howto/s3-reading.md names rows in every folder, and no manifest."""
     place, branch_id = Place("lake", ""), BranchId(OWNER, 7, 3, "s3", 0, 1)
     keys = [file_key(place, folder, branch_id, 0, extension) for folder in ("", "day=x/")]
     for name in (*keys, *(FOLDER + span.name for span in (Span(0, 99), Span(100, 100)))):

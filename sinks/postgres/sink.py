@@ -88,7 +88,7 @@ class PostgresSink(
 
     With load="direct" each task loads its rows into the target itself and leaves a prepared
     transaction: rows become visible task by task. If this is the pipeline's only sink and the log
-    is in the same database, one transaction commits both. See `docs/postgres.md`.
+    is in the same database, one transaction commits both. See `docs/howto/postgres.md`.
 
     Args:
         conninfo: as psycopg takes it: a URL, or ``host=… dbname=…``. No message shows it.

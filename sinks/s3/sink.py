@@ -64,14 +64,14 @@ class S3Sink(
 
     It works with every server that has S3's multipart uploads. Rows are streamed, so with the
     default settings a task needs less than 256 MiB of memory for files of any size. After 9,000
-    parts, which are 242 GiB on Amazon's S3, a task starts another file (`docs/s3.md`).
+    parts, which are 242 GiB on Amazon's S3, a task starts another file (`docs/howto/s3.md`).
 
     Each object appears whole; all objects of a batch appear together to `sparkonce.read_committed`
     and `sparkonce.committed_dataset`, through a manifest below ``_sparkonce/``.
 
     Rights: s3:PutObject, s3:GetObject, s3:AbortMultipartUpload and s3:ListMultipartUploadParts on
     the prefix, and s3:DeleteObject on ``_sparkonce/`` below it; s3:ListBucket and
-    s3:ListBucketMultipartUploads on the bucket. docs/s3.md has more.
+    s3:ListBucketMultipartUploads on the bucket. docs/howto/s3-operations.md has more.
 
     Args:
         url: ``s3://BUCKET/PREFIX``. The bucket must exist.
