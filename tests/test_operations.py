@@ -1,4 +1,4 @@
-"""The runbook knows every error, and every command that it names is there."""
+"""The pages for operators know every error, and every command that they name is there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,27 @@ from sparkonce.cli.main import cli
 from sparkonce.txn_log.settlement import Ruling
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs" / "operations.md").read_text()
+DOCS = ROOT / "docs"
+GUIDES = ("monitoring", "in-doubt", "stuck-query", "adopting", "moving", "leaving", "upgrades")
+
+
+def text_of(*pages: Path) -> str:
+    return "\n".join(page.read_text() for page in pages)
+
+
+ERRORS = text_of(DOCS / "reference" / "errors.md", *DOCS.glob("reference/errors/*.md"))
+COMMANDS = text_of(DOCS / "reference" / "commands.md", *DOCS.glob("reference/commands/*.md"))
+TEXT = "\n".join((ERRORS, COMMANDS, text_of(*(DOCS / "howto" / f"{name}.md" for name in GUIDES))))
+SOURCES = tuple(
+    path
+    for folder in ("src/sparkonce", "sinks", "txn_log", "protocol", "spark_hooks")
+    for path in (ROOT / folder).rglob("*.py")
+)
 
 
 def section(name: str) -> str:
-    found = re.search(rf"^### `{name}`\n(.*?)(?=^##)", TEXT, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/operations.md has no section on {name}"
+    found = re.search(rf"^### `{name}`\n(.*?)(?=^#|\Z)", ERRORS, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/reference/errors has no section on {name}"
     return " ".join(found[1].split())
 
 
@@ -30,7 +45,16 @@ def test_error_is_in_the_runbook(name: str) -> None:
 
 
 def test_runbook_names_no_error_that_is_gone() -> None:
-    assert set(re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)) == set(errors.__all__)
+    assert set(re.findall(r"^### `(\w+)`$", ERRORS, re.MULTILINE)) == set(errors.__all__)
+
+
+def test_every_error_is_in_the_index() -> None:
+    """With a link to its section."""
+    index = (DOCS / "reference" / "errors.md").read_text()
+    for name in set(errors.__all__) - {"SparkOnceError", "SinkError", "LogError"}:
+        found = re.search(rf"^\| \[`{name}`\]\((.*?)#{name.lower()}\)", index, re.MULTILINE)
+        assert found, name
+        assert f"### `{name}`" in (DOCS / "reference" / found[1]).read_text()
 
 
 def test_copy_of_a_log_is_compared_with_what_spark_runs_next() -> None:
@@ -50,20 +74,48 @@ def commands() -> dict[str, click.Command]:
 
 
 def test_every_command_is_in_the_runbook_and_no_other() -> None:
-    named = set(re.findall(r"sparkonce (log \w+|[a-z]+)", " ".join(TEXT.split())))
-    assert commands().keys() <= named
-    prose = {"refuses", "wrote"}
-    assert named - commands().keys() - prose == set()
+    code = re.findall(r"```.*?```|`[^`]+`", TEXT, re.DOTALL)
+    named = set(re.findall(r"\bsparkonce (log \w+|[a-z]+)", " ".join(" ".join(code).split())))
+    assert named == commands().keys()
 
 
 def test_every_option_in_the_runbook_is_there() -> None:
     known = {
         option
-        for command in commands().values()
+        for command in (cli, *commands().values())
         for parameter in command.params
         for option in parameter.opts
     }
-    assert set(re.findall(r"`?(--[a-z]+)", TEXT)) <= known
+    assert set(re.findall(r"`?(--[a-z]+)", TEXT)) <= known | demo_options()
+
+
+def demo_options() -> set[str]:
+    """`demo` hands them on, so that the command line knows them without its extra."""
+    source = (ROOT / "src" / "sparkonce" / "demo" / "__main__.py").read_text()
+    return set(re.findall(r'"(--[a-z]+)"', source))
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_option_of_a_command_is_in_its_section(name: str) -> None:
+    found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", COMMANDS, re.MULTILINE | re.DOTALL)
+    assert found, f"docs/reference/commands has no section on {name}"
+    parameters = commands()[name].params
+    options = {max(p.opts, key=len) for p in parameters if isinstance(p, click.Option)}
+    options = demo_options() if name == "demo" else options
+    assert options <= set(re.findall(r"--[a-z]+", found[1]))
+
+
+def test_pages_and_headings_in_messages_are_there() -> None:
+    """A message names a page, or a page and one of its headings."""
+    named = set()
+    for path in SOURCES:
+        text = re.sub(r'"\s*\n\s*f?[\'"]', "", path.read_text())
+        named |= set(re.findall(r"docs/((?:howto|reference)/[\w/-]+\.md)(?:, ([\w ]+)\))?", text))
+    assert ("howto/in-doubt.md", "Settle a branch") in named
+    for page, heading in named:
+        assert (DOCS / page).is_file(), page
+        text = (DOCS / page).read_text()
+        assert not heading or re.search(rf"^#+ `?{heading}`?$", text, re.MULTILINE), heading
 
 
 @pytest.mark.parametrize("ruling", list(Ruling))

@@ -135,7 +135,7 @@ class DocumentLog(OptimisticLog):
                     f"{', '.join(pipelines)}; nothing was written. Under a new id no driver would "
                     "sweep the branches that carry the old one. Restore the file from a copy of "
                     "any age: it holds only the log's id, which is also in the sparkonce.json of "
-                    "each checkpoint that began in this log (docs/operations.md, "
+                    "each checkpoint that began in this log (docs/reference/errors/log.md, "
                     "LogUnavailableError)"
                 )
         if text is None and not create:
@@ -191,8 +191,8 @@ class DocumentLog(OptimisticLog):
                     f"{self.address}: the document {pipeline}/head was there and is gone; nothing "
                     "was written. Check that the place is mounted and complete. If the document is "
                     "lost, stop the query and restore it from a copy that has the newest batch "
-                    "(docs/operations.md, LogCorruptError); without it, the next start would abort "
-                    "batches that are decided"
+                    "(docs/reference/errors/log.md, Restore a log); without it, the next "
+                    "start would abort batches that are decided"
                 )
             seen = _Seen(None, _Pipeline())
         elif found.text is None and cached is not None:

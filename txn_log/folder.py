@@ -71,7 +71,8 @@ class FolderPlace:
             f"{self.address}: {_file(name, numbers[-1])} is listed there, but a read reports that "
             "it does not exist; nothing was written. If this persists (a broken link, half a "
             "restore), stop the query and restore it from a whole copy that has the newest batch "
-            "(docs/operations.md, LogCorruptError). Do not delete it, or an older file would count"
+            "(docs/reference/errors/log.md, Restore a log). Do not delete it, or an "
+            "older file would count"
         )
 
     def swap(self, name: str, seen: Version | None, text: str) -> Version | None:

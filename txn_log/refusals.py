@@ -143,8 +143,8 @@ def log_lost_its_records(claim: Claim, known: Known) -> ConfigurationError:
     """The checkpoint ran with this log, which does not know the pipeline."""
     return ConfigurationError(
         f"{_unknown_here(claim, known)}, though it ran with this log: the log's records are lost. "
-        "Restore the log from a copy that has the newest batch (docs/operations.md, "
-        f'LogCorruptError), or pass adopt="batch {claim.batch_id}" if {_you_know(claim)}.'
+        "Restore the log from a copy that has the newest batch (docs/reference/errors/log.md, "
+        f'Restore a log), or pass adopt="batch {claim.batch_id}" if {_you_know(claim)}.'
     )
 
 
@@ -153,7 +153,7 @@ def ran_without_a_log(claim: Claim, known: Known) -> ConfigurationError:
     return ConfigurationError(
         f"{_unknown_here(claim, known)}. If it ran with another log, point log= to that one. If it "
         f'ran without sparkonce until now, pass adopt="batch {claim.batch_id}" if '
-        f"{_you_know(claim)} (docs/operations.md, Moving a running query here)."
+        f"{_you_know(claim)} (docs/howto/adopting.md)."
     )
 
 

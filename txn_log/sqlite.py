@@ -180,7 +180,7 @@ class SqliteLog(TransactionLog):
                 f"{self.address} is no longer the log with id {self._log_id}, but another one; "
                 "nothing was written. Check that its disk is mounted. If the log is lost, stop the "
                 "query and restore it from a copy that has the newest batch "
-                "(docs/operations.md, LogCorruptError)"
+                "(docs/reference/errors/log.md, Restore a log)"
             )
 
     def _read(self, question: Callable[[Store], ResultT]) -> ResultT:

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def settle_command(branch_id: BranchId, ruling: str = "committed|aborted|redo") -> str:
-    """The command that an operator runs to settle the branch; see docs/operations.md."""
+    """The command that an operator runs to settle the branch; see docs/howto/in-doubt.md."""
     batch_id, branch = branch_id.batch_id, branch_id.short
     return f"`sparkonce settle JOB {batch_id} --branch {branch} --as {ruling}`"
 

@@ -132,7 +132,7 @@ def _progress(
         yield Finding(
             Level.WARNING,
             f"batch {committed + 1} was begun by other code, which may have delivered some of it",
-            "docs/operations.md, Moving a running query here, explains how to go on",
+            "docs/howto/adopting.md explains how to go on",
         )
     if local_path(checkpoint.location) is None:
         yield Finding(Level.OK, text)
