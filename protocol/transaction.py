@@ -11,7 +11,7 @@ it is sent every failure aborts, after it nothing does. commit="immediate" sends
 `Decider.decide`, "after_checkpoint" in `commit_pending` or `recover`. Where rows and record share
 one transaction, its COMMIT is the decision.
 
-Invariants (docs/protocol.md has all of them):
+Invariants (docs/explanation/invariants.md has all of them):
 
 * I1, I2: only what a decision names is committed, and all of it;
 * I3: a decision changes only by an amendment that replaces what is proven lost, or what an operator
