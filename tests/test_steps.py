@@ -159,6 +159,6 @@ def test_step_that_fails_reaches_no_point_after_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_table_of_moments_in_the_documents() -> None:
-    """docs/protocol.md says what happens at each point, under its name."""
-    text = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
+    """docs/explanation/moments.md says what happens at each point, under its name."""
+    text = (Path(__file__).parents[1] / "docs/explanation/moments.md").read_text()
     assert [point for point in POINTS if f"`{point}`" not in text] == []
