@@ -11,10 +11,10 @@ READY := $(VENV)/.ready
 PYTEST := $(RUN) -m pytest --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format slow simulate mutants bench services lock clean
+.PHONY: help demo test lint format slow simulate mutants bench services lock docs docs-serve release-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## run the main job on real local servers, killed four times (WRITER=naive: without sparkonce)
 	$(RUN) -m sparkonce.demo --writer $(WRITER)
@@ -46,6 +46,15 @@ bench: $(READY) ## run every benchmark against the local servers
 
 services: $(READY) ## start Kafka, Postgres and S3 on the ports of docker-compose.yml and keep them
 	$(RUN) -m sparkonce.testing.services
+
+docs: $(READY) ## build the documentation site into build/site; a broken link fails it
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+docs-serve: $(READY) ## show the site on http://127.0.0.1:8000 and rebuild it while you write
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+
+release-check: $(READY) ## build sdist and wheel, and run the README's job from the wheel in an empty environment
+	$(RUN) -m tests.release_check
 
 lock: $(READY) ## write requirements.lock anew from pyproject.toml
 	$(VENV)/bin/uv pip compile pyproject.toml --all-extras --group dev --universal \
