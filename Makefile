@@ -31,11 +31,12 @@ simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: re
 mutants: $(READY) ## seed known bugs into a copy of the code, and see that each is found
 	$(RUN) -m tests.simulation.mutate
 
-lint: $(READY) ## check style, types and the direction of imports
+lint: $(READY) ## check style, types, the direction of imports, and the words and links of the documents
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(RUN) -m tests.test_words
 
 format: $(READY) ## put the code into its standard form
 	$(VENV)/bin/ruff check --fix

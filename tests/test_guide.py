@@ -63,7 +63,10 @@ def block_with(line: str, page: Path) -> str:
 def write_the_guides_files(folder: Path) -> None:
     """Write `JsonSink` as a module, and the tests of it that the pages show."""
     (folder / "json_sink.py").write_text("".join(sink_of_the_guide()))
-    tests = block_with("class TestJsonSink", PROOF), block_with("def test_exactly_once", WHOLE_PROOF)
+    tests = (
+        block_with("class TestJsonSink", PROOF),
+        block_with("def test_exactly_once", WHOLE_PROOF),
+    )
     (folder / "test_json_sink.py").write_text("\n\n".join(tests))
 
 
@@ -117,32 +120,42 @@ def sink_without_a_name(sink: Any) -> None:
         (
             commit_of_a_handle,
             ProtocolError,
-            "commit of JsonSink got a Handle: call preCommit(handle) first, and commit what it "
-            "returns",
+            (
+                "commit of JsonSink got a Handle: call preCommit(handle) first, and commit what it "
+                "returns"
+            ),
         ),
         (
             field_that_no_record_holds,
             ProtocolError,
-            "Wrong.path holds a PosixPath, which a record cannot hold: make it text, a number, "
-            "bytes, or a list, tuple or dictionary (with text as keys) of these",
+            (
+                "Wrong.path holds a PosixPath, which a record cannot hold: make it text, a number, "
+                "bytes, or a list, tuple or dictionary (with text as keys) of these"
+            ),
         ),
         (
             task_without_a_committable,
             ProtocolError,
-            "JsonSink 'json' returned None instead of a Committable: end preCommit with return "
-            "Committable(handle.branch_id, {…})",
+            (
+                "JsonSink 'json' returned None instead of a Committable: end preCommit with return "
+                "Committable(handle.branch_id, {…})"
+            ),
         ),
         (
             method_without_its_mixin,
             ProtocolError,
-            "Telling defines publish but is no Publishes, so nothing would use it: let the class "
-            "also inherit Publishes (from sparkonce.sinks)",
+            (
+                "Telling defines publish but is no Publishes, so nothing would use it: let the class "
+                "also inherit Publishes (from sparkonce.sinks)"
+            ),
         ),
         (
             sink_without_a_name,
             ConfigurationError,
-            "Nameless has no permanent name, and every name in its target is made from it: give "
-            'the class a kind, such as kind = "redis", or pass name=',
+            (
+                "Nameless has no permanent name, and every name in its target is made from it: give "
+                'the class a kind, such as kind = "redis", or pass name='
+            ),
         ),
     ],
 )
