@@ -145,16 +145,16 @@ def sink_without_a_name(sink: Any) -> None:
             method_without_its_mixin,
             ProtocolError,
             (
-                "Telling defines publish but is no Publishes, so nothing would use it: let the class "
-                "also inherit Publishes (from sparkonce.sinks)"
+                "Telling defines publish but is no Publishes, so nothing would use it: let the "
+                "class also inherit Publishes (from sparkonce.sinks)"
             ),
         ),
         (
             sink_without_a_name,
             ConfigurationError,
             (
-                "Nameless has no permanent name, and every name in its target is made from it: give "
-                'the class a kind, such as kind = "redis", or pass name='
+                "Nameless has no permanent name, and every name in its target is made from it: "
+                'give the class a kind, such as kind = "redis", or pass name='
             ),
         ),
     ],
