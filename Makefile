@@ -54,10 +54,10 @@ docs: $(READY) ## build the documentation site into build/site; a broken link fa
 docs-serve: $(READY) ## show the site on http://127.0.0.1:8000 and rebuild it while you write
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
 
-release-check: $(READY) ## build sdist and wheel, and run the README's job from the wheel in an empty environment
-	$(RUN) -m tests.release_check
+release-check: $(READY) ## build the release, and run the README's job from its wheel (DIST=dist: keep the files there)
+	$(RUN) -m tests.release_check $(DIST)
 
-lock: $(READY) ## write requirements.lock anew from pyproject.toml
+lock: $(READY) ## write requirements.lock again from pyproject.toml, with the newest versions
 	$(VENV)/bin/uv pip compile pyproject.toml --all-extras --group dev --universal \
 	  --python-version 3.11 --generate-hashes --no-header --upgrade --output-file requirements.lock
 

@@ -5,8 +5,9 @@
                                                         ▼
                             SIGKILL ─► started again ─► SIGKILL ─► sparkonce recover ─► compared
 
-`make release-check` runs it. The job must use FileSink and SqliteSink, and rows with a column `id`
-that counts from 0, as those of Spark's rate source do.
+`make release-check` runs it; with ``DIST=dist`` the checked files stay there. The job must use
+FileSink and SqliteSink, and rows with a column `id` that counts from 0, as those of Spark's rate
+source do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -195,14 +197,17 @@ def prove(place: Place) -> int:
     return fewest(found)
 
 
-def main() -> None:
+def main(keep: Path | None = None) -> None:
+    """Check a release; the files that were checked are kept in the folder `keep`."""
     job = Job.of((ROOT / "README.md").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="sparkonce-release-") as name:
         folder = Path(name)
         wheel = build(folder / "dist")
         rows = prove(Place(job, folder / "work", install(wheel, folder)))
         print(f"{wheel.name}: {rows} rows, each once in both sinks, after two kills")
+        if keep is not None:
+            shutil.copytree(wheel.parent, keep)  # refuses an existing folder with older files
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:2]))
