@@ -11,10 +11,10 @@ READY := $(VENV)/.ready
 PYTEST := $(RUN) -m pytest --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format slow simulate mutants bench services lock clean
+.PHONY: help demo test lint format slow simulate mutants bench services lock docs docs-serve release-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## run the main job on real local servers, killed four times (WRITER=naive: without sparkonce)
 	$(RUN) -m sparkonce.demo --writer $(WRITER)
@@ -31,11 +31,12 @@ simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: re
 mutants: $(READY) ## seed known bugs into a copy of the code, and see that each is found
 	$(RUN) -m tests.simulation.mutate
 
-lint: $(READY) ## check style, types and the direction of imports
+lint: $(READY) ## check style, types, the direction of imports, and the words and links of the documents
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(RUN) -m tests.test_words
 
 format: $(READY) ## put the code into its standard form
 	$(VENV)/bin/ruff check --fix
@@ -47,7 +48,16 @@ bench: $(READY) ## run every benchmark against the local servers
 services: $(READY) ## start Kafka, Postgres and S3 on the ports of docker-compose.yml and keep them
 	$(RUN) -m sparkonce.testing.services
 
-lock: $(READY) ## write requirements.lock anew from pyproject.toml
+docs: $(READY) ## build the documentation site into build/site; a broken link fails it
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+docs-serve: $(READY) ## show the site on http://127.0.0.1:8000 and rebuild it while you write
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+
+release-check: $(READY) ## build the release, and run the README's job from its wheel (DIST=dist: keep the files there)
+	$(RUN) -m tests.release_check $(DIST)
+
+lock: $(READY) ## write requirements.lock again from pyproject.toml, with the newest versions
 	$(VENV)/bin/uv pip compile pyproject.toml --all-extras --group dev --universal \
 	  --python-version 3.11 --generate-hashes --no-header --upgrade --output-file requirements.lock
 

@@ -1,8 +1,8 @@
 """A sink that looks right and is wrong. The contract tests catch it; do not copy it.
 
 It writes rows into a hidden file, and its commit appends that file to the file of the readers.
-Without faults every row appears once. Its mistakes are marked 1 to 3; docs/writing_a_sink.md shows
-how the tests report each.
+Without faults every row appears once. Its mistakes are marked 1 to 3;
+docs/howto/proving-a-sink.md shows how the tests report each.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def test_reader_of_a_sink_that_is_not_there_is_named(shop: Shop, tmp_path: Path)
 
 
 def test_query_of_the_guide(tmp_path: Path) -> None:
-    """docs/writing_a_sink.md kills a query into its own sink, as the page shows it."""
+    """docs/howto/testing-a-pipeline.md kills a query into its own sink, as the page shows it."""
     write_the_guides_files(tmp_path)
     failed, said = outcome(tmp_path, "exactly_once")
     assert not failed, said[-3000:]

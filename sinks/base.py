@@ -36,8 +36,8 @@ A sink promises:
   that it is unique forever.
 
 A sink implements five abstract methods. The optional verbs, such as `vote`, `publish` and
-`find_branches`, are mixins in `sparkonce.sinks.capabilities`. docs/writing_a_sink.md is the guide,
-and `sparkonce.testing.SinkContract` tests a sink.
+`find_branches`, are mixins in `sparkonce.sinks.capabilities`. docs/howto/writing-a-sink.md is the
+guide, and `sparkonce.testing.SinkContract` tests a sink.
 
 `beginTransaction`, `preCommit`, `commit` and `abort` keep their names from Apache Flink's
 `TwoPhaseCommitSinkFunction`, where this protocol comes from.

@@ -10,9 +10,12 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests import release_check
 
 ROOT = Path(__file__).parent.parent
 LINKED = ("sinks", "txn_log", "protocol", "spark_hooks")
@@ -98,3 +101,22 @@ def test_benchmark_runs(program: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rows_per_s"] > 0
+
+
+def test_release_check_runs_the_job_of_the_readme() -> None:
+    """It finds the job's module and targets; `make release-check` itself takes minutes."""
+    job = release_check.Job.of((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert job.module.isidentifier()
+    assert "if __name__ ==" in job.source
+    compile(job.source, "README.md", "exec")
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [([0, 1, 2, 2], "doubled [2], missing []"), ([0, 2], "doubled [], missing [1]")],
+)
+def test_release_check_names_wrong_rows(files: list[int], problem: str) -> None:
+    right = Counter([0, 1, 2])
+    assert release_check.wrong({"FileSink": right, "SqliteSink": right}) == []
+    found = release_check.wrong({"FileSink": Counter(files), "SqliteSink": right})
+    assert found == [f"FileSink: {problem}"]

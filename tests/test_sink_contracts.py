@@ -482,7 +482,7 @@ def test_wrong_sink_is_caught(tmp_path: Path) -> None:
     """Each mistake of examples/wrong_sink.py turns tests red; those, and as the guide shows it."""
     (tmp_path / "test_wrong.py").write_text(WRONG)
     failed, said = outcome(tmp_path, "not type")
-    shown = (ROOT / "docs" / "writing_a_sink.md").read_text().splitlines()
+    shown = (ROOT / "docs" / "howto" / "proving-a-sink.md").read_text().splitlines()
     named = {line.removeprefix("FAILED ") for line in shown if line.startswith("FAILED ")}
     assert failed - {RACE} == named, said[-3000:]
     for line in shown:

@@ -47,7 +47,7 @@ class Abort:
         """See `TwoPhaseCommitSink.abort`.
 
         Raises:
-            SinkError: the brokers did not answer; the transaction may still be open.
+            SinkError: the brokers did not respond; the transaction may still be open.
         """
         branch_id = branch.branch_id if isinstance(branch, Committable) else branch
         try:
@@ -69,7 +69,7 @@ class Abort:
 
         Raises:
             CommitRejectedError: it is committed.
-            SinkError: the brokers did not answer.
+            SinkError: the brokers did not respond.
         """
         self.branch(committable)
         branch_id, branch = committable.branch_id, KafkaBranch.of(committable)
@@ -97,7 +97,7 @@ class Abort:
         """Abort the branch's transaction, if it is open.
 
         Raises:
-            kafka.errors.KafkaError: the brokers refuse EndTxn, or do not answer.
+            kafka.errors.KafkaError: the brokers refuse EndTxn, or do not respond.
         """
         if branch.producer_id < 0:
             return
