@@ -21,7 +21,7 @@ each of its branches is committed, in this process or a later one. Three decider
 PREPARED protects its branches from every sweep until Spark's checkpoint shows whether the batch is
 decided or abandoned.
 
-Invariants (docs/protocol.md has their reasons, and the tests that hold them):
+Invariants (docs/explanation/invariants.md has their reasons, and the tests that hold them):
 
 * I1: all branches of a batch end the same way, unless an operator rules otherwise;
 * I2: only what a decision names is committed, and a decision names only what is prepared;
