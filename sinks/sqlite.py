@@ -189,8 +189,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches):
         handle.rows += len(rows)
 
     def preCommit(self, handle: Staging) -> Committable:
-        staged = Staged(self._columns, handle.rows, self._id)
-        return staged.committable(handle.branch_id, text=f"{handle.rows} rows for {self._path}")
+        return Staged(self._columns, handle.rows, self._id).committable(handle.branch_id)
 
     def discard(self, handle: Staging) -> None:
         with contextlib.suppress(sqlite3.Error):  # a later sweep finds what is left
