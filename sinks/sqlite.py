@@ -189,7 +189,8 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches):
         handle.rows += len(rows)
 
     def preCommit(self, handle: Staging) -> Committable:
-        return Staged(self._columns, handle.rows, self._id).committable(handle.branch_id)
+        staged = Staged(self._columns, handle.rows, self._id)
+        return staged.committable(handle.branch_id, text=f"staged in {self._staging}")
 
     def discard(self, handle: Staging) -> None:
         with contextlib.suppress(sqlite3.Error):  # a later sweep finds what is left
