@@ -13,13 +13,14 @@ from urllib.request import urlopen
 import pyarrow as pa
 import pytest
 from examples.http_sink import Api, HttpSink, serve
-from examples.sqlite_sink import SqliteSink, Staging
 from pyspark import TaskContext
 from tests.test_guide import write_the_guides_files
 from tests.test_sink_contracts import outcome
 
 from sparkonce import ExactlyOnce
 from sparkonce.model import Committable
+from sparkonce.sinks import SqliteSink
+from sparkonce.sinks.sqlite import Staging
 from sparkonce.testing import Kill, assert_exactly_once, crash_points
 
 ROWS = 20
@@ -41,7 +42,7 @@ class Shop:
         self._ask("CREATE TABLE orders (id INTEGER)")
         self.readers = {"sqlite": self.in_sqlite, "http": self.in_api}
         self.standing = {
-            "sqlite": lambda: self._ask("SELECT * FROM sparkonce_orders"),
+            "sqlite": lambda: self._ask("SELECT * FROM sparkonce_staging_orders"),
             "http": lambda: list(self.stage.glob("*.arrow")),
         }
 

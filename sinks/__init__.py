@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparkonce.sinks.kafka import KafkaSink
     from sparkonce.sinks.postgres import PostgresSink
     from sparkonce.sinks.s3 import S3Connection, S3Objects, S3Sink
+    from sparkonce.sinks.sqlite import SqliteSink
 
 __all__ = [
     "AbortsDecided",
@@ -49,6 +50,7 @@ __all__ = [
     "S3Connection",
     "S3Objects",
     "S3Sink",
+    "SqliteSink",
     "TwoPhaseCommitSink",
     "Votes",
 ]
@@ -61,6 +63,7 @@ _MODULE_AND_EXTRA = {
     "S3Connection": ("s3", "s3"),
     "S3Objects": ("s3", "s3"),
     "S3Sink": ("s3", "s3"),
+    "SqliteSink": ("sqlite", None),
 }
 
 

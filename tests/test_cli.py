@@ -150,7 +150,7 @@ def test_job_is_an_object_or_a_function(
 def readme_job() -> str:
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block
-    return block[1].replace("/var/lib/orders/txn.db", "log.db")
+    return block[1].replace("txn.db", "log.db")
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from examples.sqlite_sink import SqliteSink, Staged, Staging
 
 from sparkonce.errors import PreparedBranchLostError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
-from sparkonce.sinks import FileSink
+from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import AbortsMany, CommitsMany, Publishes, Votes
 from sparkonce.sinks.file import FileHandle
+from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.sinks.verbs import abort_each, commit_each
 from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
@@ -296,7 +296,15 @@ class LostWhereAway(SqliteSink):
 
 
 class PreparedWhereAway(SqliteSink):
-    """Prepares less than it was given."""
+    """Prepares less than it was given, and does not notice."""
+
+    def beginTransaction(self, branch_id: BranchId) -> Staging:
+        return Staging(branch_id)
+
+    def vote(
+        self, branch_id: BranchId, committables: Sequence[Committable]
+    ) -> Sequence[Committable]:
+        return committables
 
     def write_rows(self, handle: Staging, rows: Sequence[Mapping[str, Any]]) -> None:
         with suppress(sqlite3.Error):

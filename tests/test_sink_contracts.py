@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from examples.http_sink import HttpSink, serve
-from examples.sqlite_sink import SqliteSink
 
 from sparkonce.model import BranchId, Committable
-from sparkonce.sinks import FileSink, IdempotentSink
+from sparkonce.sinks import FileSink, IdempotentSink, SqliteSink
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing import SinkContract, SinkWorld, sink_process
 from sparkonce.testing.commit_lines import chosen
@@ -90,7 +89,7 @@ def sqlite_world(
             return db.execute(query).fetchall()
 
     def lose(_: Committable) -> None:
-        asked("DELETE FROM sparkonce_orders")
+        asked("DELETE FROM sparkonce_staging_orders")
 
     @contextlib.contextmanager
     def away() -> Iterator[None]:
@@ -108,7 +107,7 @@ def sqlite_world(
             dict(zip(schema.names, row, strict=True))
             for row in asked(f"SELECT {columns} FROM orders")
         ],
-        standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_orders"),
+        standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_staging_orders"),
         expected=as_sqlite,
         lose=lose,
         away=away,
@@ -123,6 +122,7 @@ class TestSqliteSink(SinkContract):
 
 def test_commit_of_sqlite_outlives_a_power_loss(tmp_path: Path) -> None:
     """With less than EXTRA the journal may come back, and roll a commit back that had returned."""
+    (tmp_path / "shop.db").touch()
     with SqliteSink(tmp_path / "shop.db", "orders")._transaction() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         assert db.execute("PRAGMA synchronous").fetchone() == (3,)
