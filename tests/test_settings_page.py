@@ -1,4 +1,4 @@
-"""The page of settings has every parameter of the public classes, with its real default."""
+"""The pages of settings have every parameter of the public classes, with its real default."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ from sparkonce.sinks import (
     S3Connection,
     S3Objects,
     S3Sink,
+    SqliteSink,
     TwoPhaseCommitSink,
 )
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "settings.md"
+REFERENCE: Final = Path(__file__).parent.parent / "docs" / "reference"
+TEXT: Final = "".join(
+    (REFERENCE / page).read_text() for page in ("settings.md", "settings-servers.md")
+)
 
 CLASSES: Final[tuple[type, ...]] = (
     ExactlyOnce,
@@ -35,6 +39,7 @@ CLASSES: Final[tuple[type, ...]] = (
     S3Connection,
     S3Objects,
     S3Sink,
+    SqliteSink,
 )
 """Add a public class with parameters here, and a section with its name to the page."""
 
@@ -47,10 +52,8 @@ _CODE = re.compile(r"`([^`]+)`")
 
 
 def section(title: str) -> str:
-    found = re.search(
-        rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert found, f"{PAGE} has no section {title!r}"
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found, f"no page of settings has a section {title!r}"
     return found[1]
 
 
@@ -96,7 +99,7 @@ def default_of(parameter: inspect.Parameter, field: Field[Any] | None) -> str:
 
 
 def shared(cls: type) -> dict[str, str]:
-    """The parameters that every sink has, which stand in a table of their own."""
+    """The parameters that every sink has, which have a table of their own."""
     return table(EVERY_SINK) if issubclass(cls, TwoPhaseCommitSink) else {}
 
 
@@ -111,5 +114,5 @@ def test_every_sink_has_what_the_base_class_has() -> None:
 
 
 def test_page_has_no_section_of_a_class_that_is_gone() -> None:
-    titles = re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE)
+    titles = re.findall(r"^## (\w+)$", TEXT, re.MULTILINE)
     assert set(titles) == {cls.__name__ for cls in CLASSES}
