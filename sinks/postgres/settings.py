@@ -53,4 +53,4 @@ def promise(load: Load, server: Server, why_open: str | None) -> str:
         else f"an open transaction, since {why_open}: if its connection is lost after the "
         "decision, the batch is merged again, and the server may refuse it"
     )
-    return f"in two phases, a merged batch waits for the decision as {held_as}"
+    return f"a batch that takes two phases waits for its decision as {held_as}"
