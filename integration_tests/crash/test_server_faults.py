@@ -20,7 +20,14 @@ import pytest
 
 from integration_tests.crash.scenario import POLICIES, Driver, Scenario, Target, shown
 from integration_tests.crash.targets import kafka_target, postgres_target, real_targets, s3_target
-from integration_tests.proxy import KafkaProxy, Picks, Proxy, holds, http_request, kafka_request
+from integration_tests.support.proxy import (
+    KafkaProxy,
+    Picks,
+    Proxy,
+    holds,
+    http_request,
+    kafka_request,
+)
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.crash import POLL_S, Arm
 from sparkonce.testing.services import ServiceKind, Services, start_services

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from integration_tests.postgres.world import World, world_on
+from integration_tests.support.postgres import World, world_on
 from sparkonce.testing.services import PostgresServer, start_services, unavailable
 
 
