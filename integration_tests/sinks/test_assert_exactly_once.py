@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from examples.http_sink import Api, HttpSink, serve
 from pyspark import TaskContext
-from tests.project.test_guide import write_the_guides_files
-from tests.sinks.test_contracts import outcome
+from tests.support.guides import write_the_guides_files
+from tests.support.sink_worlds import outcome
 
 from sparkonce import ExactlyOnce
 from sparkonce.model import Committable

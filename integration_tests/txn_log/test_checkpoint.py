@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
-from tests.spark_hooks.test_binding import assert_bound_once
+from tests.support.binding_cases import assert_bound_once
 from tests.support.storage_cases import assert_reads_what_spark_writes
 
 from sparkonce import ExactlyOnce
@@ -240,7 +240,7 @@ def test_file_that_could_not_be_written_is_not_published(
 S3A = """
 import json, sys
 from pyspark.sql import SparkSession
-from tests.spark_hooks.test_binding import assert_bound_once
+from tests.support.binding_cases import assert_bound_once
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.testing.log_cases import claim, deliver, record
 from sparkonce.spark_hooks.checkpoint import checkpoint_folder

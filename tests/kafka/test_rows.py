@@ -21,7 +21,7 @@ from sparkonce.sinks.kafka.rows.conventions import RowError, check_schema
 from sparkonce.sinks.kafka.rows.messages import COPY, Messages, messages_by_topic
 from sparkonce.sinks.kafka.validation import Validation
 from sparkonce.sinks.kafka.writing.advice import advice
-from tests.kafka.test_settings import SASL
+from tests.support.kafka_settings import SASL
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIME = pa.timestamp("us", tz="UTC")

@@ -33,15 +33,8 @@ from sparkonce.sinks.kafka.connecting.oauth import TokenCallback, TokenProvider,
 from sparkonce.sinks.kafka.connecting.refused import RefusedError, missing_right
 from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
 from sparkonce.sinks.kafka.connecting.tls import Draining, context
+from tests.support.kafka_settings import SASL
 
-SASL = {
-    "security.protocol": "sasl_ssl",
-    "sasl.mechanism": "SCRAM-SHA-512",
-    "sasl.username": "writer",
-    "sasl.password": "hunter2",
-    "ssl.ca.location": "/ca.pem",
-    "ssl.key.password": "letmein",
-}
 OAUTH = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}
 NEXT_YEAR = dt.datetime.now(dt.UTC).timestamp() + 365 * 24 * 3600
 

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,17 @@ from sparkonce.errors import CommitUnresolvedError, ConfigurationError, Protocol
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import Payload
 from sparkonce.sinks.committables import check_committable
-from tests.sinks.test_contracts import outcome
+from tests.support.guides import (
+    GUIDE,
+    HOWTO,
+    PROOF,
+    WHOLE_PROOF,
+    sink_of_the_guide,
+    text_of,
+    write_the_guides_files,
+)
+from tests.support.sink_worlds import outcome
 
-HOWTO = Path(__file__).parents[2] / "docs" / "howto"
-GUIDE = HOWTO / "writing-a-sink.md"
-PROOF = HOWTO / "proving-a-sink.md"
-WHOLE_PROOF = HOWTO / "testing-a-pipeline.md"
 PAGES = {GUIDE: 30, HOWTO / "idempotent-sinks.md": 20, WHOLE_PROOF: 4}
 """Pages with examples, and the least number of these."""
 
@@ -33,41 +38,10 @@ SCHEMA = pa.schema({"id": pa.int64()})
 BRANCH = BranchId(Owner("0" * 16, "5b1d"), 7, 4, "json", 0, 11)
 
 
-def text_of(page: Path) -> str:
-    """The page's text. A blank line replaces each closing fence, so that it ends an output."""
-    return re.sub(r"^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-
-
-def sink_of_the_guide() -> Iterator[str]:
-    """The source of `JsonSink`, up to its end."""
-    for example in doctest.DocTestParser().get_examples(text_of(GUIDE)):
-        yield example.source
-        if example.source.startswith("class JsonSink"):
-            return
-
-
 def shown() -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec("".join(sink_of_the_guide()), names)  # noqa: S102 - our own page
     return names
-
-
-def block_with(line: str, page: Path) -> str:
-    """The page's Python block that has this line."""
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (block,) = (block for block in blocks if line in block)
-    return str(block)
-
-
-def write_the_guides_files(folder: Path) -> None:
-    """Write `JsonSink` as a module, and the tests of it that the pages show."""
-    (folder / "json_sink.py").write_text("".join(sink_of_the_guide()))
-    tests = (
-        block_with("class TestJsonSink", PROOF),
-        block_with("def test_exactly_once", WHOLE_PROOF),
-    )
-    (folder / "test_json_sink.py").write_text("\n\n".join(tests))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -31,7 +31,7 @@ from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.sinks.verbs import abort_each, commit_each
 from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
-from tests.sinks.test_contracts import file_world, sqlite_world
+from tests.support.sink_worlds import file_world, sqlite_world
 
 
 def caught(

@@ -23,7 +23,7 @@ from sparkonce.model import Committable
 from sparkonce.sinks import SqliteSink
 from sparkonce.testing import SinkContract, SinkWorld
 from sparkonce.testing.sink_world import branch
-from tests.sinks.test_contracts import sqlite_world
+from tests.support.sink_worlds import sqlite_world
 
 TRIGGER = """
 CREATE TRIGGER no BEFORE INSERT ON orders WHEN new.id = 2 BEGIN SELECT raise(ABORT, 'no'); END

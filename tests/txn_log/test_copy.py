@@ -22,7 +22,7 @@ from sparkonce.testing.log_cases import OTHER_QUERY, QUERY, claim, deliver, reco
 from sparkonce.txn_log import TransactionLog, copy, moving, open_log
 from sparkonce.txn_log.base import Store
 from sparkonce.txn_log.record import State
-from tests.txn_log.test_log import FailingCommit
+from tests.support.sqlite_faults import FailingCommit
 
 
 @pytest.fixture(params=["sqlite to checkpoint", "checkpoint to sqlite", "sqlite to sqlite"])

@@ -10,10 +10,10 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.model import Owner
+from sparkonce.testing.log_cases import QUERY, claim, record
 from sparkonce.txn_log.claim import Claim, Known
 from sparkonce.txn_log.identity import admit, adopted
 from sparkonce.txn_log.record import Head, Incarnation, Share, State, TransactionRecord
-from tests.txn_log.test_log import QUERY, claim, record
 
 LOG_ID = "0123456789abcdef"
 INCARNATION = Incarnation("orders", Owner(LOG_ID, QUERY), 4)

@@ -32,28 +32,13 @@ from sparkonce.txn_log.record import (
 )
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
+from tests.support.sqlite_faults import FailingCommit
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def path_of(address: str) -> str:
     return address.removeprefix("sqlite:///")
-
-
-class FailingCommit:
-    """A connection whose first COMMIT lands and is answered with an error."""
-
-    def __init__(self, real: sqlite3.Connection) -> None:
-        self._real = real
-
-    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        done = self._real.execute(statement, *values)
-        if statement == "COMMIT":
-            raise sqlite3.OperationalError("disk I/O error")
-        return done
-
-    def close(self) -> None:
-        self._real.close()
 
 
 class InterruptedWrite:
