@@ -22,13 +22,15 @@ from kafka import errors
 from kafka import structs as kafka_python
 from kafka.admin import KafkaAdminClient
 
-from integration_tests.kafka import test_sink as one_broker
-from integration_tests.kafka.test_sink import World, eventually, prepare
-from sparkonce.errors import (
-    CommitUnresolvedError,
-    PrepareRejectedError,
-    SinkError,
+from integration_tests.support.kafka import (
+    DEADLINE_S,
+    World,
+    eventually,
+    fenced,
+    prepare,
+    write_and_prepare,
 )
+from sparkonce.errors import CommitUnresolvedError, PrepareRejectedError, SinkError
 from sparkonce.model import BranchId, Owner
 from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.connecting import client
@@ -40,10 +42,6 @@ from sparkonce.testing.services.java import java
 PARTITIONS = 6
 PREFERRED = 0  # the kind of election in which the first replica becomes the leader
 OFFSETS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
-# The fixtures of the one-broker tests, with this module's `kafka`.
-make_sink, sink, owner, branch = (
-    getattr(one_broker, name) for name in ("make_sink", "sink", "owner", "branch")
-)
 
 
 def rows(*values: str) -> pa.RecordBatch:
@@ -174,7 +172,7 @@ def world(kafka: KafkaCluster, topic: str) -> Iterator[ClusterWorld]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a call must last longer than the election of new leaders."""
-    monkeypatch.setattr("sparkonce.sinks.kafka.sink.PATIENCE_S", one_broker.DEADLINE_S)
+    monkeypatch.setattr("sparkonce.sinks.kafka.sink.PATIENCE_S", DEADLINE_S)
 
 
 # -- a broker dies, or leaders move ----------------------------------------------------------------
@@ -287,13 +285,13 @@ def test_two_brokers_down(
         sink.abort(unwanted)
     waits = f"(?s){world.topic}.*(min.insync.replicas|could not flush.*Connection refused)"
     with pytest.raises(PrepareRejectedError, match=waits):
-        one_broker.write_and_prepare(hasty, handle, rows("late"))
+        write_and_prepare(hasty, handle, rows("late"))
     hasty.discard(handle)
     with pytest.raises(PrepareRejectedError, match=f"(?s){world.topic}.*min.insync.replicas"):
         hasty.beginTransaction(new)
     assert world.values() == []
     world.cluster.start()
-    sink._patience_s = one_broker.DEADLINE_S
+    sink._patience_s = DEADLINE_S
     sink.commit(prepared)
     for found in sink.find_branches(owner):
         sink.abort(found)
@@ -365,7 +363,7 @@ def test_coordinator_killed_before_it_could_answer(
         eventually(lambda: len(connection.in_flight_requests) > 0, "EndTxn is on its way")
         assert asked == [branch.name]
         world.cluster.brokers[old].kill()
-        committing.result(one_broker.DEADLINE_S)
+        committing.result(DEADLINE_S)
     assert len(asked) > 1
     world.is_settled(branch.owner, rows("1"))
 
@@ -503,7 +501,7 @@ def test_broker_that_lists_nothing(
                 sink.abort(found)
                 freed.append(found.branch_id.name)
     assert set(freed) == {each.name for each in branches} - hidden
-    sink._patience_s = one_broker.DEADLINE_S
+    sink._patience_s = DEADLINE_S
     for found in sink.find_branches(owner):
         sink.abort(found)
         hidden.remove(found.branch_id.name)
@@ -542,7 +540,7 @@ def test_topic_deleted_before_rows_are_written(
     for handle in (opened, started):
         assert handle._producer is not None
         with pytest.raises(PrepareRejectedError, match=f"(?s){world.topic}.*Create the topic"):
-            one_broker.write_and_prepare(sink, handle, rows("2"))
+            write_and_prepare(sink, handle, rows("2"))
         sink.discard(handle)
     for found in sink.find_branches(owner):
         sink.abort(found)
@@ -571,7 +569,7 @@ def test_proof_deleted_with_its_topic(
     """A later producer took the branch's name: without the marker the commit is unresolved."""
     prepared = prepare(sink, branch, rows("1"))
     sink.commit(prepared)
-    eventually(lambda: one_broker.fenced(sink._finisher, branch), "initialised again")
+    eventually(lambda: fenced(sink._finisher, branch), "initialised again")
     sink.commit(prepared)
     delete(world)
     eventually(lambda: not sink._finisher.markers(branch.name, [world.topic]), "no proof")

@@ -47,15 +47,7 @@ from cryptography.hazmat.primitives import serialization as pem
 from kafka import errors
 from pyspark import cloudpickle
 
-from integration_tests.kafka import test_sink as contract
-from integration_tests.kafka.test_sink import (
-    DEADLINE_S,
-    ROWS,
-    VALUE,
-    World,
-    eventually,
-    prepare,
-)
+from integration_tests.support.kafka import DEADLINE_S, ROWS, VALUE, World, eventually, prepare
 from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
@@ -71,9 +63,6 @@ from sparkonce.testing.services import KafkaServer, start_services, unavailable
 from sparkonce.testing.services.server import LocalRuntime
 
 Config = dict[str, Any]
-
-# The fixtures of `test_kafka_sink`, with this module's `kafka` and `topic`.
-owner, world = (getattr(contract, name) for name in ("owner", "world"))
 
 DOCS = Path(__file__).parents[2] / "docs" / "howto" / "kafka-security.md"
 PASSWORDS = {name: f"pa55-for-{name}" for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")}

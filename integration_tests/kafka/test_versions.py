@@ -1,4 +1,4 @@
-"""Tests of `test_kafka_sink` on brokers whose EndTxn does not fence the producer."""
+"""The tests of `every_version` on brokers whose EndTxn does not fence the producer."""
 
 from __future__ import annotations
 
@@ -7,42 +7,18 @@ from collections.abc import Iterator
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from integration_tests.kafka import test_sink as contract
+from integration_tests.kafka import every_version
+from integration_tests.support.collecting import cases_of
+from integration_tests.support.kafka import World, eventually, prepare
 from sparkonce.model import BranchId, Owner
+from sparkonce.sinks import KafkaSink
 from sparkonce.sinks.kafka.branch import KafkaBranch
 from sparkonce.sinks.kafka.finishing.states import is_complete
 from sparkonce.testing.services import KafkaServer, ServiceError, start_services
 from sparkonce.testing.services.java import java
 
 NOT_FINISHED = "4.3 without its new features"
-FIXTURES = ("topic", "world", "make_sink", "sink", "owner", "branch", "unverified")
-TESTS = (
-    contract.test_each_verb_and_what_a_reader_sees,
-    contract.test_committable_tells_the_truth,
-    contract.test_abort_at_each_stage,
-    contract.test_abort_after_commit,
-    contract.test_abort_of_a_younger_holder_of_the_name,
-    contract.test_branch_without_rows,
-    contract.test_many_branches_from_many_threads,
-    contract.test_lost_branch_keeps_no_other_of_its_batch_back,
-    contract.test_writer_killed_after_it_prepared,
-    contract.test_broker_killed_between_prepare_and_commit,
-    contract.test_broker_killed_after_commit,
-    contract.test_where_kafka_keeps_the_proof,
-    contract.test_answer_of_the_commit_lost,
-    contract.test_committed_by_somebody_else_meanwhile,
-    contract.test_transaction_that_timed_out,
-    contract.test_transaction_ended_from_outside,
-    contract.test_branch_of_which_a_part_is_gone,
-    contract.test_branch_that_was_aborted_by_hand_while_it_was_written,
-    contract.test_rows_that_are_deleted_before_their_commit,
-    contract.test_zombie_that_writes_on_after_the_commit,
-    contract.test_loser_that_writes_on_after_its_abort,
-    contract.test_orphans_of_one_owner,
-    contract.test_timeout_longer_than_the_broker_allows,
-)
-globals().update({name: getattr(contract, name) for name in FIXTURES})
-globals().update({test.__name__: test for test in TESTS})
+globals().update(cases_of(every_version))
 
 
 def set_feature(server: KafkaServer, how: str, level: int) -> None:
@@ -68,16 +44,16 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaServer]:
 @pytest.mark.parametrize("kafka", [NOT_FINISHED], indirect=True)
 def test_upgrade_is_finished_between_prepare_and_commit(
     kafka: KafkaServer,
-    sink: contract.KafkaSink,
-    branch: contract.BranchId,
-    world: contract.World,
+    sink: KafkaSink,
+    branch: BranchId,
+    world: World,
 ) -> None:
     """A connected driver notices it, and commits a branch that was prepared before exactly once."""
-    prepared = contract.prepare(sink, branch)
+    prepared = prepare(sink, branch)
     assert not sink._finisher.end_fences()
     set_feature(kafka, "UPGRADE", 2)
     try:
-        contract.eventually(sink._finisher.end_fences, "noticed")
+        eventually(sink._finisher.end_fences, "noticed")
         for _ in range(2):
             sink.commit(prepared)
             world.sees("1", "2", "3")
@@ -90,15 +66,15 @@ def test_upgrade_is_finished_between_prepare_and_commit(
 
 @pytest.mark.parametrize("kafka", [NOT_FINISHED], indirect=True)
 def test_upgrade_is_taken_back_under_a_connected_driver(
-    kafka: KafkaServer, sink: contract.KafkaSink, owner: Owner, world: contract.World
+    kafka: KafkaServer, sink: KafkaSink, owner: Owner, world: World
 ) -> None:
     """The newer EndTxn would leave transactions that nobody can end, and block readers."""
     set_feature(kafka, "UPGRADE", 2)
     try:
         sink.close()
-        contract.eventually(sink._finisher.end_fences, "upgraded")
+        eventually(sink._finisher.end_fences, "upgraded")
         together, alone, aborted = (
-            contract.prepare(sink, BranchId(owner, 7, 1, "kafka", 0, i)) for i in range(3)
+            prepare(sink, BranchId(owner, 7, 1, "kafka", 0, i)) for i in range(3)
         )
     finally:
         set_feature(kafka, "SAFE_DOWNGRADE", 0)
@@ -108,14 +84,14 @@ def test_upgrade_is_taken_back_under_a_connected_driver(
     world.sees(*"112233")
 
 
-def test_brokers_that_do_not_fence(sink: contract.KafkaSink) -> None:
+def test_brokers_that_do_not_fence(sink: KafkaSink) -> None:
     """The tests above must run on brokers without the EndTxn that fences."""
     assert not sink._finisher.end_fences()
 
 
-def test_state_after_a_commit(sink: contract.KafkaSink, branch: BranchId) -> None:
+def test_state_after_a_commit(sink: KafkaSink, branch: BranchId) -> None:
     """Fencing replaces the state; a repair of the markers relies on what remains of it."""
-    committable = contract.prepare(sink, branch)
+    committable = prepare(sink, branch)
     sink.commit(committable)
     state = sink._finisher.describe([branch.name])[branch.name]
     assert state.state == "Empty"

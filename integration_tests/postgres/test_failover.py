@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from integration_tests.crash.faults import go_on
 from integration_tests.crash.scenario import Scenario
 from integration_tests.crash.targets import postgres_target
-from integration_tests.crash.test_server_faults import go_on
 from integration_tests.support.postgres import OWNER, ROWS, World, eventually, merge_of, stage, task
 from sparkonce.errors import (
     CommitRejectedError,

@@ -3,210 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from integration_tests.support.postgres import (
-    ROWS,
-    World,
-    eventually,
-    merge_of,
-    stage,
-    world_on,
-)
+from integration_tests.postgres.every_version import one_phase
+from integration_tests.support.collecting import cases_of
+from integration_tests.support.one_phase import OneBatch, Pipeline, at
+from integration_tests.support.postgres import eventually, merge_of, stage, world_on
 from integration_tests.support.proxy import Proxy, holds
-from sparkonce import failpoints
-from sparkonce.errors import (
-    CommitUnresolvedError,
-    FencedError,
-    PrepareRejectedError,
-    ProtocolError,
-)
-from sparkonce.model import BranchId, Committable
+from sparkonce.errors import CommitUnresolvedError, PrepareRejectedError, ProtocolError
+from sparkonce.model import Committable
 from sparkonce.protocol.driver import Driver
-from sparkonce.protocol.lease import NoEntrance
-from sparkonce.protocol.pipeline import Patience
-from sparkonce.protocol.pipeline import Pipeline as TheirPipeline
-from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks import PostgresSink
-from sparkonce.sinks.postgres import sink as sink_module
-from sparkonce.testing.log_cases import claim
 from sparkonce.testing.services import PostgresServer
 from sparkonce.txn_log.postgres import PostgresLog
-from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share, State, TransactionRecord
+from sparkonce.txn_log.record import State, TransactionRecord
 
-OFFSETS = ('it\'s {0} 100% \\ "名"',)
-ROLE = "one_phase_writer"
-
-
-class OneBatch:
-    """A batch of two tasks."""
-
-    offsets = OFFSETS
-
-    def __init__(self, sink: PostgresSink, batch_id: int, rows: Any = ROWS) -> None:
-        self.batch_id = batch_id
-        self.drained = False
-        self._sink = sink
-        self._rows = rows
-
-    def write(
-        self, incarnation: Incarnation, rewrite: Rewrite | None = None
-    ) -> Mapping[str, Share]:
-        assert rewrite is None
-        ids = [
-            BranchId(incarnation.owner, self.batch_id, incarnation.token, self._sink.name, 0, n)
-            for n in range(2)
-        ]
-        halves = self._rows.slice(0, 1), self._rows.slice(1)
-        staged = tuple(stage(self._sink, rows, b) for b, rows in zip(ids, halves, strict=True))
-        parts = tuple(
-            Part(n, b.name, 64, Fingerprint("a/1", len(halves[n]), n)) for n, b in enumerate(ids)
-        )
-        return {self._sink.name: Share(self._sink.target, parts, staged)}
-
-    def drain(self) -> dict[str, Fingerprint]:
-        self.drained = True
-        return {}
-
-
-@dataclass
-class NoCheckpoint:
-    location: str = "memory:/checkpoint"
-
-    def committed(self) -> int | None:
-        return -1
-
-    def has_offsets(self, batch_id: int) -> bool:
-        return batch_id == 0
-
-
-class Pipeline:
-    """Drivers of one pipeline; the log is in a schema beside the target's."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.schema = f"{world.schema}_log"
-        self.logs: list[PostgresLog] = []
-
-    def address(self, dsn: str | None = None) -> str:
-        return f"{dsn or self.world.dsn}?schema={self.schema}"
-
-    def log(self, address: str | None = None) -> PostgresLog:
-        self.logs.append(PostgresLog(address or self.address()))
-        return self.logs[-1]
-
-    def driver(self, sink: PostgresSink, log: PostgresLog | None = None, **changes: Any) -> Driver:
-        log = log or self.log()
-        claimed = claim(sinks={sink.name: sink.target}, offsets={0: OFFSETS}, **changes)
-        pipeline = TheirPipeline(
-            name=claimed.pipeline,
-            sinks={sink.name: sink},
-            log=log,
-            checkpoint=NoCheckpoint(),
-            commit_timeout_s=20.0,
-            retain=10,
-            patience=Patience(20.0),
-        )
-        driver = Driver.start(pipeline, claimed, NoEntrance())
-        driver.recover()
-        return driver
-
-    def xids(self) -> list[tuple[int, bool]]:
-        """By batch: whether one transaction has written the record and the marker row."""
-        rows: list[tuple[int, bool]] = self.world.run(
-            f"SELECT r.batch_id, r.xmin = c.xmin FROM {self.schema}.records AS r "
-            f"JOIN {self.world.schema}.sparkonce_commits AS c USING (query_id, batch_id) "
-            "WHERE r.state = 'complete' ORDER BY 1"
-        )
-        return rows
-
-
-@pytest.fixture
-def pipeline(world: World) -> Iterator[Pipeline]:
-    """With and without prepared transactions on the server."""
-    yield from piped(world)
-
-
-@pytest.fixture
-def prepares(prepared: World) -> Iterator[Pipeline]:
-    """For what does not depend on that."""
-    yield from piped(prepared)
-
-
-def piped(world: World) -> Iterator[Pipeline]:
-    world.table()
-    pipeline = Pipeline(world)
-    yield pipeline
-    world.server.start()
-    for log in pipeline.logs:
-        log.close()
-    world.run(f"DROP SCHEMA IF EXISTS {pipeline.schema} CASCADE")
-
-
-@contextlib.contextmanager
-def at(point: str, action: Callable[[], object]) -> Iterator[None]:
-    """Act once, when the protocol gets there."""
-    todo = [action]
-
-    def handle(reached: str, where: Mapping[str, object]) -> None:
-        del where
-        if reached == point and todo:
-            todo.pop()()
-
-    failpoints.handler = handle
-    try:
-        yield
-    finally:
-        failpoints.handler = None
-    assert not todo, f"{point} was not reached"
-
-
-def port_of(dsn: str) -> int:
-    return int(dsn.rpartition(":")[2].partition("/")[0])
-
-
-@pytest.fixture
-def behind_proxy(prepares: Pipeline) -> Iterator[tuple[PostgresSink, Proxy]]:
-    """A sink behind a proxy."""
-    proxy = Proxy(port := port_of(prepares.world.dsn))
-    yield (
-        prepares.world.ready(dsn=prepares.world.dsn.replace(f":{port}/", f":{proxy.port}/")),
-        proxy,
-    )
-    proxy.close()
+globals().update(cases_of(one_phase))
 
 
 # -- one transaction -------------------------------------------------------------------------------
-
-
-def test_rows_marker_and_record_are_of_one_transaction(pipeline: Pipeline) -> None:
-    """Nothing is ever prepared, and the record is complete at once."""
-    world = pipeline.world
-    sink = world.ready()
-    driver = pipeline.driver(sink)
-    assert driver.two_phases is None
-
-    def look() -> None:
-        assert world.gids() == []
-        assert (world.ids(), world.markers(), world.open_merges()) == ([], [], 1)
-        assert pipeline.log().history("orders") == []
-
-    for batch_id in range(2):
-        with at("decide.before", look) if batch_id == 0 else contextlib.nullcontext():
-            driver.deliver(OneBatch(sink, batch_id))
-    assert world.state() == (6, 2, 0, 0)
-    assert pipeline.xids() == [(0, True), (1, True)]
-    records = pipeline.log().history("orders")
-    assert {r.state for r in records} == {State.COMPLETE}
-    assert all(r.times.keys() == {State.DECIDED, State.COMPLETE} for r in records)
-    assert [r.offsets for r in records] == [OFFSETS] * 2
-    assert all(not c.payload["prepared"] for r in records for c in r.committables())
 
 
 @pytest.mark.parametrize(
@@ -305,51 +124,7 @@ def test_sink_that_cannot_be_asked(prepares: Pipeline) -> None:
     assert "secret" not in two_phases
 
 
-@pytest.mark.parametrize("right", ["none", "too few", "enough"])
-def test_role_of_the_sink(prepares: Pipeline, right: str) -> None:
-    """It writes the log's tables itself; without the rights there are two phases, as ever."""
-    world, schema = prepares.world, prepares.schema
-    prepares.log()
-    world.run(
-        f"DO $$ BEGIN CREATE ROLE {ROLE} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
-    )
-    world.run(f"GRANT ALL ON SCHEMA {world.schema} TO {ROLE}")
-    world.run(f"GRANT ALL ON {world.schema}.orders TO {ROLE}")
-    if right != "none":
-        world.run(f"GRANT USAGE ON SCHEMA {schema} TO {ROLE}")
-        world.run(f"GRANT SELECT, UPDATE ON {schema}.heads TO {ROLE}")
-        granted = "SELECT, INSERT, UPDATE" + ", DELETE" * (right == "enough")
-        world.run(f"GRANT {granted} ON {schema}.records TO {ROLE}")
-    try:
-        sink = world.ready(dsn=make_conninfo(world.dsn, user=ROLE))
-        driver = prepares.driver(sink)
-        if right == "enough":
-            assert driver.two_phases is None
-        else:
-            assert "permission denied" in str(driver.two_phases)
-        driver.deliver(OneBatch(sink, 0))
-        assert world.state() == (3, 1, 0, 0)
-        assert prepares.xids() == [(0, right == "enough")]
-        sink.close()
-    finally:
-        world.run(f"DROP OWNED BY {ROLE}")
-
-
 # -- faults ----------------------------------------------------------------------------------------
-
-
-def test_answer_to_the_commit_is_lost(
-    prepares: Pipeline, behind_proxy: tuple[PostgresSink, Proxy]
-) -> None:
-    """The log tells that the batch is complete, and the query goes on."""
-    sink, proxy = behind_proxy
-    driver = prepares.driver(sink)
-    for batch_id in range(2):
-        proxy.lose = holds(b"WITH head AS") if batch_id == 0 else None
-        driver.deliver(OneBatch(sink, batch_id))
-    assert proxy.lost == 1
-    assert prepares.xids() == [(0, True), (1, True)]
-    assert prepares.world.state() == (6, 2, 0, 0)
 
 
 @pytest.mark.parametrize("point", ["vote.after", "decide.before"])
@@ -423,64 +198,6 @@ def test_only_a_database_and_a_statement_of_postgres_are_shared(prepares: Pipeli
         sink.commit_one_phase(merged, "COMMIT")
     sink.abort(merged)
     assert prepares.world.state() == (0, 0, 0, 0)
-
-
-@pytest.mark.parametrize("is_swept", [False, True])
-def test_newer_driver_claims_between_merge_and_commit(pipeline: Pipeline, is_swept: bool) -> None:
-    """The open merge keeps no one from the log; its COMMIT fails, ended by a sweep or not."""
-    world = pipeline.world
-    older, newer = world.ready(), world.ready()
-    log = pipeline.log()
-    drivers: list[Driver] = []
-
-    def take_over() -> None:
-        if is_swept:
-            drivers.append(pipeline.driver(newer, run_id="2"))
-            assert world.open_merges() == 0
-        else:
-            log.begin(claim(run_id="2", sinks={older.name: older.target}))
-
-    with at("decide.before", take_over), pytest.raises(FencedError, match="token 2"):
-        pipeline.driver(older).deliver(OneBatch(older, 0))
-    assert (world.ids(), world.markers()) == ([], [])
-    assert log.history("orders") == []
-    driver = drivers[0] if drivers else pipeline.driver(newer, run_id="3")
-    driver.deliver(OneBatch(newer, 0))
-    assert world.state() == (3, 1, 0, 0)
-
-
-def test_newer_driver_claims_behind_the_read(prepares: Pipeline) -> None:
-    """The last moment: the write is on its way. It names what was read, and does not count."""
-    world, log = prepares.world, prepares.log()
-    sink = world.ready()
-    commit = sink.commit_one_phase
-
-    def take_over(committable: Committable, log_write: object) -> None:
-        log.begin(claim(run_id="2", sinks={sink.name: sink.target}))
-        commit(committable, log_write)
-
-    sink.commit_one_phase = take_over  # type: ignore[method-assign]
-    with pytest.raises(FencedError, match="token 2") as caught:
-        prepares.driver(sink).deliver(OneBatch(sink, 0))
-    assert "another driver has written the log" in str(caught.value.__cause__)
-    assert world.state() == (0, 0, 0, 0)
-    assert log.history("orders") == []
-
-
-def test_driver_that_stands_still_is_ended_by_the_server(
-    prepares: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between merge and COMMIT, with no newer driver: its row locks do not stay for ever."""
-    monkeypatch.setattr(sink_module, "_FROZEN_S", 0.2)
-    world = prepares.world
-    sink = world.ready()
-
-    def stand_still() -> None:
-        eventually(lambda: world.open_merges() == 0, "the server has ended the transaction")
-
-    with at("decide.before", stand_still), pytest.raises(PrepareRejectedError):
-        prepares.driver(sink).deliver(OneBatch(sink, 0))
-    assert world.state() == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("ends", ["SELECT 1 / 0", "ROLLBACK"])

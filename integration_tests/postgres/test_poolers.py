@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from integration_tests.postgres import test_one_phase as one_phase
+from integration_tests.support.one_phase import OneBatch, Pipeline, at
 from integration_tests.support.postgres import (
     OWNER,
     ROWS,
@@ -33,8 +33,6 @@ from sparkonce.testing.services.services import make_root
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 LOADS = ("staged", "direct")
-
-pipeline = one_phase.pipeline
 
 pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
 
@@ -137,19 +135,19 @@ def test_batches_through_a_pooler(
 
 @pytest.mark.parametrize("pool_mode", ["transaction", "session"])
 def test_rows_and_record_in_one_transaction_through_a_pooler(
-    pipeline: one_phase.Pipeline, pooler: Callable[[str], Pooler], pool_mode: str
+    pipeline: Pipeline, pooler: Callable[[str], Pooler], pool_mode: str
 ) -> None:
     """The sink goes through it, and the log does not: they are told to be at one place."""
     bouncer = pooler(pool_mode)
     sink = pipeline.world.ready(dsn=bouncer.dsn)
     driver = pipeline.driver(sink)
-    driver.run(one_phase.OneBatch(sink, 0))
+    driver.run(OneBatch(sink, 0))
     assert pipeline.xids() == [(0, True)]
-    with one_phase.at("decide.before", bouncer.kill), pytest.raises(PrepareRejectedError):
-        driver.run(one_phase.OneBatch(sink, 1))
+    with at("decide.before", bouncer.kill), pytest.raises(PrepareRejectedError):
+        driver.run(OneBatch(sink, 1))
     assert pipeline.world.ids() == [1, 2, 3]
     bouncer.start()
-    pipeline.driver(sink, run_id="2").run(one_phase.OneBatch(sink, 1))
+    pipeline.driver(sink, run_id="2").run(OneBatch(sink, 1))
     assert pipeline.xids() == [(0, True), (1, True)]
 
 

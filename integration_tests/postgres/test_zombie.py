@@ -18,7 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from integration_tests.postgres.test_one_phase import NoCheckpoint, OneBatch, at
+from integration_tests.support.one_phase import NoCheckpoint, OneBatch, at
 from integration_tests.support.postgres import (
     COLUMNS,
     DEADLINE_S,

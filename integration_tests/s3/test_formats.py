@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from integration_tests.support.spark import session_zone
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.s3.manifests.readers import _arrow_format
 from sparkonce.sinks.s3.writing.columns import check_schema
@@ -116,16 +116,6 @@ def write(spark: SparkSession, table: pa.Table, wanted: FileFormat, folder: Path
 def spark_read(spark: SparkSession, path: Path, name: str, schema: pa.Schema) -> DataFrame:
     reader = spark.read.format(name).options(**spark_read_options(name))
     return reader.schema(from_arrow_schema(schema, prefer_timestamp_ntz=True)).load(str(path))
-
-
-@contextmanager
-def session_zone(spark: SparkSession, zone: str) -> Iterator[None]:
-    before = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", zone)
-    try:
-        yield
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", before)
 
 
 def said(rows: list[Any]) -> list[str]:

@@ -21,10 +21,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 import sparkonce
-from integration_tests.s3 import test_sink as test_s3_sink
-from integration_tests.s3.test_formats import session_zone
-from integration_tests.s3.test_sink import OWNER, World, branch, key_of, prepare
 from integration_tests.support.proxy import Proxy, http_request
+from integration_tests.support.s3 import OWNER, World, branch, key_of, prepare
+from integration_tests.support.spark import session_zone
 from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PreparedBranchLostError
 from sparkonce.model import Committable, CommittedBatch, Owner
@@ -41,11 +40,7 @@ if TYPE_CHECKING:
 
 FOLDER = f"lake/orders/_sparkonce/orders/{OWNER.digest}.s3/"
 
-world = test_s3_sink.world
-make_sink = test_s3_sink.make_sink
-sink = test_s3_sink.sink
-proxy = test_s3_sink.proxy
-_lost_at_once = test_s3_sink._lost_at_once
+pytestmark = pytest.mark.usefixtures("lost_at_once")
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import ClientError
-from tests.support.s3_sinks import s3_sink
 
 from integration_tests.support.proxy import Proxy, Swallow, http_request
+from integration_tests.support.s3 import OWNER, ROWS, World, branch, files_of, key_of, prepare
 from sparkonce.errors import (
     CommitRejectedError,
     CommitUnresolvedError,
@@ -57,25 +57,12 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from pyspark.sql import SparkSession
 
-OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
+pytestmark = pytest.mark.usefixtures("lost_at_once")
+
+
 MIB = 1 << 20
 DEADLINE_S = 60.0
 POLL_S = 0.002
-ROWS = pa.RecordBatch.from_pydict({"id": list(range(100)), "day": ["mon", "tue"] * 50})
-
-
-def branch(batch_id: int = 1, **changes: Any) -> BranchId:
-    values = {"token": 1, "sink": "s3", "write_pass": 0, "attempt": 1}
-    return BranchId(owner=OWNER, batch_id=batch_id, **{**values, **changes})
-
-
-def prepare(sink: S3Sink, branch_id: BranchId, *batches: pa.RecordBatch) -> Committable:
-    handle = sink.beginTransaction(branch_id)
-    for batch in batches or (ROWS,):
-        sink.write(handle, batch)
-    committable = sink.preCommit(handle)
-    # As it comes out of the transaction log.
-    return Committable.from_json(json.loads(json.dumps(committable.to_json())))
 
 
 def until(happened: Callable[[], Any], what: str) -> Any:
@@ -97,80 +84,6 @@ def commit_patiently(sink: S3Sink, committable: Committable) -> None:
         return True
 
     until(done, "the commit is proven")
-
-
-class World:
-    """The bucket, seen from outside."""
-
-    def __init__(self, client: S3Client, bucket: str) -> None:
-        self.client = client
-        self.bucket = bucket
-
-    def objects(self) -> dict[str, tuple[str, dt.datetime]]:
-        listed = self.client.list_objects_v2(Bucket=self.bucket).get("Contents", ())
-        return {entry["Key"]: (entry["ETag"], entry["LastModified"]) for entry in listed}
-
-    def uploads(self) -> dict[str, str]:
-        listed = self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())
-        return {entry["UploadId"]: entry["Key"] for entry in listed}
-
-    def counts(self) -> tuple[int, int]:
-        """Open uploads and visible objects."""
-        return len(self.uploads()), len(self.objects())
-
-    def body(self, key: str) -> bytes:
-        return self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
-
-    def table(self, key: str) -> pa.Table:
-        return pq.ParquetFile(io.BytesIO(self.body(key))).read()
-
-    def put(self, key: str, body: bytes = b"foreign") -> None:
-        self.client.put_object(Bucket=self.bucket, Key=key, Body=body)
-
-    def open_upload(self, key: str) -> str:
-        return self.client.create_multipart_upload(Bucket=self.bucket, Key=key)["UploadId"]
-
-    def abort(self, key: str, upload_id: str) -> None:
-        self.client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload_id)
-
-
-@pytest.fixture
-def world(s3_client: S3Client, fresh_bucket: str) -> World:
-    return World(s3_client, fresh_bucket)
-
-
-@pytest.fixture(autouse=True)
-def _lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here completes in the background, so that no test has to wait for it."""
-    monkeypatch.setattr(outcome, "PATIENCE_S", 0.0)
-
-
-@pytest.fixture
-def make_sink(s3: S3Server, fresh_bucket: str) -> Iterator[Callable[..., S3Sink]]:
-    sinks = []
-
-    def make(prefix: str = "lake/orders", **settings: Any) -> S3Sink:
-        sink = s3_sink(f"s3://{fresh_bucket}/{prefix}", **{**s3.boto3_settings, **settings})
-        sinks.append(sink)
-        return sink
-
-    yield make
-    for sink in sinks:
-        sink.close()
-
-
-@pytest.fixture
-def sink(make_sink: Callable[..., S3Sink]) -> S3Sink:
-    return make_sink()
-
-
-def files_of(committable: Committable) -> list[dict[str, Any]]:
-    files: Any = committable.payload["files"]
-    return list(files)
-
-
-def key_of(committable: Committable) -> str:
-    return str(files_of(committable)[0]["key"])
 
 
 def is_versitygw(request: pytest.FixtureRequest) -> bool:
@@ -431,13 +344,6 @@ FAILED_WITH_200 = Swallow(
     answer=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
     % (len(_BODY), _BODY),
 )
-
-
-@pytest.fixture
-def proxy(s3: S3Server) -> Iterator[Proxy]:
-    proxy = Proxy(int(s3.endpoint_url.rpartition(":")[2]))
-    yield proxy
-    proxy.close()
 
 
 def test_answer_to_complete_is_lost(

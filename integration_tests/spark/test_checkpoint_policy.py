@@ -18,7 +18,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from integration_tests.spark.test_exactly_once import Job, fail_at, ids
+from integration_tests.support.spark import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.protocol.operating import claim_again, head_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
 import sqlite3
 import threading
@@ -23,6 +22,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql.functions import count, lit
 
+from integration_tests.support.spark import Job, fail_at, ids
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SinkUnavailableError
 from sparkonce.protocol.driver import Driver
@@ -39,101 +39,11 @@ from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
-
-class Job:
-    """A query over a folder of JSON files, one file a batch, into folders."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark = spark
-        self.folder = folder
-        self.source = folder / "in"
-        self.source.mkdir()
-        self.out = self.sink_folder("out")
-        self.checkpoint = "ckpt"
-        self.files = 0
-
-    def sink_folder(self, name: str) -> Path:
-        path = self.folder / name
-        path.mkdir(exist_ok=True)
-        return path
-
-    def add(self, *rows: str) -> None:
-        """One file of rows, and so one batch."""
-        hidden = self.folder / "hidden"
-        hidden.write_text("\n".join(rows))
-        os.utime(hidden, (self.files, self.files))  # Spark takes the oldest first, in seconds
-        hidden.rename(self.source / f"{self.files:05d}.json")
-        self.files += 1
-
-    def pipeline(self, **settings: Any) -> ExactlyOnce:
-        defaults: dict[str, Any] = {
-            "sinks": [FileSink(self.out)],
-            "log": f"sqlite:///{self.folder}/txn.db",
-        }
-        return ExactlyOnce("orders", **{**defaults, **settings})
-
-    def run(
-        self,
-        pipeline: ExactlyOnce,
-        shape: Callable[[DataFrame], DataFrame] = lambda df: df,
-        mode: str = "update",
-    ) -> StreamingQuery:
-        """Process all files; raises what the query failed with."""
-        query = self.start(pipeline, shape, mode)
-        query.awaitTermination()
-        return query
-
-    def start(
-        self,
-        pipeline: ExactlyOnce,
-        shape: Callable[[DataFrame], DataFrame] = lambda df: df,
-        mode: str = "update",
-    ) -> StreamingQuery:
-        return (
-            shape(self.rows())
-            .writeStream.foreachBatch(pipeline)
-            .option("checkpointLocation", str(self.folder / self.checkpoint))
-            .outputMode(mode)
-            .trigger(availableNow=True)
-            .start()
-        )
-
-    def rows(self) -> DataFrame:
-        return (
-            self.spark.readStream.schema("id long, at timestamp")
-            .option("maxFilesPerTrigger", 1)
-            .json(str(self.source))
-        )
-
-    def forget_commit(self) -> None:
-        """Leave the checkpoint as a driver leaves it that dies before Spark commits the batch."""
-        commits = self.folder / self.checkpoint / "commits"
-        newest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-        (commits / str(newest)).unlink()
-        (commits / f".{newest}.crc").unlink(missing_ok=True)
-
-    def visible(self, folder: Path | None = None, column: str = "id") -> Counter[Any]:
-        files = (folder or self.out).glob("*.parquet")
-        return Counter(value for path in files for value in pq.read_table(path)[column].to_pylist())
 
 
 @pytest.fixture
 def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path)
-
-
-def ids(*values: int) -> list[str]:
-    return [f'{{"id": {value}, "at": "2026-01-01T00:00:{value % 60:02d}Z"}}' for value in values]
-
-
-def fail_at(point: str) -> Callable[[str, object], None]:
-    def fail(reached: str, where: object) -> None:
-        if reached == point:
-            raise failpoints.InjectedError(reached)
-
-    return fail
 
 
 class DealingSink(FileSink):

@@ -20,23 +20,17 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from integration_tests.s3.test_formats import session_zone
-from sparkonce.model import BranchId, Committable, Owner
+from integration_tests.support.spark import INCARNATION, TYPES, session_zone, typed
+from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks.fingerprint import row_hash
-from sparkonce.spark_hooks.partition_writer import (
-    SUMMARY_SCHEMA,
-    PartitionSummary,
-    PartitionWriter,
-)
+from sparkonce.spark_hooks.partition_writer import SUMMARY_SCHEMA, PartitionSummary, PartitionWriter
 from sparkonce.spark_hooks.shaping import Shapes
-from sparkonce.txn_log.record import Fingerprint, Incarnation
+from sparkonce.txn_log.record import Fingerprint
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-INCARNATION = Incarnation("orders", Owner("0" * 16, "5b1d"), 4)
 
 
 class ShowingSink(TwoPhaseCommitSink[list[str]]):
@@ -138,111 +132,6 @@ def test_any_change_of_the_rows_changes_it(spark: SparkSession, seed: int) -> No
         if variant
     }
     assert len(set(found.values())) == len(found), found
-
-
-TYPES = {
-    "boolean": ["true", "false"],
-    "tinyint": ["1Y", "-1Y"],
-    "bigint": ["1L", "-9223372036854775808L"],
-    "float": ["float('NaN')", "float('-inf')", "1.5f"],
-    "double": ["double('NaN')", "0.0D", "1e-300D"],
-    "decimal(38,10)": ["1.0BD", "1.0000000001BD"],
-    "decimal(10,2)": ["1.01BD", "1.1BD"],
-    "string": ["''", "'a'", "'A'", "'a '"],
-    "string collate utf8_lcase": ["'a'", "'A'"],
-    "char(3)": ["'a'", "'b'"],
-    "binary": ["X''", "X'00'", "X'0000'"],
-    "date": ["DATE'2026-01-01'", "DATE'0001-01-01'"],
-    "timestamp": ["TIMESTAMP'2026-01-01 00:00:00.000001'", "TIMESTAMP'2026-01-01 00:00:00'"],
-    "timestamp_ntz": ["TIMESTAMP_NTZ'2026-01-01 00:00:00.000001'", "TIMESTAMP_NTZ'9999-01-01'"],
-    "interval day to second": ["INTERVAL '1' DAY", "INTERVAL '0.000001' SECOND"],
-    "void": [],
-    "array<string>": [
-        "array()",
-        "array(null)",
-        "array('')",
-        "array('a', null)",
-        "array(null, 'a')",
-    ],
-    "array<array<int>>": [
-        "array(array(1), array(2))",
-        "array(array(1, 2))",
-        "array(array(), null)",
-    ],
-    "struct<a: string, b: string>": [
-        "named_struct('a', null, 'b', 'x')",
-        "named_struct('a', 'x', 'b', null)",
-        "named_struct('a', null, 'b', null)",
-    ],
-    "struct<a: int, A: timestamp>": [  # SQL can name neither field
-        "named_struct('a', 1, 'A', null)",
-        "named_struct('a', null, 'A', TIMESTAMP'2026-01-01 00:00:00.000001')",
-        "named_struct('a', null, 'A', TIMESTAMP'2026-01-01 00:00:00.000002')",
-    ],
-    "struct<a: int, A: timestamp_ntz>": [
-        "named_struct('a', null, 'A', TIMESTAMP_NTZ'2026-01-01 00:00:00.000001')",
-        "named_struct('a', null, 'A', TIMESTAMP_NTZ'2026-01-01 00:00:00.000002')",
-    ],
-    "struct<a: array<struct<`x.y`: map<binary, int>>>, A: variant>": [
-        "named_struct('a', array(), 'A', to_variant_object(named_struct('a', DATE'2026-01-01')))",
-        "named_struct('a', array(), 'A', to_variant_object(named_struct('a', '2026-01-01')))",
-        "named_struct('a', array(named_struct('x.y', map(X'FE', 1))), 'A', null)",
-        "named_struct('a', array(named_struct('x.y', map(X'FF', 1))), 'A', null)",
-        "named_struct('a', array(named_struct('x.y', null)), 'A', null)",
-        "named_struct('a', array(null), 'A', null)",
-        "named_struct('a', null, 'A', null)",
-    ],
-    "struct<`x.y`: struct<`b``c`: map<int, int>>>": [
-        "named_struct('x.y', named_struct('b`c', map(1, 2)))",
-        "named_struct('x.y', named_struct('b`c', null))",
-        "named_struct('x.y', null)",
-    ],
-    "map<string, int>": [
-        "map()",
-        "map('a', 1)",
-        "map('a', null)",
-        "map('b', 1)",
-        "map('a', 1, 'b', 2)",
-    ],
-    "map<binary, array<map<int, string>>>": [
-        "map(X'00', array(map(1, 'a')))",
-        "map(X'01', array(map(1, 'a')))",
-        "map(X'01', array(map(1, null)))",
-    ],
-    "variant": [
-        "parse_json('1')",
-        "parse_json('\"1\"')",
-        "parse_json('null')",
-        "parse_json('{\"a\": null}')",
-        "parse_json('{}')",
-        "to_variant_object(named_struct('a', DATE'2026-01-01'))",
-        "to_variant_object(named_struct('a', '2026-01-01'))",
-        "TIMESTAMP'2026-01-01 00:00:00.000001'",
-        "TIMESTAMP'2026-01-01 00:00:00.000002'",
-        "TIMESTAMP_NTZ'2026-01-01 00:00:00.000001'",
-        "TIMESTAMP_NTZ'2026-01-01 00:00:00.000002'",
-    ],
-    "array<struct<v: variant>>": [
-        "array(named_struct('v', parse_json('1')))",
-        "array(named_struct('v', parse_json('2')))",
-        "array(named_struct('v', null))",
-    ],
-    "time": ["TIME'12:00:00.000001'", "TIME'12:00:00'"],
-}
-
-
-def typed(spark: SparkSession, kind: str, values: Sequence[str]) -> DataFrame:
-    """A row for each value, in a column `v` of that type; skips where this Spark has no such."""
-    from pyspark.errors import AnalysisException
-
-    query = " UNION ALL ".join(f"SELECT CAST({value} AS {kind}) AS v, 'x' AS w" for value in values)
-    spark.conf.set("spark.sql.timeType.enabled", "true")  # off by default in Spark 4.1 to 4.3
-    try:
-        return spark.sql("SELECT NULL AS v, 'x' AS w" if kind == "void" else query)
-    except AnalysisException:
-        if not any(new in kind for new in ("variant", "time", "collate")):
-            raise
-        pytest.skip(f"this Spark has no type {kind}")
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from pyspark.sql.functions import udf, udtf
 
-from integration_tests.spark.test_exactly_once import Job, ids
-from integration_tests.spark.test_fingerprint import INCARNATION
-from integration_tests.spark.test_small_batches import Capturing, NoQuery
+from integration_tests.support.spark import INCARNATION, Capturing, Job, NoQuery, ids
 from sparkonce.spark_hooks.batch import Learned, SparkBatch
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.record_batches import RecordBatches

@@ -16,13 +16,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import udf
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from integration_tests.spark.test_exactly_once import Job, ids
-from integration_tests.spark.test_fingerprint import INCARNATION, TYPES, typed
+from integration_tests.support.spark import INCARNATION, TYPES, Capturing, Job, NoQuery, ids, typed
 from sparkonce import failpoints
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 from sparkonce.sinks import FileSink
-from sparkonce.sinks.base import TwoPhaseCommitSink
 from sparkonce.spark_hooks import shaping
 from sparkonce.spark_hooks.batch import Learned, SparkBatch
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
@@ -31,7 +29,6 @@ from sparkonce.spark_hooks.small_batches import SmallBatches
 from sparkonce.txn_log.record import Fingerprint, Part, Share, State
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from sparkonce import ExactlyOnce
@@ -279,37 +276,6 @@ def test_failing_batch_is_aborted_and_replayed(job: Job, monkeypatch: pytest.Mon
     assert not list((job.out / "_sparkonce").iterdir())
     job.run(job.pipeline())
     assert job.visible() == Counter(range(5))
-
-
-class Capturing(TwoPhaseCommitSink[list[str]]):
-    """Puts all that it gets into its committable."""
-
-    kind = "capturing"
-
-    def beginTransaction(self, branch_id: BranchId) -> list[str]:
-        return [str(branch_id), str(TaskContext.get() is None)]
-
-    def write(self, handle: list[str], batch: pa.RecordBatch) -> None:
-        schema = [(field.name, str(field.type), field.nullable) for field in batch.schema]
-        handle += [f"{schema}: {row!r}" for row in batch.to_pylist()]
-
-    def preCommit(self, handle: list[str]) -> Committable:
-        branch_id = BranchId.from_name(handle[0])
-        assert branch_id is not None
-        return Committable(branch_id, {"on driver": handle[1], "rows": [*handle[2:]]})
-
-    def commit(self, committable: Committable) -> None: ...
-
-    def abort(self, branch: BranchId | Committable) -> None: ...
-
-
-class NoQuery:
-    """In the place of a query: one without state."""
-
-    is_stateful = False
-
-    def offsets(self, batch_id: int) -> tuple[str, ...]:
-        return (str(batch_id),)
 
 
 def captured(df: DataFrame, *, on_driver: bool) -> tuple[Any, Fingerprint]:

@@ -7,85 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from integration_tests.crash.scenario import PIPELINE, ROOT, Scenario, shown
+from integration_tests.crash.scenario import PIPELINE, Scenario, shown
 from integration_tests.crash.targets import real_targets
+from integration_tests.support.command import (
+    COMMAND,
+    ERROR,
+    FINE,
+    FOUND,
+    JOB,
+    USAGE,
+    Operator,
+    Said,
+)
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark_hooks import checkpoint
 from sparkonce.storage import opening
 from sparkonce.testing import checks
 from sparkonce.testing.services import Services
 from sparkonce.txn_log.record import State
-
-COMMAND = Path(sys.executable).parent / "sparkonce"
-JOB = "jobs:pipeline"
-MODULE = """
-import json
-from pathlib import Path
-from integration_tests.crash.job import make_pipeline
-
-print("a module may print")
-
-def pipeline():
-    return make_pipeline(json.loads(Path("config.json").read_text()))
-"""
-
-FINE, ERROR, USAGE, FOUND = range(4)
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def value(self) -> Any:
-        return json.loads(self.out)
-
-
-@dataclass
-class Operator:
-    """Somebody in the folder of the job, without a terminal."""
-
-    scenario: Scenario
-
-    def __post_init__(self) -> None:
-        (self.scenario.folder / "jobs.py").write_text(MODULE)
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [COMMAND, *arguments],
-            cwd=self.scenario.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def __call__(self, *arguments: str) -> Said:
-        with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=300)
-        shown_out = "(JSON)" if "--json" in arguments else out
-        print(f"$ sparkonce {' '.join(arguments)}  -> {process.returncode}\n{shown_out}{err}")
-        assert "Traceback" not in err
-        assert "secret" not in out + err
-        if "--json" not in arguments:
-            assert all(len(line) <= 80 for line in out.splitlines()), "wider than 80 columns"
-        assert "\x1b" not in out, "colours without a terminal"
-        return Said(process.returncode, out, err)
 
 
 @pytest.fixture
