@@ -36,7 +36,7 @@ lint: $(READY) ## check style, types, the direction of imports, and the words an
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(RUN) -m tests.test_words
+	$(RUN) -m tests.project.test_words
 
 format: $(READY) ## put the code into its standard form
 	$(VENV)/bin/ruff check --fix
@@ -55,7 +55,7 @@ docs-serve: $(READY) ## show the site on http://127.0.0.1:8000 and rebuild it wh
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
 
 release-check: $(READY) ## build the release, and run the README's job from its wheel (DIST=dist: keep the files there)
-	$(RUN) -m tests.release_check $(DIST)
+	$(RUN) -m tests.project.release_check $(DIST)
 
 lock: $(READY) ## write requirements.lock again from pyproject.toml, with the newest versions
 	$(VENV)/bin/uv pip compile pyproject.toml --all-extras --group dev --universal \

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from integration_tests.crash.chains import batches_of, run_chain
+from integration_tests.crash.faults import POINTS_OF_FAULTS, Fault, break_servers
+from integration_tests.crash.losses import lose, names_of
 from integration_tests.crash.scenario import POLICIES, Scenario, Target
 from integration_tests.crash.targets import file_target, postgres_target
-from integration_tests.crash.test_chain import batches_of, run_chain
-from integration_tests.crash.test_lost_branches import lose, names_of
-from integration_tests.crash.test_server_faults import POINTS_OF_FAULTS, Fault, break_servers
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.kills import Kill, crash_points
 from sparkonce.testing.services import Services

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from integration_tests.crash.losses import lose, names_of
 from integration_tests.crash.scenario import Scenario, shown
 from integration_tests.crash.targets import real_targets
 from sparkonce.model import Committable
@@ -48,15 +49,6 @@ class Loss:
             f"{sink} {'whole' if which == EVERY else 'one'}"
             for sink, which in self.branches.items()
         )
-
-
-def lose(scenario: Scenario, lost: Collection[Committable]) -> None:
-    for committable in lost:
-        scenario.target(committable.branch_id.sink).lose(committable)
-
-
-def names_of(committables: Collection[Committable]) -> set[str]:
-    return {committable.branch_id.name for committable in committables}
 
 
 def lose_one_after_the_other(scenario: Scenario, losses: Collection[Loss]) -> None:

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from integration_tests.crash.chains import batches_of, kill_at_every_step
+from integration_tests.crash.pauses import Pause, take_over_one_after_the_other
 from integration_tests.crash.scenario import Scenario
 from integration_tests.crash.targets import postgres_target
-from integration_tests.crash.test_chain import batches_of, kill_at_every_step
-from integration_tests.crash.test_fencing import Pause, take_over_one_after_the_other
 from sparkonce.testing.kills import Kill
 from sparkonce.testing.services import PostgresServer
 

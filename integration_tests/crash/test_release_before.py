@@ -23,7 +23,7 @@ from psycopg import sql
 from integration_tests.crash import release_before
 from integration_tests.crash.release_before import Both, Upgrade, unpack
 from integration_tests.crash.scenario import shown
-from integration_tests.test_cli import FINE, JOB, Operator
+from integration_tests.support.command import FINE, JOB, Operator
 from sparkonce.testing import checks
 from sparkonce.testing.services import Services
 

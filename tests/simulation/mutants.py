@@ -118,7 +118,7 @@ _BEFORE_THE_DECISION: Final = (
         PAGE,
         "    sweep(lease)  # also after a problem",
         "    if not any(problems):\n        sweep(lease)  # also after a problem",
-        "tests/test_protocol.py::test_recovery_that_fails_sweeps_all_the_same",
+        "tests/protocol/test_protocol.py::test_recovery_that_fails_sweeps_all_the_same",
     ),
     _tested(
         "batch decided after a driver with a copy of the log",
@@ -126,7 +126,7 @@ _BEFORE_THE_DECISION: Final = (
         DECIDERS,
         "            lease.check_not_overtaken(record.id)\n        try:\n            return write",
         "        try:\n            return write",
-        "tests/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
+        "tests/protocol/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
         "batch decided that Spark's commit log has",
@@ -134,7 +134,7 @@ _BEFORE_THE_DECISION: Final = (
         LEASE,
         "        if not is_newest or is_checkpointed(batch_id, committed):\n",
         "        if not is_newest:\n",
-        "tests/test_protocol.py::test_driver_that_begins_late_behind_one_with_a_copy_of_the_log",
+        "tests/protocol/test_protocol.py::test_driver_that_begins_late_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
         "another driver's commits/N taken for its own",
@@ -142,7 +142,7 @@ _BEFORE_THE_DECISION: Final = (
         DECIDERS,
         "    if not lease.is_newest_entry():\n",
         "    if False:\n",
-        "tests/test_protocol.py::"
+        "tests/protocol/test_protocol.py::"
         "test_driver_that_wakes_with_its_batch_prepared_behind_one_with_a_copy_of_the_log",
     ),
     _tested(
@@ -151,7 +151,7 @@ _BEFORE_THE_DECISION: Final = (
         PREPARING,
         "    if len(set(names)) != len(names):\n",
         "    if False:\n",
-        "tests/test_protocol.py::test_two_branches_of_one_name_abort_the_batch",
+        "tests/protocol/test_protocol.py::test_two_branches_of_one_name_abort_the_batch",
     ),
 )
 
@@ -218,7 +218,7 @@ _RECOVERY: Final = (
         PAGE,
         "    if record.state is State.PREPARED or record.token > lease.token:\n        # Spark has",
         "    if False:\n        # Spark has",
-        "tests/test_protocol.py"
+        "tests/protocol/test_protocol.py"
         "::test_driver_paused_before_it_looks_leaves_what_another_has_prepared",
     ),
 )
@@ -302,7 +302,7 @@ _COMMIT: Final = (
         AMENDING,
         "    check_safe(record.id, branches, now=lease.pipeline.clock(), write_began=write_began)\n",
         "",
-        "tests/test_protocol.py::test_branch_written_again_that_is_too_old_is_not_named",
+        "tests/protocol/test_protocol.py::test_branch_written_again_that_is_too_old_is_not_named",
     ),
 )
 
@@ -384,7 +384,7 @@ _LOG_RULES: Final = (
         RULES,
         "    if stored.token != record.token:",
         "    if False:",
-        "tests/test_log.py::TestSqliteLog::test_abandonment_that_lands_late_spares_the_replay",
+        "tests/txn_log/test_log.py::TestSqliteLog::test_abandonment_that_lands_late_spares_the_replay",
     ),
     _tested(
         "log accepts a batch after an undecided one",
@@ -392,7 +392,7 @@ _LOG_RULES: Final = (
         RULES,
         "    if undecided:\n",
         "    if False:\n",
-        "tests/test_log.py::TestSqliteLog::test_batch_does_not_follow_an_undecided_one",
+        "tests/txn_log/test_log.py::TestSqliteLog::test_batch_does_not_follow_an_undecided_one",
     ),
     _tested(
         "no fsync (synchronous=OFF)",
@@ -400,7 +400,7 @@ _LOG_RULES: Final = (
         SQLITE,
         "PRAGMA synchronous = FULL",
         "PRAGMA synchronous = OFF",
-        "tests/test_log.py::TestSqliteLog::test_write_is_synced_to_the_disk",
+        "tests/txn_log/test_log.py::TestSqliteLog::test_write_is_synced_to_the_disk",
     ),
     _tested(
         "checksum of a record not compared",
@@ -408,7 +408,7 @@ _LOG_RULES: Final = (
         RECORD,
         "    if checksum != _checksum(body):\n",
         "    if False:\n",
-        "tests/test_log.py::TestSqliteLog::test_changed_record_is_corrupt",
+        "tests/txn_log/test_log.py::TestSqliteLog::test_changed_record_is_corrupt",
     ),
 )
 
@@ -426,7 +426,7 @@ _GUARD_AND_SINKS: Final = (
         IDENTITY,
         "    if claim.batch_id > expected:\n",
         "    if claim.batch_id > expected and not claim.adopt:\n",
-        "tests/test_protocol.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",
+        "tests/protocol/test_protocol.py::test_frozen_driver_whose_spark_passes_an_abandoned_batch",
     ),
     _simulated(
         "driver paused before its first token fences its successor",
@@ -434,7 +434,7 @@ _GUARD_AND_SINKS: Final = (
         IDENTITY,
         "    if head is None or claim.seen_run is None:\n",
         "    if True:\n",
-        "tests/test_identity.py::test_driver_that_slept_before_its_first_token_fences_nobody",
+        "tests/txn_log/test_identity.py::test_driver_that_slept_before_its_first_token_fences_nobody",
     ),
     _tested(
         "start without a batch fences the object that serves its run",
@@ -442,7 +442,7 @@ _GUARD_AND_SINKS: Final = (
         IDENTITY,
         "    if head.run_id == claim.run_id and not (claim.has_batch or claim.had_token):\n",
         "    if False:\n",
-        "tests/test_identity.py::test_start_without_a_batch_fences_no_other_object_of_its_run",
+        "tests/txn_log/test_identity.py::test_start_without_a_batch_fences_no_other_object_of_its_run",
     ),
     _tested(
         "copy of a checkpoint with its log taken for the checkpoint",
@@ -450,7 +450,7 @@ _GUARD_AND_SINKS: Final = (
         IDENTITY,
         "    if place is None or head is None or not",
         "    if True or not",
-        "tests/test_identity.py::test_copied_checkpoint_with_its_log_is_refused",
+        "tests/txn_log/test_identity.py::test_copied_checkpoint_with_its_log_is_refused",
     ),
     _tested(
         "file of another run replaced",
@@ -458,7 +458,7 @@ _GUARD_AND_SINKS: Final = (
         FILE_SINK,
         "os.link(hidden, visible)",
         "hidden.rename(visible)",
-        "tests/test_file_sink.py::test_commit_replaces_no_file",
+        "tests/sinks/test_file.py::test_commit_replaces_no_file",
     ),
     _tested(
         "guard compares no offsets",
@@ -466,8 +466,8 @@ _GUARD_AND_SINKS: Final = (
         IDENTITY,
         " or tuple(shown) == record.offsets:\n",
         " or True:\n",
-        "tests/test_protocol.py::test_batch_that_is_known_with_other_offsets_is_refused",
-        "tests/test_protocol.py::test_second_replayed_batch_with_other_offsets_is_refused",
+        "tests/protocol/test_protocol.py::test_batch_that_is_known_with_other_offsets_is_refused",
+        "tests/protocol/test_protocol.py::test_second_replayed_batch_with_other_offsets_is_refused",
     ),
     _simulated(
         "vote drops branches of the tasks",
@@ -482,7 +482,7 @@ _GUARD_AND_SINKS: Final = (
         COMMITTING,
         "key=lambda c: c.safe_until or math.inf",
         "key=lambda c: 0",
-        "tests/test_protocol.py::test_branches_that_expire_first_are_committed_first",
+        "tests/protocol/test_protocol.py::test_branches_that_expire_first_are_committed_first",
     ),
 )
 
@@ -493,7 +493,7 @@ _SETTLEMENT: Final = (
         COMMITTING,
         "        if not record.is_ruled_out(committable):\n",
         "        if True:\n",
-        "tests/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",
+        "tests/protocol/test_settlement.py::test_lost_branch_that_is_settled_keeps_nothing_back",
     ),
     _simulated(
         "settled branch stays prepared for a zombie",
@@ -501,7 +501,7 @@ _SETTLEMENT: Final = (
         COMMITTING,
         "    running.lease.pipeline.patience.together(end, branches)\n",
         "",
-        "tests/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
+        "tests/protocol/test_settlement.py::test_branch_that_stands_is_ended_before_the_batch_is_finished",
     ),
     _simulated(
         "commit retried without checking the token",
@@ -509,8 +509,8 @@ _SETTLEMENT: Final = (
         COMMITTING,
         "        if self._unknown is not None:\n",
         "        if False:\n",
-        "tests/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
-        "tests/test_protocol.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
+        "tests/protocol/test_settlement.py::test_driver_that_repeats_a_commit_is_stopped_by_the_word",
+        "tests/protocol/test_protocol.py::test_log_that_is_away_puts_the_repeat_of_a_commit_off",
     ),
     _simulated(
         "settled branch is asked for its proof and not aborted",
@@ -518,7 +518,7 @@ _SETTLEMENT: Final = (
         RULED,
         "        sink.abort(committable)\n",
         "",
-        "tests/test_settlement.py::test_driver_that_ran_on_is_fenced_by_the_word",
+        "tests/protocol/test_settlement.py::test_driver_that_ran_on_is_fenced_by_the_word",
     ),
     _tested(
         "operator's ruling above proof",
@@ -526,7 +526,7 @@ _SETTLEMENT: Final = (
         RULED,
         "    if proven is None or isinstance(proven, PreparedBranchLostError):\n",
         "    if isinstance(proven, PreparedBranchLostError):\n",
-        "tests/test_settlement.py::test_branch_that_was_visible_all_along_is_not_redone",
+        "tests/protocol/test_settlement.py::test_branch_that_was_visible_all_along_is_not_redone",
     ),
     _simulated(
         "operator's ruling shown as proof",
@@ -534,7 +534,7 @@ _SETTLEMENT: Final = (
         RULES,
         "State.SETTLED if stored.settled else State.COMPLETE",
         "State.COMPLETE",
-        "tests/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",
+        "tests/txn_log/test_log.py::TestSqliteLog::test_settled_branch_is_remembered_for_ever",
     ),
     _tested(
         "older copy of the checkpoint taken for the one that ran",
@@ -542,7 +542,7 @@ _SETTLEMENT: Final = (
         DECISIONS,
         "    if committed is None or not has_begun:\n",
         "    if committed is None:\n",
-        "tests/test_protocol.py::test_checkpoint_that_has_not_begun_the_batch_abandons_nothing",
+        "tests/protocol/test_protocol.py::test_checkpoint_that_has_not_begun_the_batch_abandons_nothing",
     ),
     _tested(
         "checkpoint that cannot be read taken for empty",
@@ -550,7 +550,7 @@ _SETTLEMENT: Final = (
         PAGE,
         "    has_begun = committed is not None and checkpoint.has_offsets(batch_id)\n",
         "    committed, has_begun = -1 if committed is None else committed, True\n",
-        "tests/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
+        "tests/protocol/test_settlement.py::test_recovery_without_the_checkpoint_decides_nothing",
     ),
     _tested(
         "settlement without a token",
@@ -558,7 +558,7 @@ _SETTLEMENT: Final = (
         RULES,
         "    require_token(store, transaction_id.pipeline, token)\n",
         "",
-        "tests/test_log.py::TestSqliteLog::test_only_what_is_decided_is_settled",
+        "tests/txn_log/test_log.py::TestSqliteLog::test_only_what_is_decided_is_settled",
     ),
     _tested(
         "branch that is ruled out committed by the sweep",
@@ -566,7 +566,7 @@ _SETTLEMENT: Final = (
         SWEEPING,
         " and not record.is_ruled_out(committable)",
         "",
-        "tests/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
+        "tests/protocol/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
     ),
     _tested(
         "committed branches of a settled batch swept",
@@ -574,7 +574,7 @@ _SETTLEMENT: Final = (
         SWEEPING,
         "    if not record.state.is_finished:\n",
         "    if record.state is not State.COMPLETE:\n",
-        "tests/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
+        "tests/protocol/test_settlement.py::test_ruled_branch_on_a_server_that_went_back_in_time",
     ),
 )
 
@@ -588,7 +588,7 @@ _ONE_PHASE: Final = (
         DECIDERS,
         _ASK_FOR_THE_ONE_COMMIT,
         "                pass\n",
-        "tests/test_one_phase.py::test_message_is_lost",
+        "tests/protocol/test_one_phase.py::test_message_is_lost",
     ),
     _tested(
         "any record taken for the one COMMIT's",
@@ -596,7 +596,7 @@ _ONE_PHASE: Final = (
         DECIDERS,
         _ASK_FOR_THE_ONE_COMMIT,
         "                if pipeline.log.find(done.id) is None:\n                    raise ProtocolError(done.id)\n",
-        "tests/test_one_phase.py::test_replay_of_an_abandoned_batch_that_does_not_commit",
+        "tests/protocol/test_one_phase.py::test_replay_of_an_abandoned_batch_that_does_not_commit",
     ),
     _tested(
         "one phase, though Spark must commit first",
@@ -604,7 +604,7 @@ _ONE_PHASE: Final = (
         DECIDERS,
         '    if pipeline.commit == "after_checkpoint":\n',
         "    if False:\n",
-        "tests/test_one_phase.py::test_policy_that_waits_for_spark_takes_two_phases",
+        "tests/protocol/test_one_phase.py::test_policy_that_waits_for_spark_takes_two_phases",
     ),
 )
 
@@ -615,7 +615,7 @@ _LEASE_AND_STEPS: Final = (
         LEASE,
         "        if self._is_released:\n",
         "        if False:\n",
-        "tests/test_lease.py::test_lease_that_was_released",
+        "tests/protocol/test_lease.py::test_lease_that_was_released",
     ),
     _tested(
         "token taken again though the run has ended",
@@ -623,7 +623,7 @@ _LEASE_AND_STEPS: Final = (
         LEASE,
         "            entrance.check_may_begin(is_first_try=next(tries) == 0)\n",
         "",
-        "tests/test_protocol.py::test_run_that_ends_while_it_waits_for_a_token_takes_none",
+        "tests/protocol/test_protocol.py::test_run_that_ends_while_it_waits_for_a_token_takes_none",
     ),
     _tested(
         "driver that could not enter the checkpoint continues",
@@ -631,7 +631,7 @@ _LEASE_AND_STEPS: Final = (
         LEASE,
         "        if not entrance.enter(incarnation):\n",
         "        if False:\n",
-        "tests/test_lease.py::test_checkpoint_that_another_driver_has_entered",
+        "tests/protocol/test_lease.py::test_checkpoint_that_another_driver_has_entered",
     ),
     _tested(
         "fenced driver leaves its prepared branches",
@@ -639,7 +639,7 @@ _LEASE_AND_STEPS: Final = (
         SWEEPING,
         "        if lease.fenced() is not None:\n",
         "        if False:\n",
-        "tests/test_protocol.py::test_fenced_driver_ends_what_it_prepared",
+        "tests/protocol/test_protocol.py::test_fenced_driver_ends_what_it_prepared",
     ),
     _tested(
         "driver fenced by the checkpoint sweeps",
@@ -647,7 +647,7 @@ _LEASE_AND_STEPS: Final = (
         SWEEPING,
         "        if lease.fenced() is not None:\n",
         "        if True:\n",
-        "tests/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
+        "tests/protocol/test_protocol.py::test_driver_that_wakes_behind_one_with_another_copy_of_the_log",
     ),
     _tested(
         "vote lost to a left-over branch is not repeated",
@@ -655,7 +655,7 @@ _LEASE_AND_STEPS: Final = (
         PREPARING,
         "        if not sweep(lease, tokens=range(lease.token)):\n",
         "        if True:\n",
-        "tests/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",
+        "tests/protocol/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",
     ),
     _tested(
         "sweep before the second vote hits this driver's own branches",
@@ -663,7 +663,7 @@ _LEASE_AND_STEPS: Final = (
         PREPARING,
         "sweep(lease, tokens=range(lease.token))",
         "sweep(lease, tokens=range(lease.token + 1))",
-        "tests/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",
+        "tests/protocol/test_protocol.py::test_vote_that_a_left_over_branch_is_in_the_way_of",
     ),
     _tested(
         "prepared batch forgotten by its decider",
@@ -671,7 +671,7 @@ _LEASE_AND_STEPS: Final = (
         DECIDERS,
         "            self.pending = _record_first",
         "            return _record_first",
-        "tests/test_protocol.py::test_settling_that_is_interrupted_goes_on",
+        "tests/protocol/test_protocol.py::test_settling_that_is_interrupted_goes_on",
     ),
     _tested(
         "fail points reached after a step that failed",
@@ -679,7 +679,7 @@ _LEASE_AND_STEPS: Final = (
         STEPS,
         "        if error is None and failpoints",
         "        if failpoints",
-        "tests/test_steps.py::test_step_that_fails_reaches_no_point_after_it",
+        "tests/protocol/test_steps.py::test_step_that_fails_reaches_no_point_after_it",
     ),
 )
 

@@ -17,7 +17,7 @@ from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 from tests.simulation.systems import SimSink
 from tests.simulation.world import OTHER_ROWS, TaskFailed, World
-from tests.world import row_hash
+from tests.support.world import row_hash
 
 if TYPE_CHECKING:
     from tests.simulation.drivers import Driver

@@ -1,0 +1,185 @@
+"""The sinks of the project on real servers, proven by the kit that users have."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psycopg
+import pyarrow as pa
+import pytest
+from kafka.admin import KafkaAdminClient
+from psycopg import sql
+
+from sparkonce.model import Committable
+from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
+from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
+from sparkonce.sinks.kafka.finishing.finisher import Finisher
+from sparkonce.sinks.s3.finishing import outcome
+from sparkonce.testing import SinkContract, SinkWorld, checks
+from sparkonce.testing.sink_world import OWNER
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+    from sparkonce.testing.services import KafkaServer, PostgresServer, S3Server
+    from sparkonce.testing.services.server import Server
+
+LAG_S = 20.0
+
+_ENDING = ["PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
+"""States of a transaction whose markers are not written yet."""
+
+
+@contextlib.contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    server.stop()
+    yield
+    server.start()
+
+
+class TestKafkaSink(SinkContract):
+    """One message per row, as Spark's `to_json` would make it."""
+
+    large_rows = 20_000
+
+    @pytest.fixture
+    def make_world(
+        self, kafka: KafkaServer, fresh_topic: Callable[..., str]
+    ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
+        topic = fresh_topic(2)
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+
+        def refresh() -> None:
+            deadline = time.monotonic() + LAG_S
+            while any(admin.list_transactions(state_filters=_ENDING).values()):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+        def visible() -> list[Any]:
+            with checks.CommittedReader(kafka.bootstrap_servers, topic) as reader:
+                return [json.loads(message.value or b"") for message in reader.read_visible()]
+
+        def shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
+            values = [json.dumps(row) for row in batch.to_pylist()]
+            return pa.record_batch({"value": pa.array(values, pa.string())})
+
+        def lose(committable: Committable) -> None:
+            payload: Any = committable.payload
+            producer = payload["producer_id"], payload["producer_epoch"]
+            finisher = Finisher(KafkaSettings(kafka.bootstrap_servers))
+            finisher.end(payload["transactional_id"], *producer, commit=False)
+            finisher.close()
+
+        yield lambda schema: SinkWorld(
+            sink=lambda: KafkaSink(topic, bootstrap_servers=kafka.bootstrap_servers),
+            visible=visible,
+            standing=lambda: checks.kafka_leaks(
+                kafka.bootstrap_servers, f"sparkonce.{OWNER.log_id}."
+            ),
+            shaped=shaped,
+            lose=lose,
+            reads_in_order=True,
+            refresh=refresh,
+        )
+        admin.close()
+
+    @pytest.mark.parametrize("name", [])
+    def test_rows_of_type(self, name: str) -> None:
+        """The rows of this sink are bytes; Spark makes them (kafka/test_typed.py)."""
+
+
+class TestPostgresSink(SinkContract):
+    types: ClassVar = {
+        "bool": "boolean",
+        "int8": "smallint",
+        "int16": "smallint",
+        "int32": "integer",
+        "int64": "bigint",
+        "float": "real",
+        "double": "double precision",
+        "decimal128(20, 4)": "numeric(20, 4)",
+        "string": "text",
+        "binary": "bytea",
+        "date32[day]": "date",
+        "timestamp[us, tz=UTC]": "timestamptz",
+        "timestamp[us, tz=America/New_York]": "timestamptz",
+        "timestamp[us]": "timestamp",
+        "list<item: string>": "text[]",
+        "struct<a: int64, b: string>": "jsonb",
+    }
+
+    @pytest.fixture
+    def make_world(
+        self, postgres: PostgresServer, fresh_schema: str
+    ) -> Callable[[pa.Schema], SinkWorld]:
+        table = f"{fresh_schema}.orders"
+
+        def make(schema: pa.Schema) -> SinkWorld:
+            columns = ", ".join(f"{f.name} {self.types[str(f.type)]}" for f in schema)
+            with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+                connection.execute(f"CREATE TABLE {table} ({columns})".encode())
+            return SinkWorld(
+                sink=lambda: PostgresSink(postgres.dsn, table=table, lock_timeout_s=10.0),
+                visible=lambda: [
+                    dict(zip(schema.names, row, strict=True))
+                    for row in checks.read_postgres(postgres.dsn, table)
+                ],
+                standing=standing,
+                lose=lose,
+                away=lambda: stopped(postgres),
+            )
+
+        def standing() -> list[checks.Leak]:
+            ours = f"sparkonce.{OWNER.log_id}.", fresh_schema
+            leaks = checks.postgres_leaks(postgres.dsn)
+            return [leak for leak in leaks if any(name in leak.name for name in ours)]
+
+        def lose(committable: Committable) -> None:
+            payload: Any = committable.payload
+            with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+                gid = sql.Literal(str(committable.branch_id))
+                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+                for name in payload["staging"]:
+                    staging = sql.Identifier(payload["schema"], name)
+                    connection.execute(sql.SQL("DROP TABLE {}").format(staging))
+
+        return make
+
+
+@pytest.mark.parametrize(
+    "s3",
+    ["versitygw", pytest.param("s3mock", marks=pytest.mark.slow)],
+    indirect=True,
+    scope="session",
+)
+class TestS3Sink(SinkContract):
+    @pytest.fixture(autouse=True)
+    def _lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing here completes in the background, so that no test has to wait for it."""
+        monkeypatch.setattr(outcome, "PATIENCE_S", 0.0)
+
+    @pytest.fixture
+    def make_world(
+        self, s3: S3Server, s3_client: S3Client, fresh_bucket: str
+    ) -> Callable[[pa.Schema], SinkWorld]:
+        def lose(committable: Committable) -> None:
+            payload: Any = committable.payload
+            for file in payload["files"]:
+                s3_client.abort_multipart_upload(
+                    Bucket=fresh_bucket, Key=file["key"], UploadId=file["upload_id"]
+                )
+
+        return lambda schema: SinkWorld(
+            sink=lambda: S3Sink(
+                f"s3://{fresh_bucket}/out",
+                connection=S3Connection(**s3.boto3_settings),
+            ),
+            visible=lambda: checks.read_s3_parquet(s3, fresh_bucket, "out"),
+            standing=lambda: checks.s3_leaks(s3, fresh_bucket),
+            lose=lose,
+            away=lambda: stopped(s3),
+        )

@@ -1,0 +1,71 @@
+"""The command `sparkonce`, as an operator calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from integration_tests.crash.scenario import ROOT, Scenario
+
+COMMAND = Path(sys.executable).parent / "sparkonce"
+JOB = "jobs:pipeline"
+MODULE = """
+import json
+from pathlib import Path
+from integration_tests.crash.job import make_pipeline
+
+print("a module may print")
+
+def pipeline():
+    return make_pipeline(json.loads(Path("config.json").read_text()))
+"""
+FINE, ERROR, USAGE, FOUND = range(4)
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def value(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Operator:
+    """Somebody in the folder of the job, without a terminal."""
+
+    scenario: Scenario
+
+    def __post_init__(self) -> None:
+        (self.scenario.folder / "jobs.py").write_text(MODULE)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [COMMAND, *arguments],
+            cwd=self.scenario.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str) -> Said:
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=300)
+        shown_out = "(JSON)" if "--json" in arguments else out
+        print(f"$ sparkonce {' '.join(arguments)}  -> {process.returncode}\n{shown_out}{err}")
+        assert "Traceback" not in err
+        assert "secret" not in out + err
+        if "--json" not in arguments:
+            assert all(len(line) <= 80 for line in out.splitlines()), "wider than 80 columns"
+        assert "\x1b" not in out, "colours without a terminal"
+        return Said(process.returncode, out, err)

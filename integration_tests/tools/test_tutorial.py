@@ -1,0 +1,172 @@
+"""The tutorial runs as its pages show it: one shell, every file, every command, real kills.
+
+    page ─► ```python with "# NAME.py" ─► a file        ```sh ─► run, in order, in one shell
+            ```text after it ─► each of its lines is in what the command printed, but for numbers
+
+A block below a comment "not run by the test" is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from sparkonce.testing.quick_spark import submit_args
+from sparkonce.testing.services import KafkaServer, PostgresServer
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "docs" / "tutorial" / f"{name}.md"
+    for name in ("first-job", "kill-it", "three-stores", "recover")
+]
+BLOCK = re.compile(
+    r"(<!-- not run by the test -->\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+MARK = "@@ block"
+PATIENCE_S = 900
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Language and text of each block that is run or compared."""
+    found = []
+    for page in PAGES:
+        for left_out, language, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if not left_out:
+                found.append((language, text))
+    return found
+
+
+def script() -> str:
+    lines = []
+    for number, (language, text) in enumerate(blocks()):
+        lines.append(f"echo '{MARK} {number}'")
+        if language == "python":
+            name = re.match(r"# (\w+\.py)\n", text)
+            assert name, f"a Python block without the name of its file: {text[:60]}"
+            lines.append(f"cat > {name[1]} <<'END OF FILE'\n{text}END OF FILE")
+        elif language == "sh":
+            lines.append(text)
+    return "\n".join(lines)
+
+
+def run_tutorial(folder: Path, env: Mapping[str, str]) -> str:
+    """Run all blocks in one shell; return what they printed, with a mark before each."""
+    (folder / "tutorial.sh").write_text(script())
+    with (folder / "printed").open("w+") as printed:
+        shell = subprocess.Popen(
+            ["bash", "tutorial.sh"],  # noqa: S607
+            cwd=folder,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            await_end(shell, folder)
+        finally:
+            end_group(shell.pid)
+        printed.seek(0)
+        return printed.read()
+
+
+def await_end(shell: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for the shell; fail as soon as a program shows a traceback: a page may wait for it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while shell.poll() is None:
+        paths = [folder / "printed", *folder.glob("tutorial/*.log")]
+        said = [path.read_text(errors="replace") for path in paths]
+        failed = "Traceback (most recent call last)" in "".join(said)
+        if failed or time.monotonic() > deadline:
+            pytest.fail("the tutorial fails\n" + "\n".join(text[-3000:] for text in said))
+        time.sleep(0.5)
+
+
+def end_group(group: int) -> None:
+    """End what the shell has started and a page has not stopped."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def plain(text: str) -> str:
+    """One line, without numbers, names and places, which differ from run to run."""
+    text = re.sub(r"\S*/\S+", "PATH", text)
+    text = re.sub(r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b", "ID", text)
+    text = re.sub(r"by \S+:\d+", "by DRIVER", text)
+    text = re.sub(r"\d[\d.:-]*", "N", text)
+    text = re.sub(r"N (s|min) ago", "T ago", text)
+    return " ".join(text.split())
+
+
+def counts(printed: str) -> Iterator[tuple[str, list[int]]]:
+    """Lines "STORE ROWS DIFFERENT NEXT"."""
+    for store, *numbers in re.findall(r"^(\S+) (\d+) (\d+) (\d+)$", printed, re.MULTILINE):
+        yield store, [int(number) for number in numbers]
+
+
+@pytest.fixture
+def env(kafka: KafkaServer, postgres: PostgresServer) -> Iterator[Mapping[str, str]]:
+    yield {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": submit_args(),
+        "COLUMNS": "80",
+        "KAFKA": kafka.bootstrap_servers,
+        "POSTGRES": postgres.dsn,
+    }
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics(["stores"])["stores"].result(30)
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS stores")
+
+
+def test_tutorial(tmp_path: Path, env: Mapping[str, str]) -> None:
+    """Every command gives what its page shows, and no row is missing or doubled."""
+    printed = run_tutorial(tmp_path, env)
+    print(printed)
+    parts = dict(
+        re.findall(rf"^{MARK} (\d+)\n(.*?)(?=^{MARK}|\Z)", printed, re.DOTALL | re.MULTILINE)
+    )
+    shown: list[tuple[str, list[int]]] = []
+    for number, (language, text) in enumerate(blocks()):
+        if language != "text":
+            continue
+        got = parts[str(number - 1)]
+        rest = plain(got)
+        for line in map(plain, text.splitlines()):
+            if line not in {"", "…"}:
+                _, found, rest = rest.partition(line)
+                assert found, f"{line!r} is not, or not there, in what was printed:\n{got}"
+        wanted = list(counts(text))
+        seen = list(counts(got))
+        assert [relation(numbers) for _, numbers in seen] == [relation(n) for _, n in wanted], got
+        if "naive" not in text:  # the stores of naive.py are wherever the kill left them
+            assert agree(seen) == agree(wanted), got
+        shown += seen
+    assert len(shown) > 15
+    equal = [numbers for store, numbers in shown if relation(numbers) == (True, True)]
+    assert len(equal) == len(shown) - 1  # the folder of naive.py alone has rows twice
+
+
+def agree(stores: list[tuple[str, list[int]]]) -> list[bool]:
+    """Whether each store has the rows of the first one."""
+    return [numbers == stores[0][1] for _, numbers in stores]
+
+
+def relation(numbers: list[int]) -> tuple[bool, bool]:
+    """Whether no row is doubled, and whether none is missing."""
+    rows, different, following = numbers
+    return rows == different, different == following

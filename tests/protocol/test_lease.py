@@ -1,0 +1,69 @@
+"""A driver's lease, its right to act: acquire, check, release."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import FencedError, LogUnavailableError
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import Lease
+from sparkonce.txn_log.sqlite import SqliteLog
+from tests.support.world import MemoryEntrance, Process, World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, [[[1]]])
+
+
+def test_making_a_driver_fences_nobody(world: World) -> None:
+    """Only `acquire` takes a token; a new object does not disturb the running driver."""
+    running = world.driver(Process())
+    Driver(Lease(running.lease.pipeline, running.incarnation, MemoryEntrance(world.spark, print)))
+    running.lease.check()
+    assert SqliteLog(world.path).head("orders").token == 1  # type: ignore[union-attr]
+
+
+def test_acquire_fences_the_driver_before(world: World) -> None:
+    older = world.driver(Process())
+    younger = world.driver(Process())
+    assert (older.lease.token, younger.lease.token) == (1, 2)
+    younger.lease.check()
+    with pytest.raises(FencedError, match="holds token 1.*took token 2"):
+        older.lease.check()
+    assert older.lease.fenced()
+    assert younger.lease.fenced() is None
+
+
+def test_lease_that_was_released(world: World) -> None:
+    """It may no longer act, although the log knows no newer driver."""
+    driver = world.driver(Process())
+    driver.lease.release()
+    with pytest.raises(FencedError, match="was released"):
+        driver.lease.check()
+    assert driver.lease.fenced() is None
+
+
+def test_checkpoint_that_another_driver_has_entered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other driver has a copy of the log: only the checkpoint shows that it runs."""
+    monkeypatch.setattr(MemoryEntrance, "enter", lambda self, incarnation: False)
+    with pytest.raises(FencedError, match="another driver has continued"):
+        world.driver(Process())
+
+
+def test_log_that_is_unreachable_proves_no_fence(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = world.driver(Process())
+
+    def unreachable(self: SqliteLog, incarnation: object) -> None:
+        raise LogUnavailableError("unreachable")
+
+    monkeypatch.setattr(SqliteLog, "check_token", unreachable)
+    assert driver.lease.fenced() is None
+    with pytest.raises(LogUnavailableError):
+        driver.lease.check()

@@ -1,0 +1,211 @@
+"""SqliteSink: the table that it creates, what it refuses, and which database proves a loss."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import sqlite3
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    ConfigurationError,
+    PrepareRejectedError,
+)
+from sparkonce.model import Committable
+from sparkonce.sinks import SqliteSink
+from sparkonce.testing import SinkContract, SinkWorld
+from sparkonce.testing.sink_world import branch
+from tests.support.sink_worlds import sqlite_world
+
+TRIGGER = """
+CREATE TRIGGER no BEFORE INSERT ON orders WHEN new.id = 2 BEGIN SELECT raise(ABORT, 'no'); END
+"""
+ROWS = pa.record_batch({"id": [1, 2], "note": ["a", None]})
+
+
+def asked(path: Path, query: str) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        return db.execute(query).fetchall()
+
+
+def prepared(sink: SqliteSink, rows: pa.RecordBatch = ROWS, attempt: int = 1) -> Committable:
+    sink.validate(rows.schema)
+    handle = sink.beginTransaction(branch(attempt, sink=sink.name))
+    sink.write(handle, rows)
+    return sink.preCommit(handle)
+
+
+class TestSqliteSinkThatCreatesItsTable(SinkContract):
+    @pytest.fixture
+    def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
+        def make(schema: pa.Schema) -> SinkWorld:
+            world = sqlite_world(tmp_path / "shop.db", schema)
+            asked(tmp_path / "shop.db", "DROP TABLE orders")
+            return world
+
+        return make
+
+
+def test_table_is_created_from_the_columns(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    rows = pa.record_batch(
+        {
+            "id": pa.array([7], pa.int64()),
+            "is new": pa.array([True]),
+            "weight": pa.array([0.5], pa.float32()),
+            "amount": pa.array([Decimal("0.0000000")], pa.decimal128(20, 7)),
+            "at": pa.array([dt.datetime(2026, 2, 28, tzinfo=dt.UTC)], pa.timestamp("us", tz="UTC")),
+            "raw": pa.array([b"\x00"]),
+            'say "days"': pa.array([[dt.date(2026, 2, 28)]], pa.list_(pa.date32())),
+            "map": pa.array([[("a", b"\xff")]], pa.map_(pa.string(), pa.binary())),
+        }
+    )
+    sink = SqliteSink(path, "my orders")
+    sink.commit(prepared(sink, rows))
+    found = asked(path, 'SELECT name, type FROM pragma_table_info("my orders")')
+    assert [kind for _, kind in found] == [
+        *["INTEGER"] * 2,
+        "REAL",
+        "TEXT",
+        "TEXT",
+        "BLOB",
+        "TEXT",
+        "TEXT",
+    ]
+    assert [name for name, _ in found] == rows.schema.names
+    assert asked(path, 'SELECT * FROM "my orders"') == [
+        (
+            7,
+            1,
+            0.5,
+            "0.0000000",
+            "2026-02-28 00:00:00+00:00",
+            b"\x00",
+            '["2026-02-28"]',
+            '[["a", "ff"]]',
+        )
+    ]
+
+
+def test_table_called_commits(tmp_path: Path) -> None:
+    """A user's table never has the name of one of ours."""
+    sink = SqliteSink(tmp_path / "shop.db", "commits")
+    sink.commit(prepared(sink))
+    assert asked(tmp_path / "shop.db", "SELECT id FROM commits") == [(1,), (2,)]
+
+
+def test_columns_in_other_cases(tmp_path: Path) -> None:
+    """SQLite and Spark tell no column ID from id."""
+    asked(tmp_path / "shop.db", "CREATE TABLE Orders (ID, NOTE)")
+    sink = SqliteSink(tmp_path / "shop.db", "orders")
+    sink.commit(prepared(sink))
+    assert asked(tmp_path / "shop.db", "SELECT id FROM orders") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("made", "columns", "told"),
+    [
+        ("CREATE TABLE orders (id)", ["id", "note"], r"has no column \['note'\]"),
+        ("CREATE VIEW orders AS SELECT 1 AS id", ["id"], "is no table, but a view"),
+        ("CREATE TABLE other (id)", ["id", "ID"], "each once"),
+        ("CREATE TABLE other (id)", ["sparkonce_branch"], "none of them sparkonce_branch"),
+        ("CREATE TABLE other (id)", [], "at least one name"),
+    ],
+)
+def test_target_that_cannot_work(tmp_path: Path, made: str, columns: list[str], told: str) -> None:
+    asked(tmp_path / "shop.db", made)
+    sink = SqliteSink(tmp_path / "shop.db", "orders")
+    with pytest.raises(ConfigurationError, match=told):
+        sink.validate(pa.schema([(name, pa.int64()) for name in columns]))
+
+
+def test_file_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database" * 100)
+    for path in ("text.db", "missing/shop.db"):
+        with pytest.raises(ConfigurationError, match="its folder must exist"):
+            SqliteSink(tmp_path / path, "orders").validate(ROWS.schema)
+
+
+def test_another_database_proves_nothing(tmp_path: Path) -> None:
+    """An unmounted disk is no lost branch, and no verb but validate creates a file."""
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    path.rename(tmp_path / "aside.db")
+    assert list(sink.find_branches(committable.branch_id.owner)) == []
+    with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+        sink.commit(committable)
+    with pytest.raises(PrepareRejectedError, match="driver and executors on one machine"):
+        sink.beginTransaction(branch(2, sink="sqlite"))
+    assert not path.exists()
+    SqliteSink(path, "orders").validate(ROWS.schema)
+    for verb in (sink.commit, sink.abort, sink.abort_decided):
+        with pytest.raises(CommitUnresolvedError, match="put that one back"):
+            verb(committable)
+    with pytest.raises(PrepareRejectedError, match="is not the database that the driver uses"):
+        sink.beginTransaction(branch(2, sink="sqlite"))
+    path.unlink()
+    (tmp_path / "aside.db").rename(path)
+    sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE TABLE orders (id INTEGER PRIMARY KEY, note)",
+        "CREATE TABLE orders (id, note); CREATE UNIQUE INDEX one ON orders (id)",
+        "CREATE TABLE orders (id, note TEXT NOT NULL)",
+        f"CREATE TABLE orders (id, note); {TRIGGER}",
+    ],
+)
+def test_constraint_refuses_before_the_decision(tmp_path: Path, made: str) -> None:
+    """A batch that the table will not take is aborted, and never decided."""
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.executescript(made)
+    sink = SqliteSink(path, "orders")
+    tasks = [prepared(sink, attempt=n) for n in (1, 2)]
+    with pytest.raises(PrepareRejectedError, match="does not take the rows of batch 1"):
+        sink.vote(tasks[0].branch_id, tasks)
+    assert asked(path, "SELECT * FROM orders") == []
+    one = prepared(sink, pa.record_batch({"id": [1], "note": ["a"]}), attempt=3)
+    assert sink.vote(one.branch_id, [one]) == [one]
+    sink.commit(one)
+    assert asked(path, "SELECT * FROM orders") == [(1, "a")]
+
+
+def test_constraint_refuses_after_the_decision(tmp_path: Path) -> None:
+    """Another writer took the key meanwhile: an operator makes room, or settles it."""
+    path = tmp_path / "shop.db"
+    asked(path, "CREATE TABLE orders (id INTEGER PRIMARY KEY, note)")
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    sink.vote(committable.branch_id, [committable])
+    asked(path, "INSERT INTO orders VALUES (2, 'other')")
+    with pytest.raises(CommitRejectedError, match="sparkonce_staging_orders.*sparkonce settle"):
+        sink.commit(committable)
+    asked(path, "DELETE FROM orders")
+    sink.commit(committable)
+    assert asked(path, "SELECT id FROM orders") == [(1,), (2,)]
+
+
+def test_decided_branch_is_aborted_only_where_it_is_not_committed(tmp_path: Path) -> None:
+    """`settle --as redo` never doubles rows."""
+    path = tmp_path / "shop.db"
+    sink = SqliteSink(path, "orders")
+    committable = prepared(sink)
+    sink.abort_decided(committable)
+    assert asked(path, "SELECT * FROM sparkonce_staging_orders") == []
+    again = prepared(sink, attempt=2)
+    sink.commit(again)
+    with pytest.raises(CommitRejectedError, match="a rewrite would duplicate them"):
+        sink.abort_decided(again)

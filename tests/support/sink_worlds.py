@@ -1,0 +1,123 @@
+"""Worlds of the sinks that need no server, and what a run of their tests reported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkonce.model import Committable
+from sparkonce.sinks import FileSink, SqliteSink
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing import SinkWorld
+
+ROOT = Path(__file__).parents[2]
+
+
+def file_world(folder: Path, sink: Callable[[Path], AnySink] = FileSink) -> SinkWorld:
+    hidden = folder / "_sparkonce"
+
+    def visible() -> list[dict[str, Any]]:
+        files = folder.glob("*.parquet")
+        return [row for path in files for row in pq.read_table(path).to_pylist()]
+
+    def lose(committable: Committable) -> None:
+        (hidden / f"{committable.branch_id}parquet").unlink()
+
+    @contextlib.contextmanager
+    def away() -> Iterator[None]:
+        aside = folder.with_name(f"{folder.name}-aside")
+        folder.rename(aside)
+        yield
+        aside.rename(folder)
+
+    return SinkWorld(
+        sink=lambda: sink(folder),
+        visible=visible,
+        standing=lambda: [path.name for path in hidden.iterdir()],
+        lose=lose,
+        away=away,
+    )
+
+
+def sqlite_world(
+    path: Path, schema: pa.Schema, sink: Callable[[Path, str], AnySink] = SqliteSink
+) -> SinkWorld:
+    columns = ", ".join(f'"{field.name}"' for field in schema)
+
+    def asked(query: str) -> list[Any]:
+        with contextlib.closing(sqlite3.connect(path, timeout=60)) as db, db:
+            return db.execute(query).fetchall()
+
+    def lose(_: Committable) -> None:
+        asked("DELETE FROM sparkonce_staging_orders")
+
+    @contextlib.contextmanager
+    def away() -> Iterator[None]:
+        aside = path.with_suffix(".aside")
+        path.rename(aside)
+        path.mkdir()  # where there is nothing, SQLite makes a new database
+        yield
+        path.rmdir()
+        aside.rename(path)
+
+    asked(f"CREATE TABLE orders ({columns})")
+    return SinkWorld(
+        sink=lambda: sink(path, "orders"),
+        visible=lambda: [
+            dict(zip(schema.names, row, strict=True))
+            for row in asked(f"SELECT {columns} FROM orders")
+        ],
+        standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_staging_orders"),
+        expected=as_sqlite,
+        lose=lose,
+        away=away,
+    )
+
+
+def as_sqlite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists and structs as JSON, booleans as numbers, what SQLite has no type for as text.
+
+    Not a number is null.
+    """
+
+    def plain(value: object) -> object:
+        if isinstance(value, list | dict):
+            return json.dumps(value)
+        if isinstance(value, bool):
+            return int(value)
+        if value != value:  # noqa: PLR0124 - of NaN alone
+            return None
+        return (
+            value if value is None or isinstance(value, int | float | str | bytes) else str(value)
+        )
+
+    return {name: plain(value) for name, value in row.items()}
+
+
+def outcome(folder: Path, chosen: str) -> tuple[set[str], str]:
+    """Run the tests of a folder; which failed, and what pytest said."""
+    report = folder / "report.xml"
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(folder)])
+    pytest_ = [sys.executable, "-m", "pytest"]
+    done = subprocess.run(
+        [*pytest_, "-q", "-p", "no:cacheprovider", "-k", chosen, f"--junitxml={report}"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    cases = ET.parse(report).iter("testcase")  # noqa: S314 - of our own run
+    failed = {str(case.get("name")) for case in cases if case.find("failure") is not None}
+    return failed, done.stdout
