@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable, Owner
@@ -25,10 +25,7 @@ from sparkonce.txn_log.base import TransactionLog
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.identity import next_batch
 from sparkonce.txn_log.places import place_of_log
-from sparkonce.txn_log.record import Head, TransactionRecord
-
-_OPERATOR: Final = "operator "
-"""What the run id of an operator's command begins with; that of Spark is a UUID."""
+from sparkonce.txn_log.record import OPERATOR, Head, TransactionRecord
 
 
 class Orphan(NamedTuple):
@@ -75,7 +72,7 @@ def claim_again(
     return Claim(
         pipeline=head.pipeline,
         query_id=head.query_id,
-        run_id=f"{_OPERATOR}{uuid.uuid4()}",
+        run_id=f"{OPERATOR}{uuid.uuid4()}",
         driver=this_driver(),
         sinks=sinks,
         batch_id=next_batch(log.newest(head.pipeline, head.query_id), head),
@@ -83,11 +80,6 @@ def claim_again(
         adopt=adopt,
         seen_run=head.run_id,
     )
-
-
-def is_held_by_operator(head: Head) -> bool:
-    """Whether a command of an operator's took the token; the driver before it is fenced."""
-    return head.run_id.startswith(_OPERATOR)
 
 
 class Job(Protocol):

@@ -32,11 +32,13 @@ from sparkonce.errors import (
     ConfigurationError,
     PreparedBranchLostError,
     PrepareRejectedError,
+    SinkUnavailableError,
     settle_command,
 )
+from sparkonce.finding import Finding, Level
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches
+from sparkonce.sinks.capabilities import AbortsDecided, Diagnoses, FindsBranches
 from sparkonce.sinks.committables import check_version
 from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
 from sparkonce.storage.local import expanded, fsync_folder
@@ -59,7 +61,7 @@ class FileHandle:
     writer: pq.ParquetWriter | None = None
 
 
-class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
+class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Diagnoses):
     """Writes Parquet files into a folder, one for each Spark task of a batch.
 
     Some readers, such as DuckDB, do not ignore names that begin with an underscore. Give those the
@@ -196,7 +198,18 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches):
                 branch_id,
             )
 
+    def diagnose(self) -> Iterable[Finding]:
+        if self._folder.is_dir():
+            return [Finding(Level.OK, f"{self.target} exists")]
+        return [
+            Finding(Level.ERROR, f"{self.target} does not exist", "mount its disk, or create it")
+        ]
+
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        if not self._folder.is_dir():
+            raise SinkUnavailableError(
+                f"{self.target} does not exist: mount its disk, or create it"
+            )
         return branches_in(self._hidden, owner, _SUFFIX)
 
     def _is_here(self, committable: Committable) -> bool:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from sparkonce.errors import LogCorruptError
 from sparkonce.model import Committable, JsonValue, Owner, TransactionId
@@ -265,6 +265,10 @@ class TransactionRecord:
         )
 
 
+OPERATOR: Final = "operator "
+"""What the run id of an operator's command begins with; that of Spark is a UUID."""
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What the log knows about a pipeline as a whole.
@@ -298,6 +302,11 @@ class Head:
     log_id: str | None = None
     moved_to: str | None = None
     checkpoint: str = ""
+
+    @property
+    def is_of_operator(self) -> bool:
+        """Whether a command of an operator's took the token; the driver before it is fenced."""
+        return self.run_id.startswith(OPERATOR)
 
     def encode(self) -> str:
         return seal(self.to_json())

@@ -93,9 +93,12 @@ def require_token(store: Store, pipeline: str, token: int) -> Head:
     _require_here(head, FencedError)
     if head is None or head.token != token:
         newer = "the log does not know the pipeline" if head is None else _holder(head)
+        fix = "Let the newer driver run, or stop it and start again."
+        if head is not None and head.is_of_operator:
+            fix = "That was an operator's command: start the query again."
         raise FencedError(
             f"this driver holds token {token} of pipeline {pipeline!r}, but {newer}. "
-            "This driver writes nothing more. Let the newer driver run, or stop it and start again."
+            f"This driver writes nothing more. {fix}"
         )
     return head
 

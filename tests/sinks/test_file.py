@@ -17,7 +17,9 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     ConfigurationError,
     PreparedBranchLostError,
+    SinkUnavailableError,
 )
+from sparkonce.finding import Level
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.protocol.rulings import End, end_ruled
 from sparkonce.sinks import FileSink
@@ -321,3 +323,16 @@ def test_committed_file_that_was_restored_is_the_same(sink: FileSink, tmp_path: 
     sink.commit(committable)
     sink.commit(Committable(BRANCH, {"folder": committable.payload["folder"]}, 2))
     assert visible(tmp_path) == 2
+
+
+def test_folder_that_is_missing_is_no_empty_folder(sink: FileSink, tmp_path: Path) -> None:
+    """`doctor` and `orphans` report it: nobody can look for orphans on an unmounted disk."""
+    prepare(sink)
+    (found,) = sink.diagnose()
+    assert found.level is Level.OK
+    assert len(list(sink.find_branches(OWNER))) == 1
+    shutil.rmtree(tmp_path)
+    (found,) = sink.diagnose()
+    assert (found.level, found.fix) == (Level.ERROR, "mount its disk, or create it")
+    with pytest.raises(SinkUnavailableError, match="does not exist"):
+        sink.find_branches(OWNER)

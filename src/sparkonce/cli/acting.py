@@ -128,15 +128,15 @@ def _lost_checkpoint(
     prepared: Sequence[TransactionRecord], place: Checkpoint, batch_id: int
 ) -> Checkpoint:
     """A stand-in for a checkpoint that nobody can read any more, with what the operator asserts."""
+    if batch_id not in {record.id.batch_id for record in prepared}:
+        raise ConfigurationError(
+            f"batch {batch_id} is not prepared: `sparkonce status` shows what is unfinished"
+        )
     committed = place.committed()
     if committed is not None and (committed >= batch_id or place.has_offsets(batch_id)):
         raise ConfigurationError(
             f"the checkpoint {place.location} can be read, and decides what becomes of batch "
             f"{batch_id}: leave --abandon out"
-        )
-    if batch_id not in {record.id.batch_id for record in prepared}:
-        raise ConfigurationError(
-            f"batch {batch_id} is not prepared: `sparkonce status` shows what is unfinished"
         )
     click.echo(
         f"Batch {batch_id} will be in no sink. Its checkpoint {place.location} must be lost for "

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from sparkonce.model import Committable
-from sparkonce.protocol.operating import Orphan, is_held_by_operator
+from sparkonce.protocol.operating import Orphan
 from sparkonce.protocol.processes import is_running
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
@@ -63,7 +63,7 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
 
 def holder(log: TransactionLog, head: Head) -> Facts:
     """What holds the token: a driver, or an operator's command; and the latest write of a batch."""
-    by_operator = is_held_by_operator(head)
+    by_operator = head.is_of_operator
     newest = log.newest(head.pipeline, head.query_id)
     wrote = None if newest is None else max(newest.times.values())
     return {
