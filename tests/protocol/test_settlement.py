@@ -303,7 +303,8 @@ def test_driver_that_ran_on_is_fenced_by_the_word(
         settle(world, ruling, *chosen)
         assert [ends(world, branch) for branch in chosen] == [End.ENDED, End.ENDED]
 
-    with at_point(point, rule), pytest.raises(FencedError, match="operator.s command: start the query again"):
+    told = "operator's command: start the query again"
+    with at_point(point, rule), pytest.raises(FencedError, match=told):
         world.start(Process())
     assert newest(world).state is State.DECIDED
     assert not world.stores[LEFT].visible
