@@ -55,6 +55,11 @@ def _settle(
     log = SimLog(world.disk)
     head = world.disk.heads[PIPELINE]
     token = log.begin(claim_again(log, head, head.sinks)).token
+    stored = log.find(record.id)
+    named = [c.branch_id for c in stored.committables()] if stored else []
+    if not set(chosen) <= set(named):  # amended since the operator looked: the command is refused
+        world.driver = None
+        return
     settlements = []
     for branch_id in chosen:
         ruling = world.rng.choice((Ruling.COMMITTED, Ruling.ABORTED))
