@@ -139,14 +139,21 @@ class Outside:
         names = sorted(g.group_id for g in listed if g.group_id.startswith(OWNER.prefix))
         found = {}
         for name in names:
-            asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)])
-            offsets = asked[name].result(timeout=30).topic_partitions
-            found[name] = [
-                (o.topic, o.partition, o.offset, o.metadata)
-                for o in offsets
-                if o.topic == self._topic
-            ]
+            found[name] = self._markers(admin, name)
         return {name: markers for name, markers in found.items() if markers}
+
+    def _markers(self, admin: AdminClient, group: str) -> list[tuple[str, int, int, str]]:
+        """Ask again where the client fails: now and then it reads metadata past its end."""
+        for _ in range(10):
+            asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+            offsets = asked[group].result(timeout=30).topic_partitions
+            with contextlib.suppress(UnicodeDecodeError):
+                return [
+                    (o.topic, o.partition, o.offset, o.metadata)
+                    for o in offsets
+                    if o.topic == self._topic
+                ]
+        raise AssertionError(f"the metadata of {group} cannot be read")
 
     def _tables(self, connection: psycopg.Connection) -> list[list[Any]]:
         """The tables of sparkonce, each with its comment and its columns."""
