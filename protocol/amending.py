@@ -84,7 +84,7 @@ def _rewritten(
     write_began = lease.pipeline.clock()
     written = batch.write(lease.incarnation, rewrite)
     if difference := rewrite.difference(record, written):
-        raise lost_for_good(record, lost, f"Spark's replay differs: {difference}", lease)
+        raise cannot_redo(record, lost, f"Spark's replay differs: {difference}")
     # In two phases, whatever the pipeline's decider: the batch is decided already.
     voted = vote(batch.batch_id, written, lease, verbs.vote, write_pass=rewrite.write_pass)
     branches = (c for share in voted.values() for c in share.committables)

@@ -27,7 +27,6 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     LogUnavailableError,
     PreparedBranchLostError,
-    SinkUnavailableError,
     SparkOnceError,
 )
 from sparkonce.model import BranchId, Committable, CommittedBatch
@@ -245,12 +244,11 @@ def _publish(running: _Commit) -> None:
 
 @contextlib.contextmanager
 def _unresolved(sink: AnySink, verb: str, branch_id: BranchId | None = None) -> Iterator[None]:
-    """An unreachable target, or an error that is not one of ours, leaves the outcome unknown."""
+    """See `verbs.outcome_of_error`."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, SparkOnceError) and not isinstance(error, SinkUnavailableError):
+        outcome = verbs.outcome_of_error(sink, verb, error, branch_id)
+        if outcome is error:
             raise
-        raise CommitUnresolvedError(
-            f"{sink!r} raised {type(error).__name__} from {verb}: {error}", branch_id
-        ) from error
+        raise outcome from error

@@ -7,8 +7,8 @@
                      record are committed together, so the decision is the commit
 
 Until the record is sent to the log every failure aborts the batch. Once the log may have it,
-nothing is aborted, whatever is raised, until the log has been read again. WithTheLog alone may
-abort after that: its transaction holds the rows and the record, so an abort ends both or neither.
+nothing is aborted, whatever is raised, until the log has been read again. Only WithTheLog
+may abort after that: its transaction holds rows and record, so an abort ends both or neither.
 """
 
 from __future__ import annotations

@@ -221,8 +221,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches):
         branch = str(branch_id)
         with self._transaction() as db:
             self._check_database(db, staged, branch_id)
-            proof = "SELECT 1 FROM sparkonce_commits WHERE branch = ?"
-            if db.execute(proof, [branch]).fetchone():
+            if _is_committed(db, branch_id):
                 return
             try:
                 moved = self._move(db, committable)
@@ -253,8 +252,7 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches):
         branch_id = committable.branch_id
         with self._transaction() as db:
             self._check_database(db, Staged.of(committable), branch_id)
-            proof = "SELECT 1 FROM sparkonce_commits WHERE branch = ?"
-            if db.execute(proof, [str(branch_id)]).fetchone():
+            if _is_committed(db, branch_id):
                 raise CommitRejectedError(
                     f"{branch_id} is committed: its rows are in {self.target}, and a rewrite would "
                     f"duplicate them: {settle_command(branch_id, 'committed')}",
@@ -323,6 +321,11 @@ def _prepare_target(db: sqlite3.Connection, table: str, schema: pa.Schema, targe
     existing = _columns_of(db, table)
     if missing := [name for name in schema.names if name.lower() not in existing]:
         raise ConfigurationError(f"{target} has no column {missing}: create it, or use select=")
+
+
+def _is_committed(db: sqlite3.Connection, branch_id: BranchId) -> bool:
+    proof = "SELECT 1 FROM sparkonce_commits WHERE branch = ?"
+    return db.execute(proof, [str(branch_id)]).fetchone() is not None
 
 
 def _is_constrained(db: sqlite3.Connection, table: str) -> bool:

@@ -115,15 +115,24 @@ def outcome_of_commit(
     try:
         (commit or sink.commit)(committable)
     except Exception as error:  # noqa: BLE001 - the caller raises it
-        if isinstance(error, SparkOnceError) and not isinstance(error, SinkUnavailableError):
-            return error
-        # An error that sparkonce does not know says nothing about the outcome.
-        unresolved = CommitUnresolvedError(
-            f"{sink!r} raised {type(error).__name__} from commit: {error}", committable.branch_id
-        )
-        unresolved.__cause__ = error
-        return unresolved
+        return outcome_of_error(sink, "commit", error, committable.branch_id)
     return None
+
+
+def outcome_of_error(
+    sink: AnySink, verb: str, error: Exception, branch_id: BranchId | None
+) -> SparkOnceError:
+    """What an error of a commit says about its outcome: the error itself, or that it is unknown.
+
+    An unreachable target, or an error that sparkonce does not know, says nothing about it.
+    """
+    if isinstance(error, SparkOnceError) and not isinstance(error, SinkUnavailableError):
+        return error
+    unresolved = CommitUnresolvedError(
+        f"{sink!r} raised {type(error).__name__} from {verb}: {error}", branch_id
+    )
+    unresolved.__cause__ = error
+    return unresolved
 
 
 def outcome_of_abort(

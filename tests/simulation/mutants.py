@@ -235,8 +235,8 @@ _COMMIT: Final = (
         "unknown taken for committed",
         "I1",
         VERBS,
-        "        # An error that sparkonce does not know says nothing about the outcome.\n",
-        "        return None\n",
+        '        return outcome_of_error(sink, "commit", error, committable.branch_id)\n',
+        "        return error if isinstance(error, SparkOnceError) else None\n",
     ),
     _simulated(
         "unknown taken for lost",
