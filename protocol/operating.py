@@ -51,10 +51,9 @@ def head_of(log: TransactionLog, pipeline: str) -> Head:
     """
     head = log.head(pipeline)
     if head is None:
-        known = ", ".join(map(repr, log.pipelines())) or "none"
-        raise ConfigurationError(
-            f"{log.address} does not know the pipeline {pipeline!r}; it has {known}"
-        )
+        names = ", ".join(map(repr, log.pipelines()))
+        known = f"its pipelines are {names}" if names else "it has none yet"
+        raise ConfigurationError(f"{log.address} has no pipeline {pipeline!r}: {known}")
     return head
 
 

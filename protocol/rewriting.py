@@ -18,6 +18,7 @@ from typing import Final, Self, TypeAlias
 from sparkonce.errors import PreparedBranchLostError, settle_command
 from sparkonce.model import Committable
 from sparkonce.txn_log.record import Fingerprint, Part, Share, TransactionRecord
+from sparkonce.words import counted
 
 _CUT_OTHERWISE: Final = (
     " (were writers=, mode=, key=, select=, the cluster's cores or the session's time zone changed "
@@ -139,8 +140,8 @@ def _compare(had: Fingerprint | None, has: Fingerprint | None) -> str | None:
     if had.algorithm != has.algorithm:
         return f"its content was summed with {had.algorithm}, which this version does not know"
     if had.rows != has.rows:
-        return f"it had {had.rows} rows, and the replay has {has.rows}"
-    return None if had == has else f"the {had.rows} rows of the replay have other values"
+        return f"it had {counted(had.rows, 'row')}, and the replay has {has.rows}"
+    return None if had == has else f"the replay has other values in its {counted(had.rows, 'row')}"
 
 
 def _sum(parts: Sequence[Part]) -> Fingerprint | None:

@@ -24,6 +24,7 @@ from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.steps import step
 from sparkonce.txn_log.record import TransactionRecord
+from sparkonce.words import counted
 
 logger = logging.getLogger("sparkonce")
 
@@ -144,7 +145,7 @@ def _abort_orphans(sink: AnySink, lease: Lease, named: Collection[str], tokens: 
             logger.warning("%s could not be aborted now: %s", found.branch_id, error)
             logger.debug("why %s could not be aborted", found.branch_id, exc_info=error)
     if aborted := sum(error is None for error in errors):
-        logger.info("%r: aborted %d left-over branches", sink, aborted)
+        logger.info("%r: aborted %s", sink, counted(aborted, "left-over branch"))
     if failures:
         raise failures[0]
     return aborted

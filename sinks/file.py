@@ -199,11 +199,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
             )
 
     def diagnose(self) -> Iterable[Finding]:
-        if self._folder.is_dir():
-            return [Finding(Level.OK, f"{self.target} exists")]
-        return [
-            Finding(Level.ERROR, f"{self.target} does not exist", "mount its disk, or create it")
-        ]
+        return [folder_finding(self._folder)]
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         if not self._folder.is_dir():
@@ -221,6 +217,21 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
 
     def _visible_path(self, branch_id: BranchId) -> Path:
         return self._folder / f"{branch_id}{_SUFFIX}"
+
+
+def folder_finding(folder: Path) -> Finding:
+    """Whether the folder exists and can be written to, for `sparkonce doctor`."""
+    if not folder.is_dir():
+        return Finding(
+            Level.ERROR, f"the folder {folder} does not exist", "mount its disk, or create it"
+        )
+    if not os.access(folder, os.W_OK):
+        return Finding(
+            Level.ERROR,
+            f"the folder {folder} cannot be written to",
+            "give the right to the user that runs the driver and the executors",
+        )
+    return Finding(Level.OK, f"the folder {folder} can be written to")
 
 
 def id_of_folder(folder: Path) -> str:

@@ -38,14 +38,16 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     settle_command,
 )
+from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches
+from sparkonce.sinks.capabilities import AbortsDecided, Diagnoses, FindsBranches
 from sparkonce.sinks.file import (
     branch_here,
     branches_in,
     check_shared,
     close_durably,
+    folder_finding,
     has_id,
     id_of_folder,
 )
@@ -85,7 +87,7 @@ class Staged(Payload):
         return fields if version > 1 else {**fields, "folder": None}
 
 
-class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranches):
+class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranches, Diagnoses):
     """Stages rows in files, and passes each branch to `put` once it is decided.
 
     Args:
@@ -160,6 +162,9 @@ class IdempotentSink(TwoPhaseCommitSink[StagedRows], AbortsDecided, FindsBranche
                 "create it, at the same path on the driver and every executor"
             )
         self._id = id_of_folder(self._stage)
+
+    def diagnose(self) -> Iterable[Finding]:
+        return [folder_finding(self._stage)]
 
     # -- on the executors ------------------------------------------------------------------------
 

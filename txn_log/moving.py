@@ -95,7 +95,7 @@ def _movable(
 ) -> Head:
     """The head, if the pipeline is in the source, or was closed there for the same target."""
     if head is None:
-        raise ConfigurationError(f"{source.address} does not know the pipeline {pipeline!r}")
+        raise ConfigurationError(f"{source.address} has no pipeline {pipeline!r}")
     if head.moved_to not in {None, target.address}:
         raise ConfigurationError(
             f"pipeline {pipeline!r} was moved from {source.address} to {head.moved_to} before: "

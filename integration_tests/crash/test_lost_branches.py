@@ -181,7 +181,7 @@ def test_replay_with_other_rows_is_not_taken_for_what_was_lost(
             driver.start()
             status, said = driver.ends()
             assert status != 0
-            check_loss_error(said, sink, lost, "the replay have other values")
+            check_loss_error(said, sink, lost, "the replay has other values")
             seen = scenario.visible_of(1)
             scenario.note(1, f"{sink} one", "changed replay", shown(seen))
             assert {what for name, what in seen.items() if name != sink} == {"all"}

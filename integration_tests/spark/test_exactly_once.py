@@ -607,7 +607,7 @@ def test_replay_with_other_rows_is_not_taken_for_the_lost_ones(
     for hidden in (job.out / "_sparkonce").iterdir():
         hidden.unlink()
     for _ in range(2):
-        with pytest.raises(Exception, match="PreparedBranchLostError.*have other values"):
+        with pytest.raises(Exception, match="PreparedBranchLostError.*has other values"):
             job.run(job.pipeline(), lambda df: df.selectExpr("id + 1 AS id", "at"))
     assert job.visible() == Counter()
     assert not list((job.out / "_sparkonce").iterdir())
@@ -695,7 +695,7 @@ def test_rolled_back_checkpoint_of_a_query_that_was_changed(
     assert job.visible() == Counter([1, 2])
     told = [r.getMessage() for r in caplog.records if "its replay differs" in r.getMessage()]
     assert len(told) == number
-    assert "sink 'file', the 2 rows of the replay have other values" in told[0]
+    assert "sink 'file', the replay has other values in its 2 rows" in told[0]
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3])

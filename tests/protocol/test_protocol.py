@@ -221,7 +221,7 @@ def test_replay_of_a_complete_batch_with_other_rows_is_reported(
     reports = [r.getMessage() for r in caplog.records if "its replay differs" in r.getMessage()]
     assert len(reports) == 2
     assert "batch 3 of pipeline 'orders'" in reports[0]
-    assert "sink 'left', the 4 rows of the replay have other values" in reports[0]
+    assert "sink 'left', the replay has other values in its 4 rows" in reports[0]
     world.spark.committed -= 1
     world.spark.batches = [*world.spark.batches[:3], [[5, 6], [7]]]
     world.start(Process())
@@ -450,7 +450,7 @@ def test_sink_that_is_lost_whole_takes_a_replay_with_other_partitions(world: Wor
 @pytest.mark.parametrize(
     ("replay", "difference"),
     [
-        ([[1, 99], [3]], "partition 0: the 2 rows of the replay have other values"),
+        ([[1, 99], [3]], "partition 0: the replay has other values in its 2 rows"),
         ([[1], [3, 2]], "partition 0: it had 2 rows, and the replay has 1"),
         ([[], [3]], "partition 0: one of the two has no rows"),
     ],

@@ -29,6 +29,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
     ProtocolError,
 )
+from sparkonce.finding import Level
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatch, Owner
 from sparkonce.parallel import at_once
 from sparkonce.sinks import FileSink, IdempotentSink, Payload, RowSink, capabilities, verbs
@@ -435,6 +436,13 @@ def test_rows_stay_staged_until_the_batch_is_complete(tmp_path: Path) -> None:
 def test_stage_at_the_home_of_a_user_that_is_not_there() -> None:
     with pytest.raises(ConfigurationError, match="knows no home of ~nobody-here"):
         StoreSink(Path("~nobody-here/stage"))
+
+
+def test_doctor_misses_the_stage(tmp_path: Path) -> None:
+    (found,) = verbs.diagnose(StoreSink(tmp_path))
+    assert found.level is Level.OK
+    (found,) = verbs.diagnose(StoreSink(tmp_path / "gone"))
+    assert (found.level, found.fix) == (Level.ERROR, "mount its disk, or create it")
 
 
 def test_staged_rows_are_on_the_disk_before_the_decision(

@@ -218,7 +218,7 @@ def test_job_that_never_ran(
     assert run([*command, "jobs:make"]) == ERROR
     said = capsys.readouterr()
     assert said.out == ""
-    assert "does not know the pipeline 'orders'; it has 'clicks'" in said.err
+    assert "has no pipeline 'orders': its pipelines are 'clicks'" in said.err
 
 
 def test_doctor_looks_before_the_first_run(
@@ -334,7 +334,7 @@ def test_pipelines_of_a_log(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(["status", *address, "--pipeline", "order"]) == ERROR
     said = capsys.readouterr()
     assert said.out == ""
-    assert "does not know the pipeline 'order'; it has 'clicks', 'orders'" in said.err
+    assert "has no pipeline 'order': its pipelines are 'clicks', 'orders'" in said.err
 
 
 def test_query_that_is_restarted_again_and_again_is_seen(
@@ -364,7 +364,7 @@ def test_query_that_is_restarted_again_and_again_is_seen(
         log.begin(log_claim(1))
     starts, still, shown = status()
     assert (starts, still) == (5, wrote)
-    assert "starts since 5 (with operators' commands that took a token)" in shown
+    assert "starts since then 5 (with operators' commands that took a token)" in shown
     log.begin(log_claim(query_id=OTHER_QUERY, replaces=QUERY))
     assert status()[0] == 6
     log.close()
@@ -944,7 +944,7 @@ def test_word_that_was_written_is_told_before_anything_else(
     status = settle(decided, "committed")
     said = capsys.readouterr().err
     assert status == (130 if fault == "Ctrl-C" else FOUND), said
-    assert "The ruling is recorded: batch 0, 1 settled as committed." in said
+    assert "The ruling is recorded: 1 branch of batch 0 settled as committed." in said
     assert ("the log cannot show" in said) == (fault == "log away")
 
 

@@ -19,6 +19,7 @@ from sparkonce.protocol.operating import head_of
 from sparkonce.txn_log import copy as copy_log
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import Head, TransactionRecord
+from sparkonce.words import counted
 
 FOUND = 3
 POLL_S = 0.5
@@ -178,7 +179,8 @@ def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
     if as_json:
         screen.json({"pipeline": name, "to": new.address, "batches": len(records)})
     else:
-        screen.say(f"{name} is in {new.address} now, with {len(records)} batches: use it as log=")
+        held = counted(len(records), "batch")
+        screen.say(f"{name} is in {new.address} now, with {held}: use it as log=")
     return 0
 
 

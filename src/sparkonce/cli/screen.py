@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparkonce.cli.facts import Facts
+from sparkonce.words import counted
 
 _STYLES = {
     "fine": "green",
@@ -49,6 +50,10 @@ class Screen:
     def say(self, text: str = "", style: str = "", *, indent: int = 0) -> None:
         self._print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent)))
 
+    def line(self, text: str, style: str = "", *, indent: int = 0) -> None:
+        """One line of any length: a path that is broken in two cannot be copied."""
+        self._print(Text(" " * indent + text, style=style), soft_wrap=True)
+
     def title(self, name: str, state: str) -> None:
         self._print(Text.assemble((name, "bold"), "  ", (state, _STYLES.get(state, ""))))
 
@@ -71,12 +76,12 @@ class Screen:
             table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
         self._print(table)
 
-    def _print(self, shown: RenderableType) -> None:
+    def _print(self, shown: RenderableType, *, soft_wrap: bool = False) -> None:
         if self._console.is_terminal:
-            self._console.print(shown)
+            self._console.print(shown, soft_wrap=soft_wrap)
             return
         with self._console.capture() as capture:  # a file needs no blanks at the ends of lines
-            self._console.print(shown)
+            self._console.print(shown, soft_wrap=soft_wrap)
         sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
         sys.stdout.flush()
 
@@ -125,7 +130,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
             ("token", holder_line(found["holder"])),
             ("last write", age(found["holder"]["last_write"])),
             ("last complete", "none" if last is None else _finished_line(last)),
-            *([("starts since", f"{starts} ({_STARTS})")] if starts else []),
+            *([("starts since then", f"{starts} ({_STARTS})")] if starts else []),
         ]
     )
     if found["abandoned"] is not None:
@@ -194,16 +199,16 @@ def show_record(screen: Screen, found: Facts) -> None:
     )
     for sink in found["sinks"]:
         screen.say()
-        count = len(sink["branches"])
-        many = "branch" if count == 1 else "branches"
-        screen.say(f"{sink['name']} -> {sink['target']}", "bold", indent=2)
-        screen.say(f"{sink['rows']} rows, {sink['bytes']} bytes, {count} {many}", indent=2)
+        size = counted(sink["rows"], "row"), counted(sink["bytes"], "byte")
+        screen.line(f"{sink['name']} -> {sink['target']}", "bold", indent=2)
+        screen.say(", ".join((*size, counted(len(sink["branches"]), "branch"))), indent=2)
         for branch in sink["branches"]:
             ruled = f", settled as {branch['ruling']}" if branch["ruling"] else ""
             kept = f", kept until {until(branch['safe_until'])}" if branch["safe_until"] else ""
-            screen.say(f"{branch['branch']}  {branch['rows']} rows{kept}{ruled}", indent=4)
+            held = counted(branch["rows"], "row")
+            screen.say(f"{branch['branch']}  {held}{kept}{ruled}", indent=4)
             for what in branch["stands_for"]:
-                screen.say(what, indent=6)
+                screen.line(what, indent=6)
     if found["settled"]:
         screen.say()
         screen.say("settled by operators", "bold", indent=2)

@@ -34,6 +34,7 @@ from sparkonce.protocol.rulings import End
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, State, TransactionRecord
 from sparkonce.txn_log.settlement import Ruling, Settlement
+from sparkonce.words import counted
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
@@ -107,7 +108,7 @@ def settle(
         for share_name, committable in chosen:
             rows = facts.rows_of(record.shares[share_name], committable)
             click.echo(
-                f"{committable.branch_id.short}, {rows} rows for {share_name} "
+                f"{committable.branch_id.short}, {counted(rows, 'row')} for {share_name} "
                 f"({record.shares[share_name].target}), is {_MEANING[ruled]}.",
                 err=True,
             )
@@ -119,9 +120,8 @@ def settle(
         settled = _settle(
             target.log, head, record, [c for _, c in chosen], ruling=ruled, reason=reason
         )
-        click.echo(
-            f"The ruling is recorded: batch {batch}, {len(chosen)} settled as {ruling}.", err=True
-        )
+        what = f"{counted(len(chosen), 'branch')} of batch {batch} settled as {ruling}"
+        click.echo(f"The ruling is recorded: {what}.", err=True)
         found = facts.record(settled)
         ended = None if ruled is Ruling.REDO else _end(target.job, record, chosen, ruled)
         found["ended"] = ended
@@ -129,8 +129,8 @@ def settle(
         screen.json(found)
     else:
         screen.say(
-            f"batch {batch}: {len(chosen)} settled as {ruling}. The query's next start follows "
-            "it, and so does `sparkonce recover JOB`."
+            f"{what}. The query's next start follows the ruling, and so does "
+            "`sparkonce recover JOB`."
         )
     return 0 if all(end["how"] == End.ENDED for end in ended or ()) else FOUND
 

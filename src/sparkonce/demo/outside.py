@@ -28,6 +28,7 @@ from sparkonce.testing.checks import (
     s3_client,
 )
 from sparkonce.testing.services import S3Server
+from sparkonce.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,7 @@ class Outside:
             self._stack.close()
 
 
-def counted(leaks: Iterable[Leak]) -> str:
+def in_words(leaks: Iterable[Leak]) -> str:
     """`4 Kafka transactions, 1 prepared transaction`, or `nothing`."""
     kinds = Counter(leak.kind for leak in leaks)
-    words = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items()]
-    return ", ".join(words) or "nothing"
+    return ", ".join(counted(count, kind) for kind, count in kinds.items()) or "nothing"

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparkonce.demo.kills import SINKS
-from sparkonce.demo.outside import Seen, counted
+from sparkonce.demo.outside import Seen, in_words
 
 PLAIN_EVERY_S: Final = 10.0
 PLAIN_WIDTH: Final = 110
@@ -86,7 +86,7 @@ class Screen:
         table.add_column("open, prepared or staged", min_width=40)
         for sink in SINKS:
             rows = view.seen.rows[sink] if view.seen else 0
-            standing = counted(view.seen.standing[sink]) if view.seen else ""
+            standing = in_words(view.seen.standing[sink]) if view.seen else ""
             table.add_row(sink, f"{rows:,}", standing)
         facts = Text(
             f"{view.clock}  orders sent {view.sent:,} of {view.rows:,} · batches {view.batches}"

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from sparkonce.demo.kills import PLANS, SINKS, Kill
 from sparkonce.demo.orders import TABLE_COLUMNS, Feed
-from sparkonce.demo.outside import Outside, Seen, counted
+from sparkonce.demo.outside import Outside, Seen, in_words
 from sparkonce.demo.screen import Screen, View
 from sparkonce.demo.settings import PIPELINE, Job
 from sparkonce.demo.verdict import Verdict, complaints, judge
@@ -137,7 +137,7 @@ class Show:
             "bold red",
         )
         visible = ", ".join(f"{sink} {seen.rows[sink]:,}" for sink in SINKS)
-        left = counted(seen.everything_standing)
+        left = in_words(seen.everything_standing)
         self.screen.say(f"    readers see: {visible}; open, prepared or staged: {left}")
         if not self.keeps_log:
             return
@@ -156,7 +156,7 @@ class Show:
         if not kill.decided:
             self.screen.say(
                 f"recovery: batch {kill.batch} was not decided: aborted "
-                f"{counted(before.everything_standing)}; the batch is written again",
+                f"{in_words(before.everything_standing)}; the batch is written again",
                 "green",
             )
             if now.rows != before.rows:
