@@ -173,6 +173,7 @@ class Scenario:
         commit: the commit policy.
         is_tagged: see the module. False if another process may rewrite branches.
         master: Spark's.
+        conf: Spark's settings.
         settings: more settings of `ExactlyOnce`.
     """
 
@@ -182,6 +183,7 @@ class Scenario:
     commit: CommitPolicy = "immediate"
     is_tagged: bool = True
     master: str = "local[2]"
+    conf: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -215,6 +217,7 @@ class Scenario:
             "source": str(self.source),
             "checkpoint": str(checkpoint),
             "master": self.master,
+            "conf": dict(self.conf),
             "sinks": [t.config for t in self.targets if t.name not in self.removed],
             "removed": [t.config for t in self.targets if t.name in self.removed],
             "pipeline": {"log": self.log_address, "commit": self.commit, **self.settings},

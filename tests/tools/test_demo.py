@@ -23,7 +23,7 @@ from sparkonce.demo.orders import (
     from_postgres,
     generate,
 )
-from sparkonce.demo.outside import Seen, counted
+from sparkonce.demo.outside import Seen, in_words
 from sparkonce.demo.screen import PLAIN_EVERY_S, Screen, View
 from sparkonce.demo.show import BATCHES
 from sparkonce.demo.verdict import SinkVerdict, Verdict, compare, complaints
@@ -185,8 +185,8 @@ def test_uploads_are_listed_page_by_page() -> None:
 def test_leaks_in_words() -> None:
     """One line tells what stands open."""
     leaks = [LEAK, Leak("staging table", "t"), LEAK]
-    assert counted(leaks) == "2 open uploads, 1 staging table"
-    assert counted([]) == "nothing"
+    assert in_words(leaks) == "2 open uploads, 1 staging table"
+    assert in_words([]) == "nothing"
 
 
 def test_folders_are_read_as_spark_writes_them() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -50,8 +50,14 @@ class Order:
     is_written_here: bool = False
 
 
-def quiet_session(master: str, folder: Path) -> SparkSession:
-    """A Spark session for a driver that lives for seconds and keeps its files in `folder`."""
+def quiet_session(master: str, folder: Path, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A Spark session for a driver that lives for seconds and keeps its files in `folder`.
+
+    Args:
+        master: Spark's.
+        folder: of the driver.
+        conf: more of Spark's settings, such as a cluster's.
+    """
     logging.basicConfig(level=logging.INFO)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -64,6 +70,7 @@ def quiet_session(master: str, folder: Path) -> SparkSession:
         .config("spark.sql.codegen.wholeStage", "false")  # compiling takes longer than the rows
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config(map=dict(conf or {}))
         .getOrCreate()
     )
 

@@ -12,6 +12,7 @@ They run as containers if a Docker engine responds, else as local processes.
 
 from sparkonce.testing.services.cluster import KafkaCluster, start_kafka_cluster
 from sparkonce.testing.services.errors import ServiceError
+from sparkonce.testing.services.network import Host, Network, why_no_network
 from sparkonce.testing.services.postgres import postgres_versions
 from sparkonce.testing.services.server import (
     KafkaServer,
@@ -33,12 +34,19 @@ from sparkonce.testing.services.services import (
     start_services,
     unavailable,
 )
+from sparkonce.testing.services.spark_cluster import (
+    SparkCluster,
+    SparkWorker,
+    start_spark_cluster,
+)
 
 __all__ = [
     "KINDS",
+    "Host",
     "KafkaCluster",
     "KafkaServer",
     "KafkaSettings",
+    "Network",
     "PostgresServer",
     "PostgresSettings",
     "S3Server",
@@ -47,6 +55,8 @@ __all__ = [
     "ServiceError",
     "ServiceKind",
     "Services",
+    "SparkCluster",
+    "SparkWorker",
     "postgres_versions",
     "s3a_committer_jars",
     "s3a_jars",
@@ -54,5 +64,7 @@ __all__ = [
     "spark_kafka_jars",
     "start_kafka_cluster",
     "start_services",
+    "start_spark_cluster",
     "unavailable",
+    "why_no_network",
 ]

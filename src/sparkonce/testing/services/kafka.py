@@ -12,7 +12,14 @@ from typing import Literal
 
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, class_path, java
-from sparkonce.testing.services.process import Command, Guard, free_port, is_port_taken, log_tail
+from sparkonce.testing.services.process import (
+    LOCALHOST,
+    Command,
+    Guard,
+    free_port,
+    is_port_taken,
+    log_tail,
+)
 from sparkonce.testing.services.server import KafkaServer, KafkaSettings, LocalPlan, LocalRuntime
 
 SETTINGS: Mapping[str, str] = {
@@ -50,6 +57,7 @@ def local_kafka(
     version: KafkaVersion = "4.3",
     format_flags: Sequence[str] = (),
     heap: str = HEAP,
+    host: str = LOCALHOST,
 ) -> KafkaServer:
     """Make the data folder if it is new, and return the server, not started yet.
 
@@ -57,9 +65,9 @@ def local_kafka(
     of `kafka-storage.sh format`; by default the folder gets a new cluster id.
     """
     controller = free_port()
-    more = {name: f"127.0.0.1:{free_port()}" for name in protocols or {}}
+    more = {name: f"{host}:{free_port()}" for name in protocols or {}}
     known = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **(protocols or {})}
-    addresses = {"PLAINTEXT": f"127.0.0.1:{port}", **more}
+    addresses = {"PLAINTEXT": f"{host}:{port}", **more}
     listeners = ",".join(f"{name}://{address}" for name, address in addresses.items())
     settings = {
         **SETTINGS,
@@ -88,20 +96,21 @@ def local_kafka(
         name="Kafka",
         command=Command([*argv, "kafka.Kafka", str(properties)], log=log),
         port=port,
-        is_ready=lambda: is_ready(port),
+        is_ready=lambda: is_ready(port, host),
+        host=host,
     )
-    return KafkaServer(LocalRuntime(plan, guard), KafkaSettings(f"127.0.0.1:{port}", more))
+    return KafkaServer(LocalRuntime(plan, guard), KafkaSettings(f"{host}:{port}", more))
 
 
 def new_cluster_id() -> str:
     return "S" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 
-def answers_metadata(port: int) -> bool:
+def answers_metadata(port: int, host: str = LOCALHOST) -> bool:
     """Whether a Metadata request names a living broker; an open port does not prove that."""
     request = struct.pack(">hhihi", METADATA_KEY, METADATA_VERSION, 1, -1, 0)
     try:
-        with socket.create_connection(("127.0.0.1", port), 0.5) as connection:
+        with socket.create_connection((host, port), 0.5) as connection:
             connection.settimeout(2)
             connection.sendall(struct.pack(">i", len(request)) + request)
             with connection.makefile("rb") as stream:

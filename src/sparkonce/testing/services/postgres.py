@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sparkonce.testing.services.cache import cache_dir, cached
 from sparkonce.testing.services.errors import ServiceError
-from sparkonce.testing.services.process import Command, Guard, log_tail
+from sparkonce.testing.services.process import LOCALHOST, Command, Guard, log_tail
 from sparkonce.testing.services.server import (
     LocalPlan,
     LocalRuntime,
@@ -28,7 +28,6 @@ UNPRIVILEGED_USERS = ("nobody", "postgres", "daemon")
 ROOTS_CACHE = Path("/var/cache/sparkonce")
 """The cache folder for root, whose home folder other users cannot enter."""
 SETTINGS: Mapping[str, str] = {
-    "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "200",
     "max_prepared_transactions": "64",
@@ -46,16 +45,18 @@ def local_postgres(
     *,
     version: int | None = None,
     copy_of: PostgresServer | None = None,
+    host: str = LOCALHOST,
 ) -> PostgresServer:
     """Make the data folder if it is new, and return the server, not started yet.
 
     Args:
         folder: for the data and the log.
         guard: runs the server.
-        port: on 127.0.0.1.
+        port: on `host`.
         config: more settings, as in postgresql.conf.
         version: the major version; default: the newest that is installed.
         copy_of: a running server of the same version; the new server becomes its standby.
+        host: the address to listen on.
     """
     user = unprivileged_user()
     binaries = reachable_binaries(user, version)
@@ -83,16 +84,21 @@ def local_postgres(
         ]
         if guard.run(Command(initdb, log=log, env=env, user=user)) != 0:
             raise ServiceError(f"Postgres' data folder cannot be made: {log_tail(log)}")
-    settings = {**SETTINGS, "port": str(port), **(config or {})}
+    if host != LOCALHOST:
+        with (data / "pg_hba.conf").open("a") as rules:
+            rules.write("host all all samenet trust\n")
+    own = {"listen_addresses": host, "port": str(port)}
+    settings = {**SETTINGS, **own, **(config or {})}
     argv = [str(binaries / "postgres"), "-D", str(data)]
     for key, value in settings.items():
         argv += ["-c", f"{key}={value}"]
-    address = PostgresSettings("127.0.0.1", port)
+    address = PostgresSettings(host, port)
     plan = LocalPlan(
         name="Postgres",
         command=Command(argv, log=log, env=env, user=user, quit_signal=signal.SIGQUIT),
         port=port,
         is_ready=lambda: answers_query(address.dsn),
+        host=host,
         stop_signal=signal.SIGINT,  # "fast": SIGTERM would wait for all clients to leave
     )
     return PostgresServer(LocalRuntime(plan, guard), address)

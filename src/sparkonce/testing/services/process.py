@@ -25,6 +25,7 @@ from sparkonce.testing.services.errors import ServiceError
 WATCHDOG = Path(__file__).with_name("watchdog.py")
 LOG_TAIL_LINES = 12
 POLL_S = 0.02
+LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -202,13 +203,13 @@ def free_port() -> int:
     return once(_Ports).take(range(15000, low if low >= 16000 else 65000))  # noqa: PLR2004
 
 
-def is_port_taken(port: int) -> bool:
+def is_port_taken(port: int, host: str = LOCALHOST) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return True
-            raise ServiceError(f"Port {port} on 127.0.0.1 cannot be used: {error}.") from error
+            raise ServiceError(f"Port {port} on {host} cannot be used: {error}.") from error
     return False

@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkonce.testing.services.cache import SCRATCH, cache_dir, cached, progress
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, class_path, java
-from sparkonce.testing.services.process import Command, Guard, log_tail, own_guard
+from sparkonce.testing.services.process import LOCALHOST, Command, Guard, log_tail, own_guard
 from sparkonce.testing.services.server import LocalPlan, LocalRuntime, S3Server, S3Settings
 
 S3MOCK_BEANS = Path(__file__).with_name("s3mock.xml")
@@ -20,15 +20,15 @@ VERSITYGW = "github.com/versity/versitygw/cmd/versitygw"
 VERSITYGW_VERSION = "v1.8.0"
 
 
-def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
+def local_s3mock(folder: Path, guard: Guard, port: int, host: str = LOCALHOST) -> S3Server:
     """Run S3Mock, which keeps its objects in a folder and checks no credentials."""
-    settings = S3Settings(f"http://127.0.0.1:{port}")
+    settings = S3Settings(f"http://{host}:{port}")
     store = folder / "data"
     store.mkdir(exist_ok=True)
     argv = [
         *(java(), "-Xmx512m", *JVM_FLAGS, QUICK_START, "-cp", class_path("s3mock", guard)),
         "com.adobe.testing.s3mock.S3MockApplication",
-        *("--server.address=127.0.0.1", f"--server.port={port}", "--server.ssl.enabled=false"),
+        *(f"--server.address={host}", f"--server.port={port}", "--server.ssl.enabled=false"),
         f"--com.adobe.testing.s3mock.store.root={store}",
         f"--com.adobe.testing.s3mock.store.region={settings.region}",
         "--com.adobe.testing.s3mock.store.retain-files-on-exit=true",
@@ -41,18 +41,19 @@ def local_s3mock(folder: Path, guard: Guard, port: int) -> S3Server:
         name="S3Mock",
         command=Command(argv, log=folder / "s3mock.log"),
         port=port,
+        host=host,
         is_ready=lambda: answers_http(settings.endpoint_url),
     )
     return S3Server(LocalRuntime(plan, guard), settings)
 
 
-def local_versitygw(folder: Path, guard: Guard, port: int) -> S3Server:
+def local_versitygw(folder: Path, guard: Guard, port: int, host: str = LOCALHOST) -> S3Server:
     """Run versitygw, a real S3 server that keeps its objects in a folder."""
-    settings = S3Settings(f"http://127.0.0.1:{port}")
+    settings = S3Settings(f"http://{host}:{port}")
     root = folder / "data"
     root.mkdir(exist_ok=True)
     argv = [
-        *(str(versitygw_program(guard)), "--port", f"127.0.0.1:{port}"),
+        *(str(versitygw_program(guard)), "--port", f"{host}:{port}"),
         *("--region", settings.region, "--quiet", "posix"),
     ]
     if not has_extended_attributes(root):
@@ -68,6 +69,7 @@ def local_versitygw(folder: Path, guard: Guard, port: int) -> S3Server:
             [*argv, str(root)], log=folder / "versitygw.log", env={**os.environ, **credentials}
         ),
         port=port,
+        host=host,
         is_ready=lambda: answers_http(settings.endpoint_url),
         before_start=lambda: repair_uploads(root),
     )

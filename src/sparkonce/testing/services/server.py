@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from sparkonce.testing.services.errors import ServiceError
-from sparkonce.testing.services.process import POLL_S, Command, Guard, is_port_taken, log_tail
+from sparkonce.testing.services.process import (
+    LOCALHOST,
+    POLL_S,
+    Command,
+    Guard,
+    is_port_taken,
+    log_tail,
+)
 
 REGION = "us-east-1"
 ACCESS_KEY = "sparkonce"
@@ -45,15 +52,19 @@ class Runtime(ABC):
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """How to run one server as a local process."""
+    """How to run one server as a local process.
+
+    `port` is None where it cannot be looked at from this process.
+    """
 
     name: str
     command: Command
-    port: int
+    port: int | None
     is_ready: Callable[[], bool]
     stop_signal: int = signal.SIGTERM
     start_timeout_s: float = 90.0
     before_start: Callable[[], None] = field(default=lambda: None)
+    host: str = LOCALHOST
 
 
 class LocalRuntime(Runtime):
@@ -74,9 +85,9 @@ class LocalRuntime(Runtime):
         if self._running and self._guard.status() is None:
             return
         plan = self._plan
-        if is_port_taken(plan.port):
+        if plan.port is not None and is_port_taken(plan.port, plan.host):
             raise ServiceError(
-                f"{plan.name} cannot start: port {plan.port} on 127.0.0.1 is taken; "
+                f"{plan.name} cannot start: port {plan.port} on {plan.host} is taken; "
                 "stop the program that listens there or choose another port."
             )
         plan.before_start()

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.java import ivy_jar, jar_dir, java
 from sparkonce.testing.services.kafka import KafkaVersion, local_kafka
 from sparkonce.testing.services.postgres import find_binaries, local_postgres, unprivileged_user
-from sparkonce.testing.services.process import Guard, free_port, is_port_taken
+from sparkonce.testing.services.process import LOCALHOST, Guard, free_port, is_port_taken
 from sparkonce.testing.services.s3 import go, local_s3mock, local_versitygw, versitygw_dir
 from sparkonce.testing.services.server import (
     KafkaServer,
@@ -69,13 +70,14 @@ def start_services(
     kafka_version: KafkaVersion = "4.3",
     quick_start: bool = True,
     kafka_listeners: Mapping[str, str] | None = None,
+    host: str = LOCALHOST,
 ) -> Services:
     """Start servers and wait until each of them serves.
 
     Args:
         kinds: any of "kafka", "postgres", "s3mock", "versitygw".
         data_dir: keeps the data for the next call; default: a temporary folder, removed at the end.
-        ports: by kind; the others get free ports. All listen on 127.0.0.1 only.
+        ports: by kind; the others get free ports. All listen on `host` only.
         kafka_config: more broker settings, as in server.properties.
         postgres_config: more server settings, as in postgresql.conf.
         postgres_version: the major version, one of `postgres_versions()`; default: the newest.
@@ -84,15 +86,16 @@ def start_services(
         quick_start: False lets a local Kafka's JVM optimise in full, for benchmarks.
         kafka_listeners: more listeners of a local Kafka: the security protocol by name, such as
             ``{"CLIENTS": "SASL_SSL"}``. `kafka_config` has their settings.
+        host: the address that local processes listen on, such as a `Network`'s `server_address`.
 
     Raises:
         ServiceError: a server cannot be started, with the reason. None is left running then.
     """
     wanted = tuple(dict.fromkeys(kinds))
-    chosen = _checked_ports(wanted, ports or {})
+    chosen = _checked_ports(wanted, ports or {}, host)
     if not wanted:
         return Services({})
-    is_usual = kafka_version == "4.3" and postgres_version is None
+    is_usual = kafka_version == "4.3" and postgres_version is None and host == LOCALHOST
     if choose_backend() == "docker" and is_usual:
         if kafka_listeners:
             raise ServiceError(
@@ -110,12 +113,13 @@ def start_services(
             quick_start=quick_start,
             protocols=kafka_listeners,
             version=kafka_version,
+            host=host,
         ),
         "postgres": lambda folder, guard, port: local_postgres(
-            folder, guard, port, postgres_config, version=postgres_version
+            folder, guard, port, postgres_config, version=postgres_version, host=host
         ),
-        "s3mock": local_s3mock,
-        "versitygw": local_versitygw,
+        "s3mock": partial(local_s3mock, host=host),
+        "versitygw": partial(local_versitygw, host=host),
     }
     root = make_root(data_dir)
 
@@ -144,14 +148,14 @@ def start_services(
     return Services({kind: future.result() for kind, future in starting.items()})
 
 
-def _checked_ports(kinds: Iterable[str], ports: Mapping[str, int]) -> dict[str, int]:
+def _checked_ports(kinds: Iterable[str], ports: Mapping[str, int], host: str) -> dict[str, int]:
     """The port of each kind; 0 means any free port."""
     chosen = {**dict.fromkeys(kinds, 0), **ports}
     for kind, port in chosen.items():
         check_kind(kind)
-        if port and is_port_taken(port):
+        if port and is_port_taken(port, host):
             raise ServiceError(
-                f"Port {port} on 127.0.0.1, for {kind}, is taken; "
+                f"Port {port} on {host}, for {kind}, is taken; "
                 "stop the program that listens there, or choose another port."
             )
     return chosen

@@ -1,0 +1,107 @@
+"""Executors, Python workers, whole workers and drivers of a cluster are killed: nothing is lost.
+
+Each kill waits until a process has reached a point of the protocol, which a seed chooses.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import psutil
+import pytest
+
+from integration_tests.cluster.conftest import Farm
+from integration_tests.crash.faults import wait_until
+from integration_tests.crash.scenario import Scenario
+from sparkonce.testing.crash import Hit
+from sparkonce.testing.services import SparkWorker
+
+Victim: TypeAlias = Literal["executor", "python worker", "worker", "driver"]
+VICTIMS: Sequence[Victim] = ("executor", "python worker", "worker", "driver")
+IN_TASKS = ("open.after", "write.after", "prepare.before", "prepare.after")
+ON_DRIVER = ("vote.after", "decide.before", "decide.after", "commit.before", "complete.before")
+
+
+@dataclass(frozen=True)
+class ClusterKill:
+    """A victim, and the point at which a process has arrived when it dies."""
+
+    victim: Victim
+    point: str
+
+    def __str__(self) -> str:
+        return f"{self.victim} at {self.point}"
+
+
+def worker_of(farm: Farm, hit: Hit) -> SparkWorker:
+    """The worker on which the process runs that hit the point; any worker for a driver's hit."""
+    parents = {process.pid for process in psutil.Process(hit.pid).parents()}
+    for worker in farm.cluster.workers:
+        if parents & {executor.pid for executor in worker.executors()}:
+            return worker
+    return farm.cluster.workers[hit.pid % len(farm.cluster.workers)]
+
+
+def kill(farm: Farm, scenario: Scenario, victim: Victim, hit: Hit) -> None:
+    worker = worker_of(farm, hit)
+    if victim == "driver":
+        scenario.driver.process.kill()
+    elif victim == "worker":
+        worker.kill()
+    else:
+        found = worker.executors() if victim == "executor" else worker.python_workers()
+        here = [p for p in found if victim == "python worker" and p.pid == hit.pid] or found
+        assert here, f"no {victim} runs on {worker.folder.name}"
+        here[0].kill()
+
+
+def run_kills(farm: Farm, scenario: Scenario, kills: Sequence[ClusterKill]) -> None:
+    """One kill in each batch, then a batch without any."""
+    driver = scenario.driver
+    arm = driver.arm(kills[0].point, batch=0)
+    driver.start()
+    for batch, each in enumerate(kills):
+        if driver.process.status() is not None:  # the kill before ended the query
+            driver.start()
+        (hit, *_) = driver.process.wait_for(arm)
+        reached = arm
+        if batch + 1 < len(kills):
+            arm = driver.arm(kills[batch + 1].point, batch=batch + 1)
+        kill(farm, scenario, each.victim, hit)
+        driver.let_go(reached)
+        for worker in farm.cluster.workers:
+            worker.start()  # only a killed one starts
+        scenario.note(batch, each)
+    wait_until(lambda: driver.process.status() is not None, "the query does not end")
+    while driver.process.status() != 0:
+        scenario.note("-", "the query ended and is started again")
+        driver.process.start()
+        driver.process.wait()
+    scenario.check_end()
+    scenario.print_table("batch", "killed")
+
+
+def test_each_kind_of_process_is_killed(farm: Farm, make_scenario: Callable[..., Scenario]) -> None:
+    kills = [
+        ClusterKill("executor", "prepare.after"),
+        ClusterKill("python worker", "write.after"),
+        ClusterKill("worker", "vote.after"),
+        ClusterKill("driver", "decide.after"),
+    ]
+    run_kills(farm, make_scenario(len(kills) + 1), kills)
+
+
+@pytest.mark.slow
+def test_a_hundred_random_kills(farm: Farm, make_scenario: Callable[..., Scenario]) -> None:
+    seed = int(os.environ.get("SPARKONCE_SEED") or random.SystemRandom().randrange(1_000_000))
+    print(f"SPARKONCE_SEED={seed}")
+    chosen = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+    kills = []
+    for _ in range(100):
+        victim = chosen.choices(VICTIMS, weights=(5, 4, 2, 1))[0]
+        kills.append(ClusterKill(victim, chosen.choice((*IN_TASKS, *ON_DRIVER))))
+    run_kills(farm, make_scenario(len(kills) + 1), kills)

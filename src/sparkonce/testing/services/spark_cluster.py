@@ -1,0 +1,203 @@
+"""A Spark standalone cluster: a master and workers as local processes, each with its own folder.
+
+    with start_spark_cluster(workers=2) as cluster:
+        SparkSession.builder.master(cluster.master_url).config(map=cluster.driver_conf)
+        cluster.workers[0].executors()     # processes, to kill
+        cluster.workers[0].kill()          # SIGKILL of the worker and its executors
+
+On a `Network`, each worker is on a host of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, java
+from sparkonce.testing.services.network import Host, Network
+from sparkonce.testing.services.process import LOCALHOST, Command, Guard, free_port, import_path
+from sparkonce.testing.services.server import LocalPlan, LocalRuntime, Server, ServerGroup
+from sparkonce.testing.services.services import make_root
+
+_EXECUTOR: Final = "CoarseGrainedExecutorBackend"
+
+
+class SparkWorker(Server):
+    """A worker: start it again after `kill` or `stop`; its executors end with it.
+
+    Attributes:
+        folder: its own; executors work in `work/`.
+        host: where it runs; None on this machine itself.
+    """
+
+    def __init__(self, runtime: LocalRuntime, folder: Path, host: Host | None) -> None:
+        super().__init__(runtime)
+        self.folder = folder
+        self.host = host
+        self._runtime = runtime
+
+    def executors(self) -> list[Any]:
+        """The executors' JVMs, as `psutil.Process`."""
+        return [process for process in self._children() if _EXECUTOR in _words(process)]
+
+    def python_workers(self) -> list[Any]:
+        """The Python processes of the executors that run tasks, as `psutil.Process`."""
+        names = ("pyspark.daemon", "pyspark/daemon.py")
+        daemons = [p for p in self._children() if any(name in _words(p) for name in names)]
+        return [child for daemon in daemons for child in daemon.children()]
+
+    def _children(self) -> list[Any]:
+        import psutil  # noqa: PLC0415 - an extra
+
+        try:
+            return list(psutil.Process(self._runtime.pid).children(recursive=True))
+        except psutil.NoSuchProcess:
+            return []
+
+
+class SparkCluster(ServerGroup):
+    """A running cluster.
+
+    Attributes:
+        master_url: such as ``spark://127.0.0.1:21345``.
+        workers: in the order of the network's hosts.
+        driver_conf: what a driver in this process must set, so that executors reach it.
+    """
+
+    def __init__(
+        self, master: Server, workers: Sequence[SparkWorker], address: str, ports: tuple[int, int]
+    ) -> None:
+        super().__init__([master, *workers])
+        self.master = master
+        self.workers = tuple(workers)
+        self.driver_conf: dict[str, str] = {
+            "spark.driver.host": address,
+            "spark.driver.bindAddress": address,
+        }
+        self._address, (port, self._ui_port) = address, ports
+        self.master_url = f"spark://{address}:{port}"
+
+    def state(self) -> dict[str, Any]:
+        """The master's view: `workers`, `activeapps` and more."""
+        return _state_of(self._address, self._ui_port)
+
+
+def start_spark_cluster(
+    workers: int = 2,
+    *,
+    cores: int = 2,
+    memory_mb: int = 1024,
+    network: Network | None = None,
+    env: Mapping[str, str] | None = None,
+) -> SparkCluster:
+    """Start a master and workers of the installed PySpark, and wait until the master knows all.
+
+    Args:
+        workers: how many; on a network at most its hosts.
+        cores: of each worker, for its executors.
+        memory_mb: of each worker, for its executors, in MiB.
+        network: gives each worker a host of its own; default: all are on 127.0.0.1.
+        env: more environment variables of the executors. By default they import what this process
+            can import.
+
+    Raises:
+        ServiceError: a process cannot be started, with the reason. None is left running then.
+    """
+    root = make_root(None)
+    address = LOCALHOST if network is None else network.driver_address
+    port, ui_port = free_port(), free_port()
+    environment = {**os.environ, **import_path(), **_settings(), **(env or {})}
+
+    def make(subfolder: str, argv: Sequence[str], host: Host | None, **plan: Any) -> LocalRuntime:
+        folder = root / subfolder
+        guard = Guard(remove=[folder])
+        on_error.callback(guard.close)
+        (folder / "local").mkdir(parents=True)
+        command = [f"{environment['SPARK_HOME']}/bin/spark-class", *argv]
+        own = {**environment, "SPARK_LOCAL_DIRS": str(folder / "local")}
+        if host is not None:
+            own["SPARK_LOCAL_IP"] = host.address  # its name is in no name server
+            host.mounts[folder] = folder
+            command = host.enter(command)
+        return LocalRuntime(LocalPlan(command=Command(command, folder / "log", own), **plan), guard)
+
+    def make_worker(number: int) -> SparkWorker:
+        host = None if network is None else network.hosts[number]
+        name, worker_port, at = f"worker{number}", free_port(), host.address if host else LOCALHOST
+        runtime = make(
+            name,
+            [
+                *("org.apache.spark.deploy.worker.Worker", f"spark://{address}:{port}"),
+                *("--host", at, "--port", str(worker_port), "--webui-port", "0"),
+                *("--cores", str(cores), "--memory", f"{memory_mb}m"),
+                *("--work-dir", str(root / name / "work")),
+            ],
+            host,
+            name=f"Spark's worker {number}",
+            port=None,
+            is_ready=partial(_has_worker, address, ui_port, at, worker_port),
+        )
+        return SparkWorker(runtime, root / name, host)
+
+    with contextlib.ExitStack() as on_error:
+        master = Server(
+            make(
+                "master",
+                [
+                    *("org.apache.spark.deploy.master.Master", "--host", address),
+                    *("--port", str(port), "--webui-port", str(ui_port)),
+                ],
+                None,
+                name="Spark's master",
+                port=None,
+                is_ready=lambda: bool(_state_of(address, ui_port)),
+            )
+        )
+        master.start()
+        made = [make_worker(number) for number in range(workers)]
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(Server.start, made))
+        on_error.pop_all()
+    return SparkCluster(master, made, address, (port, ui_port))
+
+
+def _settings() -> dict[str, str]:
+    import pyspark  # noqa: PLC0415 - an extra
+
+    java()  # raises where there is none
+    return {
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": " ".join((*JVM_FLAGS, QUICK_START)),
+    }
+
+
+def _state_of(address: str, ui_port: int) -> dict[str, Any]:
+    """The master's state; empty while it does not respond."""
+    try:
+        with urllib.request.urlopen(f"http://{address}:{ui_port}/json/", timeout=5) as answer:
+            state: dict[str, Any] = json.load(answer)
+            return state
+    except (OSError, ValueError):
+        return {}
+
+
+def _has_worker(address: str, ui_port: int, host: str, port: int) -> bool:
+    workers = _state_of(address, ui_port).get("workers", [])
+    return any((w["host"], w["port"], w["state"]) == (host, port, "ALIVE") for w in workers)
+
+
+def _words(process: Any) -> str:
+    import psutil  # noqa: PLC0415 - an extra
+
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
