@@ -12,7 +12,7 @@ import logging
 from sparkonce.errors import PreparedBranchLostError, PrepareRejectedError, settle_command
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
-from sparkonce.protocol.preparing import aborting_on_failure, check_safe, vote
+from sparkonce.protocol.preparing import aborting_on_failure, check_safe, vote, write
 from sparkonce.protocol.rewriting import Lost, Rewrite, cannot_redo
 from sparkonce.sinks import verbs
 from sparkonce.steps import step
@@ -82,7 +82,7 @@ def _rewritten(
     lease: Lease,
 ) -> TransactionRecord:
     write_began = lease.pipeline.clock()
-    written = batch.write(lease.incarnation, rewrite)
+    written = write(batch, lease, rewrite)
     if difference := rewrite.difference(record, written):
         raise cannot_redo(record, lost, f"Spark's replay differs: {difference}")
     # In two phases, whatever the pipeline's decider: the batch is decided already.

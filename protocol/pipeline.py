@@ -46,6 +46,9 @@ class Batch(Protocol):
 
         Returns:
             What Spark returned, by sink name.
+
+        Raises:
+            BatchInterruptedError: executors were lost; another call may succeed.
         """
 
     def drain(self) -> Mapping[str, Fingerprint]:

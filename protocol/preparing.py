@@ -1,7 +1,8 @@
 """Before the decision: every sink writes and votes, and any failure aborts the batch.
 
 write on the executors ─► one vote for each sink ─► a record of what is prepared
-      └───────── any failure: presumed abort: sweep, nothing is written to the log
+  │   ▲    └────── any failure: presumed abort: sweep, nothing is written to the log
+  └───┘ executors were lost: sweep, and write again
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from sparkonce.errors import FencedError, PrepareRejectedError, ProtocolError
+from sparkonce.errors import BatchInterruptedError, FencedError, PrepareRejectedError, ProtocolError
 from sparkonce.model import ATTEMPT_BOUND, DRIVER_ATTEMPT, BranchId, Committable, TransactionId
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.protocol.sweeping import sweep
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.committables import check_committable
@@ -24,13 +26,15 @@ from sparkonce.txn_log.record import Share, State, TransactionRecord
 
 logger = logging.getLogger("sparkonce")
 
+_MOST_WRITES = 6
+
 Vote: TypeAlias = Callable[[AnySink, BranchId, Sequence[Committable]], Sequence[Committable]]
 """How a sink is asked to vote: its branch for the batch, and what its tasks have prepared."""
 
 
 def prepare(batch: Batch, lease: Lease, ask: Vote) -> TransactionRecord:
     """Write the batch and let every sink vote; returns the record that a decider may write."""
-    shares = vote(batch.batch_id, batch.write(lease.incarnation), lease, ask)
+    shares = vote(batch.batch_id, write(batch, lease), lease, ask)
     return TransactionRecord(
         id=lease.transaction_id(batch.batch_id),
         token=lease.token,
@@ -38,6 +42,26 @@ def prepare(batch: Batch, lease: Lease, ask: Vote) -> TransactionRecord:
         offsets=batch.offsets,
         shares=shares,
     )
+
+
+def write(batch: Batch, lease: Lease, rewrite: Rewrite | None = None) -> Mapping[str, Share]:
+    """Write the batch on the executors; once more, after a sweep, each time some of them are lost.
+
+    Tasks of an interrupted write may still prepare. Spark gives no task attempt's number twice, so
+    such branches have names of their own: no decision names them, and the next sweep aborts them.
+
+    Raises:
+        BatchInterruptedError: executors were lost each time.
+    """
+    for left in reversed(range(_MOST_WRITES)):
+        try:
+            return batch.write(lease.incarnation, rewrite)
+        except BatchInterruptedError as error:
+            if not left:
+                raise
+            logger.warning("%s. It is written again; at most %d more times", error, left)
+            sweep(lease)
+    raise AssertionError("a write ends with a result or an error")
 
 
 @contextlib.contextmanager

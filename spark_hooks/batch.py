@@ -27,6 +27,7 @@ from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.spark_sql import quoted
 from sparkonce.spark_hooks.fingerprint import ALGORITHM
+from sparkonce.spark_hooks.interruptions import noticed
 from sparkonce.spark_hooks.partition_writer import (
     SUMMARY_SCHEMA,
     PartitionSummary,
@@ -34,6 +35,7 @@ from sparkonce.spark_hooks.partition_writer import (
     as_sent,
     shares_of,
 )
+from sparkonce.spark_hooks.probing import check_executors
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.shaping import Shapes, arrow_schema, shaped
@@ -116,6 +118,7 @@ class SparkBatch:
         at_once(lambda sink: check(sink, schemas[sink.name]), self._sinks)
         for sink in self._sinks:  # only now: it carries what `validate` found
             check_pickles(sink)
+        check_executors(self._df.sparkSession, self._sinks)
 
     def write(
         self, incarnation: Incarnation, rewrite: Rewrite | None = None
@@ -126,7 +129,10 @@ class SparkBatch:
         # starve a stateful query.
         needs_snapshot = len(passes) > 1 or any(s.transform for s in sinks)
         shares: dict[str, Share] = {}
-        with _snapshot(self._df) if needs_snapshot else nullcontext(self._df) as rows:
+        with (
+            noticed(self.batch_id),
+            _snapshot(self._df) if needs_snapshot else nullcontext(self._df) as rows,
+        ):
             for together in passes:
                 transform = together[0].transform
                 df = rows if transform is None else transform(rows)

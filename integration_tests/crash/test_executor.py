@@ -117,7 +117,8 @@ def kill_executor(folder: Path, case: Sequence[str], sinks: Sequence[str], **arm
         status = driver.wait()
         rows = seen()
         print(f"{case}, killed at {armed}: the query ended with {status}, {len(rows)} rows")
-        assert [row[0] for row in rows] == (list(range(2 * ROWS)) if status == 0 else [])
+        assert status == 0, driver.log.read_text()[-3000:]
+        assert [row[0] for row in rows] == list(range(2 * ROWS))
         driver.start()
         assert driver.wait() == 0, driver.log.read_text()[-3000:]
     assert [row[0] for row in seen()] == list(range(2 * ROWS))

@@ -35,6 +35,7 @@ from sparkonce.errors import (
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.sinks.postgres import sink as sink_module
+from sparkonce.sinks.postgres.server import connections
 from sparkonce.testing.services import PostgresServer, start_services
 from sparkonce.testing.services.server import LocalRuntime
 
@@ -280,9 +281,13 @@ def small_server() -> Iterator[PostgresServer]:
 
 @pytest.mark.parametrize("load", LOADS)
 def test_server_takes_no_more_connections(
-    small_server: PostgresServer, fresh_name: Callable[[], str], load: str
+    small_server: PostgresServer,
+    fresh_name: Callable[[], str],
+    load: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The batch is aborted before the decision, and committed again and again after it."""
+    monkeypatch.setattr(connections, "_WAIT_FOR_ROOM_S", 0.0)
     with world_on(small_server, fresh_name(), prepares=True) as world:
         world.table()
         sink = world.ready(load=load)
@@ -299,6 +304,32 @@ def test_server_takes_no_more_connections(
             with pytest.raises(CommitUnresolvedError, match="clients"):
                 sink.commit(committable)
         commit_until_known(sink, committable)
+        assert world.state() == (3, 1, 0, 0)
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_task_waits_for_room_on_the_server(
+    small_server: PostgresServer,
+    fresh_name: Callable[[], str],
+    load: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A refused connection costs none of the task's attempts."""
+    with world_on(small_server, fresh_name(), prepares=True) as world:
+        world.table()
+        sink = world.ready(load=load)
+        sink.close()
+        taken = []
+        with contextlib.suppress(psycopg.OperationalError):
+            while True:
+                taken.append(psycopg.connect(world.dsn))
+        with ThreadPoolExecutor(1) as pool:
+            prepared = pool.submit(prepare, sink)
+            eventually(lambda: "no room for another connection" in caplog.text, "the task waits")
+            assert not prepared.done()
+            for connection in taken:
+                connection.close()
+            sink.commit(prepared.result())
         assert world.state() == (3, 1, 0, 0)
 
 

@@ -3,6 +3,7 @@
     SparkOnceError
     ├── ConfigurationError            fix the settings; no new rows are visible
     ├── ProtocolError                 fix the calling code: a verb out of order
+    ├── BatchInterruptedError         start again: Spark lost executors while it wrote the batch
     ├── FencedError                   stop and touch nothing: a newer driver owns the pipeline
     ├── SinkError(branch_id)
     │   ├── SinkUnavailableError      try again: the target cannot be reached now
@@ -24,6 +25,7 @@ from __future__ import annotations
 from sparkonce.model import BranchId
 
 __all__ = [
+    "BatchInterruptedError",
     "CommitRejectedError",
     "CommitUnresolvedError",
     "ConfigurationError",
@@ -57,6 +59,14 @@ class ConfigurationError(SparkOnceError):
 
 class ProtocolError(SparkOnceError):
     """A verb was called out of order, or a sink broke its contract. Fix the calling code."""
+
+
+class BatchInterruptedError(SparkOnceError):
+    """Spark lost executors, or rows that they kept, while a batch was written.
+
+    Nothing of that write becomes visible. The batch was written again several times, with the same
+    result; the query's next start replays it.
+    """
 
 
 class FencedError(SparkOnceError):

@@ -142,6 +142,7 @@ STEPS: Final[Mapping[str, Declared]] = {
     "discard": Declared("executor", "discard"),
     "idle": Declared("executor", "keep alive"),
     "validate": Declared("driver", "check the settings, server and schema"),
+    "probe": Declared("driver", "check the executors' Python"),
     "checkpoint": Declared("driver", "reach the checkpoint"),
     "list": Declared("driver", "list branches"),
 }

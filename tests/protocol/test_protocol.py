@@ -8,7 +8,7 @@ import inspect
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Never
@@ -18,6 +18,7 @@ import pytest
 
 from sparkonce import failpoints
 from sparkonce.errors import (
+    BatchInterruptedError,
     CommitUnresolvedError,
     ConfigurationError,
     DecisionUnknownError,
@@ -38,7 +39,7 @@ from sparkonce.steps import POINTS
 from sparkonce.storage import LocalFolder
 from sparkonce.txn_log.document import DocumentLog
 from sparkonce.txn_log.folder import FolderPlace
-from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
+from sparkonce.txn_log.record import Incarnation, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.support.world import (
     QUERY_ID,
@@ -367,6 +368,46 @@ def lose(world: World, store: str, *numbers: int) -> None:
     prepared = world.stores[store].prepared
     for name in [list(prepared)[n] for n in numbers]:
         del prepared[name]
+
+
+def test_batch_is_written_again_when_executors_are_lost(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the interrupted writes have prepared is aborted before the next write."""
+    world.spark.interruptions = 2
+    prepared: list[int] = []
+    original = MemoryBatch.write
+
+    def write(batch: MemoryBatch, *arguments: Any) -> Mapping[str, Share]:
+        prepared.extend(world.prepared())
+        return original(batch, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryBatch, "write", write)
+        world.start(Process())
+    world.check()
+    assert prepared[:6] == [0] * 6
+    assert caplog.text.count("batch 0 was interrupted. It is written again") == 2
+
+
+def test_batch_that_is_interrupted_each_time_is_in_no_sink(world: World) -> None:
+    world.spark.interruptions = 1_000
+    with pytest.raises(BatchInterruptedError):
+        world.start(Process())
+    assert world.prepared() == world.visible() == [0, 0]
+    assert not world.history()
+    world.spark.interruptions = 0
+    world.start(Process())
+    world.check()
+
+
+def test_rewrite_is_repeated_when_executors_are_lost(world: World) -> None:
+    crash_at(world, "decide.after")
+    lose(world, "left", 0)
+    world.spark.interruptions = 1
+    world.start(Process())
+    world.check()
+    assert world.history()[-1].revision == 1
 
 
 @pytest.mark.parametrize("numbers", [[0], [1], [0, 1]])

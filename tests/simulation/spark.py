@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparkonce.errors import PrepareRejectedError
+from sparkonce.errors import BatchInterruptedError, PrepareRejectedError
 from sparkonce.model import BranchId, Committable
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
@@ -187,6 +187,8 @@ class SimBatch:
                         )
             else:
                 return done
+        if self._world.rng.random() < 0.5:
+            raise BatchInterruptedError("a task lost its executor twice")
         raise PrepareRejectedError("a task failed twice")
 
     def _prepare(self, sink: SimSink, branch_id: BranchId, rows: tuple[int, ...]) -> Committable:

@@ -19,7 +19,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from sparkonce import failpoints
-from sparkonce.errors import PreparedBranchLostError
+from sparkonce.errors import BatchInterruptedError, PreparedBranchLostError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import CommitPolicy, Patience, Pipeline, by_name
@@ -178,6 +178,9 @@ class MemoryBatch:
             record_batches = [hashed(rows)] if rows else []
             self._spark.attempts += 1
             summaries.append(writer.write(iter(record_batches), partition, self._spark.attempts))
+            if self._spark.interruptions:
+                self._spark.interruptions -= 1
+                raise BatchInterruptedError(f"batch {self.batch_id} was interrupted")
         return shares_of(sinks, summaries)
 
     def drain(self) -> Mapping[str, Fingerprint]:
@@ -198,6 +201,7 @@ class MemorySpark:
     runs: int = 0
     attempts: int = 0
     drained: list[int] = field(default_factory=list)
+    interruptions: int = 0
     driver: object = None
 
 

@@ -67,7 +67,7 @@ class StagingWriter:
         rules = settings(self._timeouts, self.name, is_flushed=not target.can_prepare)
         begin = script(TO_WRITE, rules, *self._opening())
         with self._errors():
-            self._connection, _ = self._pool.lend(lambda connection: connection.execute(begin))
+            self._connection, _ = self._pool.lend_in_time(lambda c: c.execute(begin))
         try:
             with self._errors():
                 self._copy = self._copying.enter_context(

@@ -32,7 +32,9 @@ def prepare(work: MergeWork) -> PgConnection | None:
     """
     connection: PgConnection | None = None
     try:
-        connection, _ = work.pool.lend(lambda c: c.execute("SELECT"))  # a kept one may be dead
+        connection, _ = work.pool.lend_in_time(
+            lambda c: c.execute("SELECT")
+        )  # a kept one may be dead
         retrying()(_merge_once, work, connection)
     except psycopg.Error as error:
         work.give_back(connection)

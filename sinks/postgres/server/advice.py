@@ -20,10 +20,15 @@ down or starting, cancellation, lock timeout, serialization."""
 _TRANSIENT_WORDS: Final = re.compile(
     "(?i)connection refused|timeout expired|timed out|connection reset|server closed the connection"
     "|no route to host|network is unreachable|temporary failure in name resolution"
-    "|is the server running|the database system is |too many (clients|connections)"
-    "|connection slots|consuming input failed|the connection is (closed|lost)"
+    "|is the server running|the database system is |consuming input failed"
+    "|the connection is (closed|lost)"
 )
 """libpq gives no SQLSTATE for a connection that fails, only a text."""
+
+_FULL_WORDS: Final = re.compile(
+    "too many (clients|connections)|connection slots|no more connections allowed"
+)
+"""Postgres' own texts of 53300, and PgBouncer's."""
 
 
 def is_transient(error: psycopg.Error) -> bool:
@@ -32,7 +37,8 @@ def is_transient(error: psycopg.Error) -> bool:
         return True
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_TRANSIENT_STATES)
-    return isinstance(error, psycopg.OperationalError) and bool(_TRANSIENT_WORDS.search(str(error)))
+    is_passing = is_full(error) or bool(_TRANSIENT_WORDS.search(str(error)))
+    return isinstance(error, psycopg.OperationalError) and is_passing
 
 
 def next_step(error: psycopg.Error, timeouts: Timeouts) -> str:
@@ -75,11 +81,13 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
             "does a trigger of the table, or an event trigger on CREATE TABLE, use NOTIFY or a "
             "temporary table? A prepared transaction cannot"
         )
-    if _is_full(error):
+    if is_full(error):
         return "raise max_connections, or let fewer tasks write at the same time"
     return ""
 
 
-def _is_full(error: psycopg.Error) -> bool:
-    # While connecting, libpq reports the server's text and no SQLSTATE.
-    return error.sqlstate == "53300" or "too many clients" in str(error)
+def is_full(error: BaseException) -> bool:
+    """Whether the server, the role, the database or a pooler has no room for another connection."""
+    if not isinstance(error, psycopg.OperationalError):
+        return False
+    return error.sqlstate == "53300" or bool(_FULL_WORDS.search(str(error)))

@@ -19,7 +19,14 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo, TransactionStatus
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from sparkonce.clients.postgres import (
     KEPT_ALIVE,
@@ -28,7 +35,9 @@ from sparkonce.clients.postgres import (
     said,
     shown_port,
 )
+from sparkonce.sinks.postgres.server.advice import is_full
 from sparkonce.sinks.postgres.server.sql import AS_LOGIN, BEGIN, COMMIT, script
+from sparkonce.watching import still_trying
 
 PgConnection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
@@ -42,6 +51,8 @@ _APPLICATION = "sparkonce"
 _MAX_KEPT = 4
 _IDLE_S = 60.0
 """Spark keeps an idle Python worker equally long."""
+_WAIT_FOR_ROOM_S = 120.0
+"""Longer than other workers keep connections that they do not use."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +226,24 @@ class Pool:
                 self.give(connection)
                 if is_new or not has_died:
                     raise
+
+    def lend_in_time(
+        self, action: Callable[[PgConnection], ResultT]
+    ) -> tuple[PgConnection, ResultT]:
+        """Like `lend`; while the server has no room for another connection, wait for one.
+
+        Without a wait, each refusal would cost one of the few attempts that Spark gives a task.
+        """
+        return Retrying(
+            retry=retry_if_exception(is_full),
+            wait=wait_random_exponential(multiplier=0.1, max=3.0),
+            stop=stop_after_delay(_WAIT_FOR_ROOM_S),
+            before_sleep=still_trying(
+                f"connect to {self._address.shown}, for at most {_WAIT_FOR_ROOM_S:.0f} s: it has "
+                "no room for another connection"
+            ),
+            reraise=True,
+        )(self.lend, action)
 
     def take(self) -> tuple[PgConnection, bool]:
         """A connection, and whether it is new."""
