@@ -39,7 +39,7 @@ STAGE = "Job aborted due to stage failure: "
         (
             (
                 f"{STAGE}ResultStage 3 (toArrow at …) has failed the maximum allowable number of "
-                "times: 4. Most recent failure reason: org.apache.spark.shuffle.FetchFailedException"
+                "times: 4. Most recent failure reason: org.apache.spark.shuffle.FetchFailed…"
             ),
             "parts of a shuffle were lost",
         ),

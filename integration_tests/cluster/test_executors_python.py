@@ -1,0 +1,66 @@
+"""An executor that lacks sparkonce, or has another version: one error names its host."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparkonce
+from integration_tests.crash.scenario import ROOT, Scenario
+from integration_tests.crash.targets import file_target
+from sparkonce.testing.services import Network, start_spark_cluster, why_no_network
+
+SOURCE = ROOT / "src"
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    if (why := why_no_network()) is not None:
+        pytest.skip(why)
+    made = Network(2, tmp_path)
+    for host in made.hosts:
+        host.mounts[tmp_path] = tmp_path
+    yield made
+    made.close()
+
+
+def refusal(network: Network, folder: Path) -> str:
+    """What a driver says whose query starts on the two hosts."""
+    with start_spark_cluster(2, network=network) as cluster:
+        target = file_target(folder / "out", "file")
+        scenario = Scenario(
+            folder, [target], 1, master=cluster.master_url, conf=cluster.driver_conf
+        )
+        with scenario:
+            scenario.driver.start()
+            status, said = scenario.driver.ends()
+            assert status != 0
+            assert not list(target.read())
+    errors = [line for line in said.splitlines() if line.startswith("sparkonce.errors.")]
+    assert errors, said[-3000:]
+    return errors[0]
+
+
+def test_host_without_sparkonce_is_named(network: Network, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    network.hosts[1].mounts[SOURCE] = empty
+    error = refusal(network, tmp_path)
+    assert f"host2 ({sys.executable}) lacks the module 'sparkonce'" in error
+    assert "host1" not in error
+    assert f"sparkonce {sparkonce.__version__} with the extras" in error
+
+
+def test_host_with_another_version_is_named(network: Network, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(SOURCE, other)
+    init = other / "sparkonce" / "__init__.py"
+    init.write_text(init.read_text().replace(sparkonce.__version__, "0.0.9"))
+    network.hosts[0].mounts[SOURCE] = other
+    error = refusal(network, tmp_path)
+    assert f"host1 ({sys.executable}) has sparkonce 0.0.9, and the driver" in error
+    assert "host2" not in error
