@@ -23,7 +23,7 @@ POINTS_OF_FAULTS = (
 )
 FAULT_IS_MET = re.compile(
     r"refused|could not connect|closed the connection|connection reset|terminating connection"
-    r"|disconnected|still trying|EndpointConnectionError|ConnectionClosedError",
+    r"|disconnected|still trying|does not respond|EndpointConnectionError|ConnectionClosedError",
     re.IGNORECASE,
 )
 
