@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from integration_tests.crash.scenario import Scenario, Target
 from integration_tests.crash.targets import kafka_target, postgres_target, s3_target
 from sparkonce.failpoints import ENVIRONMENT_VARIABLE
+from sparkonce.testing.crash import Hit
 from sparkonce.testing.quick_spark import jvm_options
 from sparkonce.testing.services import (
     Network,
     Services,
     SparkCluster,
+    SparkWorker,
     start_services,
     start_spark_cluster,
     unavailable,
@@ -108,3 +111,12 @@ def three_targets(
         postgres_target(farm.services.postgres, fresh_name(), **(settings or {})),
         s3_target(server, fresh_name(), "s3"),
     ]
+
+
+def worker_of(farm: Farm, hit: Hit) -> SparkWorker:
+    """The worker on which the process runs that hit the point; any worker for a driver's hit."""
+    parents = {process.pid for process in psutil.Process(hit.pid).parents()}
+    for worker in farm.cluster.workers:
+        if parents & {executor.pid for executor in worker.executors()}:
+            return worker
+    return farm.cluster.workers[hit.pid % len(farm.cluster.workers)]

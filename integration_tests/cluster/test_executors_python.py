@@ -1,4 +1,4 @@
-"""An executor that lacks sparkonce, or has another version: one error names its host."""
+"""What the executors' Python finds: nothing, another version, or what an archive brings along."""
 
 from __future__ import annotations
 
@@ -64,3 +64,25 @@ def test_host_with_another_version_is_named(network: Network, tmp_path: Path) ->
     error = refusal(network, tmp_path)
     assert f"host1 ({sys.executable}) has sparkonce 0.0.9, and the driver" in error
     assert "host2" not in error
+
+
+def test_archive_brings_sparkonce_along(network: Network, tmp_path: Path) -> None:
+    """The archive of docs/howto/install.md, and its two settings."""
+    empty, packages = tmp_path / "empty", tmp_path / "packages"
+    empty.mkdir()
+    for host in network.hosts:
+        host.mounts[SOURCE] = empty
+    shutil.copytree(SOURCE / "sparkonce", packages / "sparkonce")
+    archive = shutil.make_archive(str(tmp_path / "packages"), "gztar", packages)
+    with start_spark_cluster(2, network=network) as cluster:
+        target = file_target(tmp_path / "out", "file")
+        conf = {
+            **cluster.driver_conf,
+            "spark.archives": f"{archive}#packages",
+            "spark.executorEnv.PYTHONPATH": "./packages",
+        }
+        settings = {"driver_rows": 0}
+        with Scenario(
+            tmp_path, [target], 2, master=cluster.master_url, conf=conf, settings=settings
+        ) as scenario:
+            scenario.finish()

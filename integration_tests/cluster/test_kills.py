@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import psutil
 import pytest
 
-from integration_tests.cluster.conftest import Farm
+from integration_tests.cluster.conftest import Farm, worker_of
 from integration_tests.crash.faults import wait_until
 from integration_tests.crash.scenario import Scenario
 from sparkonce.testing.crash import Hit
-from sparkonce.testing.services import SparkWorker
 
 Victim: TypeAlias = Literal["executor", "python worker", "worker", "driver"]
 VICTIMS: Sequence[Victim] = ("executor", "python worker", "worker", "driver")
@@ -35,15 +33,6 @@ class ClusterKill:
 
     def __str__(self) -> str:
         return f"{self.victim} at {self.point}"
-
-
-def worker_of(farm: Farm, hit: Hit) -> SparkWorker:
-    """The worker on which the process runs that hit the point; any worker for a driver's hit."""
-    parents = {process.pid for process in psutil.Process(hit.pid).parents()}
-    for worker in farm.cluster.workers:
-        if parents & {executor.pid for executor in worker.executors()}:
-            return worker
-    return farm.cluster.workers[hit.pid % len(farm.cluster.workers)]
 
 
 def kill(farm: Farm, scenario: Scenario, victim: Victim, hit: Hit) -> None:
