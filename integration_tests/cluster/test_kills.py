@@ -35,17 +35,20 @@ class ClusterKill:
         return f"{self.victim} at {self.point}"
 
 
-def kill(farm: Farm, scenario: Scenario, victim: Victim, hit: Hit) -> None:
+def kill(farm: Farm, scenario: Scenario, victim: Victim, hit: Hit) -> str:
+    """Kill it, where the point was hit if it runs there; returns what was killed."""
     worker = worker_of(farm, hit)
     if victim == "driver":
         scenario.driver.process.kill()
     elif victim == "worker":
         worker.kill()
-    else:
-        found = worker.executors() if victim == "executor" else worker.python_workers()
-        here = [p for p in found if victim == "python worker" and p.pid == hit.pid] or found
-        assert here, f"no {victim} runs on {worker.folder.name}"
-        here[0].kill()
+    elif victim == "python worker" and (found := worker.python_workers()):
+        next((p for p in found if p.pid == hit.pid), found[0]).kill()
+    else:  # an executor that has just started has no Python worker yet
+        wait_until(lambda: bool(worker.executors()), f"{worker.folder.name} has an executor")
+        worker.executors()[0].kill()
+        return "executor"
+    return victim
 
 
 def run_kills(farm: Farm, scenario: Scenario, kills: Sequence[ClusterKill]) -> None:
@@ -60,18 +63,18 @@ def run_kills(farm: Farm, scenario: Scenario, kills: Sequence[ClusterKill]) -> N
         reached = arm
         if batch + 1 < len(kills):
             arm = driver.arm(kills[batch + 1].point, batch=batch + 1)
-        kill(farm, scenario, each.victim, hit)
+        killed = kill(farm, scenario, each.victim, hit)
         driver.let_go(reached)
         for worker in farm.cluster.workers:
             worker.start()  # only a killed one starts
-        scenario.note(batch, each)
+        scenario.note(batch, killed, each.point)
     wait_until(lambda: driver.process.status() is not None, "the query does not end")
     while driver.process.status() != 0:
-        scenario.note("-", "the query ended and is started again")
+        scenario.note("-", "the query ended, and is started again", "")
         driver.process.start()
         driver.process.wait()
     scenario.check_end()
-    scenario.print_table("batch", "killed")
+    scenario.print_table("batch", "killed", "at")
 
 
 def test_each_kind_of_process_is_killed(farm: Farm, make_scenario: Callable[..., Scenario]) -> None:

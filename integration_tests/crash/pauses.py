@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from integration_tests.crash.scenario import Driver, Scenario, first_match, shown
 from sparkonce.testing.crash import Arm
 
-TOKEN_TAKEN = r"took token \d+|was taken over by \S+"
+TOKEN_TAKEN = r"took token \d+|was taken over by \S+|another driver has continued from"
 SPARKS_OWN = r"CONCURRENT_STREAM_LOG_UPDATE|[Mm]ultiple streaming queries are concurrently"
 WHO_TOOK_OVER = f"{TOKEN_TAKEN}|{SPARKS_OWN}"
 
