@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import gzip
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -148,12 +148,15 @@ def s3_target(
 
     def unpublished() -> list[str]:
         with contextlib.closing(checks.s3_client(server)) as client:
-            seen = Counter(checks.parquet_keys(client, bucket, "out"))
+            seen = set(checks.parquet_keys(client, bucket, "out"))
             listed = client.list_objects_v2(Bucket=bucket, Prefix="out/_sparkonce/")["Contents"]
+            published = set()
             for entry in listed:
                 body = client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
-                seen.subtract(f"out/{file['key']}" for file in json.loads(body)["objects"])
-        return [f"{name}: {key} ({count:+})" for key, count in seen.items() if count]
+                lines = gzip.decompress(body) if entry["Key"].endswith(".gz") else body
+                for manifest in map(json.loads, lines.splitlines()):
+                    published |= {f"out/{file['key']}" for file in manifest["objects"]}
+        return [f"{name}: {key}" for key in sorted(seen ^ published)]
 
     settings = {
         "name": name,
