@@ -338,7 +338,7 @@ class Scenario:
         assert [found for target in self.targets for found in target.unpublished()] == []
         with self.log() as log:
             assert log.unfinished(PIPELINE) == []
-            records = log.history(PIPELINE)
+            records = log.history(PIPELINE, self.batches + 1)
         assert [r.id.batch_id for r in records] == list(reversed(range(self.batches)))
         assert {r.state for r in records} == {State.COMPLETE}
 
