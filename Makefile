@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 PYTEST := $(RUN) -m pytest --durations=40 --numprocesses=$(WORKERS) --dist=worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format slow simulate mutants bench services lock docs docs-serve release-check clean
+.PHONY: help demo test lint format slow cluster simulate mutants bench services lock docs docs-serve release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test: $(READY) ## run all tests but the slow ones, on real local servers (WORKER
 
 slow: $(READY) ## run the slow tests: the full crash matrix (WORKERS=0: in one process)
 	$(PYTEST) -m slow
+
+cluster: $(READY) ## run the tests on a Spark standalone cluster, a hundred kills too
+	$(PYTEST) integration_tests/cluster -m "slow or not slow"
 
 simulate: $(READY) ## run 100,000 seeds of the protocol's simulation (SEED=n: replay one, with its trace)
 	$(RUN) -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))

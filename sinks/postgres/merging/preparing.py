@@ -32,9 +32,8 @@ def prepare(work: MergeWork) -> PgConnection | None:
     """
     connection: PgConnection | None = None
     try:
-        connection, _ = work.pool.lend_in_time(
-            lambda c: c.execute("SELECT")
-        )  # a kept one may be dead
+        # Asked something, since a kept one may be dead.
+        connection, _ = work.pool.lend_in_time(lambda c: c.execute("SELECT"))
         retrying()(_merge_once, work, connection)
     except psycopg.Error as error:
         work.give_back(connection)

@@ -24,9 +24,13 @@ from pathlib import Path
 from sparkonce.testing.services.errors import ServiceError
 from sparkonce.testing.services.process import POLL_S, Command, Guard, log_tail
 
-_TOOLS = ("ip", "mount", "nsenter", "unshare")
+_TOOLS = ("hostname", "ip", "mount", "nsenter", "unshare")
 _PATIENCE_S = 10.0
 _HOLD = 'for _ in $(seq "$1"); do unshare --net --uts sleep infinity & echo $!; done; wait'
+_TRY = """
+ip link add name switch type bridge && ip link add one type veth peer name other &&
+mount --bind /tmp /tmp && hostname host1
+"""
 _ENTER = """
 while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit 1; done
 shift; mount --rbind "$1" /tmp && shift && exec "$@"
@@ -41,7 +45,15 @@ def why_no_network() -> str | None:
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    return f"network namespaces need the program {missing[0]}" if missing else None
+    if missing:
+        return f"network namespaces need the program {missing[0]}"
+    tried = subprocess.run(  # root in a container may not be allowed to
+        ["unshare", "--net", "--uts", "--mount", "sh", "-c", _TRY],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"network namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
 @dataclass
