@@ -359,6 +359,17 @@ def test_doctor_asks_for_the_rights_of_a_start(
         assert all(f"GRANT {missing}" in f"{one.what} {one.fix}" for one in told)
 
 
+@pytest.mark.parametrize("limit", [1, 6, 50])
+def test_doctor_counts_the_room_for_connections(prepared: World, limit: int) -> None:
+    """Its own connection is one of them."""
+    prepared.table("id bigint PRIMARY KEY, name text")
+    with prepared.role("SELECT, INSERT") as (role, dsn):
+        prepared.run(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
+        (found,) = (f for f in prepared.sink(dsn=dsn).diagnose() if "connections" in f.what)
+    assert found.what.startswith(f"room for {limit - 1} more connections")
+    assert (found.level is Level.OK) == (limit > 6)
+
+
 def test_doctor_before_the_start_that_makes_the_table(prepared: World) -> None:
     def errors(**options: Any) -> list[str]:
         found = prepared.sink(key=["id"], **options).diagnose()

@@ -15,11 +15,26 @@ from sparkonce.sinks.postgres.server.connections import Address, PgConnection, P
 _LONG_S: Final = 300
 """A transaction that holds a lock on the table for longer makes merges wait and fail."""
 
+_LITTLE_ROOM: Final = 6
+"""Connections: the driver's four, one for a task, and one for the command."""
+
 _LOOK: Final = """
     SELECT current_setting('max_prepared_transactions')::int AS most_prepared,
         (SELECT count(*) FROM pg_prepared_xacts) AS prepared,
         (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()
             AND prepared < now() - make_interval(secs => %(long_s)s)) AS old,
+        (SELECT least(
+            current_setting('max_connections')::int - count(*)
+                - current_setting('superuser_reserved_connections')::int
+                - coalesce(current_setting('reserved_connections', true)::int, 0),
+            CASE WHEN r.rolconnlimit >= 0
+                THEN r.rolconnlimit - count(*) FILTER (WHERE a.usesysid = r.oid) END,
+            CASE WHEN d.datconnlimit >= 0
+                THEN d.datconnlimit - count(*) FILTER (WHERE a.datid = d.oid) END)
+            FROM pg_stat_activity a, pg_roles r, pg_database d
+            WHERE a.datid IS NOT NULL AND r.rolname = session_user
+                AND d.datname = current_database()
+            GROUP BY r.oid, r.rolconnlimit, d.oid, d.datconnlimit) AS room,
         pg_is_in_recovery() AS is_standby, current_user AS role,
         has_any_column_privilege(c.oid, 'INSERT') AS may_insert,
         has_any_column_privilege(c.oid, 'UPDATE') AS may_update
@@ -111,6 +126,13 @@ def _server(seen: Any) -> Iterator[Finding]:
         yield Finding(
             Level.OK, f"max_prepared_transactions={seen.most_prepared}, {seen.prepared} in use"
         )
+    has_room = seen.room >= _LITTLE_ROOM
+    yield Finding(
+        Level.OK if has_room else Level.WARNING,
+        f"room for {seen.room} more connections; the pipeline needs one for each core of its "
+        "executors, and five for the driver",
+        "" if has_room else "raise max_connections, or the CONNECTION LIMIT of role or database",
+    )
     if seen.old:
         yield Finding(
             Level.WARNING,
