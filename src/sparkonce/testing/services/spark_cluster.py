@@ -14,8 +14,9 @@ import contextlib
 import json
 import os
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -110,62 +111,66 @@ def start_spark_cluster(
     Raises:
         ServiceError: a process cannot be started, with the reason. None is left running then.
     """
-    root = make_root(None)
     address = LOCALHOST if network is None else network.driver_address
-    port, ui_port = free_port(), free_port()
     environment = {**os.environ, **import_path(), **_settings(), **(env or {})}
+    hosts = [None] * workers if network is None else network.hosts[:workers]
+    with contextlib.ExitStack() as on_error:
+        plan = _Plan(make_root(None), address, environment, on_error)
+        master = plan.master()
+        master.start()
+        made = [plan.worker(n, host, cores, memory_mb) for n, host in enumerate(hosts)]
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(Server.start, made))
+        on_error.pop_all()
+    return SparkCluster(master, made, address, (plan.port, plan.ui_port))
 
-    def make(subfolder: str, argv: Sequence[str], host: Host | None, **plan: Any) -> LocalRuntime:
-        folder = root / subfolder
+
+@dataclass(frozen=True)
+class _Plan:
+    """How the processes of one cluster are run."""
+
+    root: Path
+    address: str
+    environment: Mapping[str, str]
+    on_error: contextlib.ExitStack
+    port: int = field(default_factory=free_port)
+    ui_port: int = field(default_factory=free_port)
+
+    def master(self) -> Server:
+        argv = [
+            *("org.apache.spark.deploy.master.Master", "--host", self.address),
+            *("--port", str(self.port), "--webui-port", str(self.ui_port)),
+        ]
+        is_ready = partial(_state_of, self.address, self.ui_port)
+        return Server(self._runtime("master", argv, None, lambda: bool(is_ready())))
+
+    def worker(self, number: int, host: Host | None, cores: int, memory_mb: int) -> SparkWorker:
+        name, port = f"worker{number}", free_port()
+        at = LOCALHOST if host is None else host.address
+        argv = [
+            *("org.apache.spark.deploy.worker.Worker", f"spark://{self.address}:{self.port}"),
+            *("--host", at, "--port", str(port), "--webui-port", "0"),
+            *("--cores", str(cores), "--memory", f"{memory_mb}m"),
+            *("--work-dir", str(self.root / name / "work")),
+        ]
+        is_ready = partial(_has_worker, self.address, self.ui_port, at, port)
+        return SparkWorker(self._runtime(name, argv, host, is_ready), self.root / name, host)
+
+    def _runtime(
+        self, name: str, argv: Sequence[str], host: Host | None, is_ready: Callable[[], bool]
+    ) -> LocalRuntime:
+        folder = self.root / name
         guard = Guard(remove=[folder])
-        on_error.callback(guard.close)
+        self.on_error.callback(guard.close)
         (folder / "local").mkdir(parents=True)
-        command = [f"{environment['SPARK_HOME']}/bin/spark-class", *argv]
-        own = {**environment, "SPARK_LOCAL_DIRS": str(folder / "local")}
+        command = [f"{self.environment['SPARK_HOME']}/bin/spark-class", *argv]
+        own = {**self.environment, "SPARK_LOCAL_DIRS": str(folder / "local")}
         if host is not None:
             own["SPARK_LOCAL_IP"] = host.address  # its name is in no name server
             host.mounts[folder] = folder
             command = host.enter(command)
-        return LocalRuntime(LocalPlan(command=Command(command, folder / "log", own), **plan), guard)
-
-    def make_worker(number: int) -> SparkWorker:
-        host = None if network is None else network.hosts[number]
-        name, worker_port, at = f"worker{number}", free_port(), host.address if host else LOCALHOST
-        runtime = make(
-            name,
-            [
-                *("org.apache.spark.deploy.worker.Worker", f"spark://{address}:{port}"),
-                *("--host", at, "--port", str(worker_port), "--webui-port", "0"),
-                *("--cores", str(cores), "--memory", f"{memory_mb}m"),
-                *("--work-dir", str(root / name / "work")),
-            ],
-            host,
-            name=f"Spark's worker {number}",
-            port=None,
-            is_ready=partial(_has_worker, address, ui_port, at, worker_port),
-        )
-        return SparkWorker(runtime, root / name, host)
-
-    with contextlib.ExitStack() as on_error:
-        master = Server(
-            make(
-                "master",
-                [
-                    *("org.apache.spark.deploy.master.Master", "--host", address),
-                    *("--port", str(port), "--webui-port", str(ui_port)),
-                ],
-                None,
-                name="Spark's master",
-                port=None,
-                is_ready=lambda: bool(_state_of(address, ui_port)),
-            )
-        )
-        master.start()
-        made = [make_worker(number) for number in range(workers)]
-        with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(Server.start, made))
-        on_error.pop_all()
-    return SparkCluster(master, made, address, (port, ui_port))
+        program = Command(command, folder / "log", own)
+        return LocalRuntime(LocalPlan(f"Spark's {name}", program, None, is_ready), guard)
 
 
 def _settings() -> dict[str, str]:
