@@ -1214,7 +1214,7 @@ def test_pipeline_is_moved(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     old, new = "sqlite:///log.db", "sqlite:///new.db"
     assert run(["log", "copy", "sqlite:///typo.db", new]) == ERROR
     assert run(["log", "copy", old, new, "--pipeline", "ordres"]) == ERROR
-    assert "it has 'orders'" in capsys.readouterr().err
+    assert "its pipelines are 'orders'" in capsys.readouterr().err
     assert not (folder / "new.db").exists()
     assert run(["log", "copy", old, new]) == 0
     capsys.readouterr()
