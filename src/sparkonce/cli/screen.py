@@ -1,4 +1,7 @@
-"""Facts as text, which fits 80 columns, and reads the same in a file and without colours."""
+"""Facts as text, which fits 80 columns, and reads the same in a file and without colours.
+
+Only names of targets and files may be longer: an operator copies them.
+"""
 
 from __future__ import annotations
 
