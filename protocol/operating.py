@@ -26,6 +26,7 @@ from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.identity import next_batch
 from sparkonce.txn_log.places import place_of_log
 from sparkonce.txn_log.record import OPERATOR, Head, TransactionRecord
+from sparkonce.txn_log.rules import require_here
 
 
 class Orphan(NamedTuple):
@@ -54,6 +55,17 @@ def head_of(log: TransactionLog, pipeline: str) -> Head:
         names = ", ".join(map(repr, log.pipelines()))
         known = f"its pipelines are {names}" if names else "it has none yet"
         raise ConfigurationError(f"{log.address} has no pipeline {pipeline!r}: {known}")
+    return head
+
+
+def head_here(log: TransactionLog, pipeline: str) -> Head:
+    """Like `head_of`, for a command that would change something.
+
+    Raises:
+        ConfigurationError: the log does not know the pipeline, or it was moved to another log.
+    """
+    head = head_of(log, pipeline)
+    require_here(head, ConfigurationError)
     return head
 
 

@@ -46,7 +46,7 @@ guide, and `sparkonce.testing.SinkContract` tests a sink.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from sparkonce.errors import ConfigurationError
@@ -90,9 +90,9 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             a snapshot of the batch.
 
     Attributes:
-        columns: a sink may set it to turn the columns after `select` into those that `write` gets.
-            Spark evaluates the SQL that it returns in the same pass. Sinks whose `columns` are
-            equal share that work.
+        columns: a function that a sink may set to turn the columns after `select` into those that
+            `write` gets. Spark evaluates the SQL that it returns in the same pass. Sinks whose
+            `columns` are equal share that work.
         dealt_by: a sink may name some of the columns that `write` gets, on the class or before it
             calls this constructor. Rows with equal values in them reach the same one of `writers`
             tasks, in every replay. The sink then gets a separate pass.
@@ -128,7 +128,8 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             )
         if not is_label(self.name):
             raise ConfigurationError(
-                f"name={name!r}: a sink's name has 1 to 32 of the characters A-Z a-z 0-9 _ and -"
+                f"name={self.name!r}: a sink's name has 1 to 32 of the characters A-Z a-z 0-9 _ "
+                "and -"
             )
         self.select = check_select(self.name, select)
         self.transform = transform
@@ -258,3 +259,37 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
 
 AnySink: TypeAlias = "TwoPhaseCommitSink[Any]"
+
+
+def check_attributes(sink: AnySink) -> None:
+    """Refuse a sink that uses a name of the contract for something of its own.
+
+    Raises:
+        ConfigurationError: naming the attribute; or the sink never called ``super().__init__``.
+    """
+    name = type(sink).__name__
+    if not hasattr(sink, "used_by"):
+        raise ConfigurationError(
+            f"{name} has no name: call super().__init__(name=name) in its __init__"
+        )
+    for attribute, fits in _CONTRACTS.items():
+        value = getattr(sink, attribute)
+        if value is not None and not fits(value):
+            raise ConfigurationError(
+                f"{name}.{attribute} is {value!r}, but {attribute!r} has a meaning of its own in "
+                f"TwoPhaseCommitSink: give your attribute another name, such as _{attribute}"
+            )
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+
+
+_CONTRACTS: Mapping[str, Callable[[Any], bool]] = {
+    "columns": callable,
+    "transform": callable,
+    "select": _is_texts,
+    "dealt_by": _is_texts,
+    "writers": lambda value: type(value) is int,
+}
+"""Attributes that a subclass could take for its own, and whether a value is the contract's."""

@@ -172,8 +172,7 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
                     ) from None
                 raise PreparedBranchLostError(
                     f"FileSink: {hidden} was prepared for batch {branch_id.batch_id} and is gone, "
-                    f"and {visible} does not exist: somebody deleted the file. Restore it from a "
-                    "copy",
+                    f"and {visible} does not exist: somebody deleted the file",
                     branch_id,
                 ) from None
             if not is_same(committable, hidden, visible):

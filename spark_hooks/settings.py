@@ -10,7 +10,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.model import is_label
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Patience, Pipeline, by_name
 from sparkonce.sinks import verbs
-from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink
+from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink, check_attributes
 from sparkonce.spark_hooks.small_batches import IN_A_ROW
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog
 
@@ -89,11 +89,7 @@ def _check_sinks(sinks: Sequence[AnySink], removed: Sequence[AnySink]) -> None:
     for sink in (*sinks, *removed):
         if not isinstance(sink, TwoPhaseCommitSink):
             raise ConfigurationError(f"sinks= holds {sink!r}, which is not a TwoPhaseCommitSink")
-        if not hasattr(sink, "name"):
-            raise ConfigurationError(
-                f"{type(sink).__name__} has no name: call super().__init__(name=name) in its "
-                "__init__"
-            )
+        check_attributes(sink)
     names = [sink.name for sink in (*sinks, *removed)]
     for name in names:
         if names.count(name) > 1:

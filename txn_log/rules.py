@@ -69,7 +69,7 @@ def begin(
         for batch_id in (claim.batch_id - 1, claim.batch_id)
     ]
     before = store.head(claim.pipeline)
-    _require_here(before, ConfigurationError)
+    require_here(before, ConfigurationError)
     known = Known(
         log_id=id_of(before, log_id),
         log=address,
@@ -90,7 +90,7 @@ def require_token(store: Store, pipeline: str, token: int) -> Head:
         FencedError: a newer driver has taken one, or the pipeline was moved to another log.
     """
     head = store.head(pipeline)
-    _require_here(head, FencedError)
+    require_here(head, FencedError)
     if head is None or head.token != token:
         newer = "the log does not know the pipeline" if head is None else _holder(head)
         fix = "Let the newer driver run, or stop it and start again."
@@ -234,7 +234,8 @@ def id_of(head: Head | None, log_id: str) -> str:
     return log_id if head is None or head.log_id is None else head.log_id
 
 
-def _require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
+def require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
+    """Raise `refusal` if the pipeline is in another log, or on its way to this one."""
     if head is None or head.moved_to is None:
         return
     if head.token == 0:

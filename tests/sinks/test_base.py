@@ -242,6 +242,27 @@ def test_sink_without_a_lasting_name() -> None:
         ExactlyOnce("test", sinks=[Careless()], log="sqlite:///:memory:")
 
 
+@pytest.mark.parametrize("name", ["columns", "transform", "select", "dealt_by", "writers"])
+def test_attribute_that_hides_one_of_the_contract(name: str) -> None:
+    """A sink's own list of columns is no function that makes columns."""
+
+    class Own(ListSink):
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, name, ["id", "name"])
+
+    with pytest.raises(ConfigurationError, match=rf"Own.{name} is \['id', 'name'\].*_{name}"):
+        ExactlyOnce("test", sinks=[Own()], log="sqlite:///:memory:")
+
+
+def test_kind_that_is_no_name() -> None:
+    class Spaced(ListSink):
+        kind: ClassVar[str] = "My Sink"
+
+    with pytest.raises(ConfigurationError, match="name='My Sink': a sink's name has"):
+        Spaced()
+
+
 def test_sink_that_does_not_pickle() -> None:
     """The attribute is named, and where to open it."""
 

@@ -130,6 +130,17 @@ def test_vote_counts_on_a_task(tmp_path: Path) -> None:
     caught(file_world(tmp_path, FirstOf), without_rows, IndexError)
 
 
+def test_attribute_hides_one_of_the_contract(tmp_path: Path) -> None:
+    """The query would fail with it at its first batch."""
+
+    class Own(FileSink):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(folder)
+            self.columns = ["id", "name"]  # type: ignore[assignment]
+
+    caught(file_world(tmp_path, Own), SinkContract.test_sink_that_was_never_validated)
+
+
 def test_commit_counts_on_validate(tmp_path: Path) -> None:
     """A recovery would write files without columns."""
 

@@ -31,7 +31,7 @@ from sparkonce.spark_hooks.checkpoint import find_checkpoint, open_checkpoint
 from sparkonce.testing.log_cases import OTHER_QUERY, deliver, part
 from sparkonce.testing.log_cases import claim as log_claim
 from sparkonce.testing.log_cases import record as log_record
-from sparkonce.txn_log import TransactionLog, checkpoint_log
+from sparkonce.txn_log import TransactionLog, checkpoint_log, copy
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 from sparkonce.txn_log.sqlite import SqliteLog
@@ -219,6 +219,23 @@ def test_job_that_never_ran(
     said = capsys.readouterr()
     assert said.out == ""
     assert "has no pipeline 'orders': its pipelines are 'clicks'" in said.err
+
+
+@pytest.mark.parametrize("command", ["recover", "orphans", "doctor", "status"])
+def test_job_whose_pipeline_was_moved(
+    folder: Path, command: str, decided: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log= names the old log: a command on it must not look as if all were well."""
+    old = SqliteLog(folder / "log.db")
+    new = SqliteLog(folder / "new.db")
+    copy(old, new, "orders")
+    old.close()
+    new.close()
+    assert run([command, "jobs:make"]) == (FOUND if command in {"doctor", "status"} else ERROR)
+    said = capsys.readouterr()
+    shown = " ".join((said.out + said.err).split())
+    assert f"sqlite:///{folder}/new.db" in shown.replace("\n", "")
+    assert "sparkonce recover" not in shown
 
 
 def test_doctor_looks_before_the_first_run(
@@ -1221,7 +1238,7 @@ def test_pipeline_is_moved(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run(["status", "--log", new, "--json"]) == 0
     (there,) = json.loads(capsys.readouterr().out)["pipelines"]
     assert (there["name"], there["state"]) == ("orders", "fine")
-    assert run(["status", "--log", old]) == 0
+    assert run(["status", "--log", old]) == FOUND
     assert re.search(r"movedtosqlite:///.*/new\.db", "".join(capsys.readouterr().out.split()))
 
 

@@ -19,7 +19,7 @@ from sparkonce.cli.screen import Screen, show_orphans, show_pipeline
 from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SinkError
 from sparkonce.model import TransactionId
-from sparkonce.protocol.operating import head_of, look_for_orphans, take_over
+from sparkonce.protocol.operating import head_here, head_of, look_for_orphans, take_over
 from sparkonce.sinks.capabilities import FindsBranches
 from sparkonce.spark_hooks.checkpoint import LostCheckpoint, find_checkpoint
 from sparkonce.txn_log.record import State, TransactionRecord
@@ -48,7 +48,7 @@ def recover(job: str, checkpoint: str | None, abandon: int | None, yes: bool, as
     """
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint) as pipeline:
-        head = head_of(pipeline.log, pipeline.name)
+        head = head_here(pipeline.log, pipeline.name)
         place: Checkpoint = find_checkpoint(head, checkpoint)
         prepared = _prepared(pipeline)
         if abandon is not None:
@@ -95,7 +95,7 @@ def orphans(job: str, checkpoint: str | None, abort: bool, yes: bool, as_json: b
     """
     screen = Screen(as_json=as_json)
     with open_job(job, checkpoint) as pipeline:
-        head = head_of(pipeline.log, pipeline.name)
+        head = head_here(pipeline.log, pipeline.name)
         found = _look(pipeline)
         if abort and (found["orphans"] or found["not_listed"]):
             may_fence(pipeline.log, pipeline.name, yes=yes)

@@ -13,9 +13,10 @@ from sparkonce.cli.looking import FOUND, json_option
 from sparkonce.cli.screen import Screen, show_findings
 from sparkonce.cli.spark_settings import check_settings, read_settings
 from sparkonce.cli.targets import checkpoint_option, open_job
-from sparkonce.errors import SparkOnceError
+from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.finding import Finding, Level
 from sparkonce.parallel import at_once
+from sparkonce.protocol.operating import head_here
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, open_checkpoint
@@ -78,6 +79,12 @@ def _ask(sink: AnySink) -> list[Finding]:
 def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
     log = pipeline.log
     yield from log.diagnose()
+    if log.head(pipeline.name) is not None:
+        try:
+            head_here(log, pipeline.name)
+        except ConfigurationError as error:
+            yield Finding(Level.ERROR, f"{error}")
+            return
     unfinished = log.unfinished(pipeline.name)
     if unfinished:
         batches = ", ".join(f"{r.id.batch_id} ({r.state.value})" for r in unfinished)

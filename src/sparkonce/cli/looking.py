@@ -37,8 +37,8 @@ def status(
 ) -> int:
     """Which driver holds each pipeline, what is complete, what is not.
 
-    Exits with 3 when something is in doubt (PREPARED) or unfinished (DECIDED), or when the newest
-    batch is abandoned and in no sink yet.
+    Exits with 3 when something is in doubt (PREPARED) or unfinished (DECIDED), when the newest
+    batch is abandoned and in no sink yet, or when the pipeline was moved to another log.
     """
     screen = Screen(as_json=as_json)
     with open_target(job, url, pipeline, checkpoint) as target:
@@ -52,8 +52,7 @@ def status(
             show_pipeline(screen, one)
         if not found["pipelines"]:
             screen.say("no pipeline has written into it yet")
-    states = {one["state"] for one in found["pipelines"]}
-    return FOUND if states & {"in doubt", "unfinished", "abandoned"} else 0
+    return 0 if all(one["state"] == "fine" for one in found["pipelines"]) else FOUND
 
 
 @click.group()

@@ -1,6 +1,6 @@
 """Facts as text, which fits 80 columns, and reads the same in a file and without colours.
 
-Only names of targets and files may be longer: an operator copies them.
+Only names of places, targets and files may be longer: an operator copies them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import time
 from calendar import timegm
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -60,14 +61,21 @@ class Screen:
     def title(self, name: str, state: str) -> None:
         self._print(Text.assemble((name, "bold"), "  ", (state, _STYLES.get(state, ""))))
 
+    def finding(self, level: str, text: str) -> None:
+        """The level, and beside it the text; no word of it is broken."""
+        indent = " " * 9
+        width = self._console.width - len(indent)
+        for n, part in enumerate(wrap(text, width, break_long_words=False, break_on_hyphens=False)):
+            first = Text(f"{level:9}" if n == 0 else indent, style=_STYLES.get(level, ""))
+            self._print(first.append(part, style="default"), soft_wrap=True)
+
     def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Names and values, one below the other."""
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in pairs:
-            table.add_row(f"  {name}", str(value))
-        self._print(table)
+        shown = list(pairs)
+        width = max(len(name) for name, _ in shown)
+        for name, value in shown:
+            text = Text.assemble((f"  {name:<{width}}", "dim"), f"  {value}")
+            self._print(text, soft_wrap=True)
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -124,10 +132,12 @@ def _span(span_s: float) -> str:
 
 def show_pipeline(screen: Screen, found: Facts) -> None:
     screen.title(found["name"], found["state"])
+    if found["moved_to"]:
+        screen.pairs([("moved to", f"{found['moved_to']} (pass it as log=)")])
+        return
     last, starts = found["last_complete"], found["starts_since_last_batch"]
     screen.pairs(
         [
-            *([("moved to", found["moved_to"])] if found["moved_to"] else []),
             ("query", found["query_id"]),
             ("checkpoint", found["checkpoint"] or "(recorded from the next start on)"),
             ("token", holder_line(found["holder"])),
@@ -235,8 +245,7 @@ def show_orphans(screen: Screen, orphans: Sequence[Facts]) -> None:
 
 
 def show_findings(screen: Screen, findings: Sequence[Facts]) -> None:
-    table: list[tuple[str, str]] = []
     for found in findings:
-        fix = f"\n-> {found['fix']}" if found["fix"] else ""
-        table.append((found["level"], f"{found['about']}: {found['what']}{fix}"))
-    screen.table(("", ""), table)
+        screen.finding(found["level"], f"{found['about']}: {found['what']}")
+        if found["fix"]:
+            screen.finding("", f"-> {found['fix']}")

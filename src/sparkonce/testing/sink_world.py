@@ -20,7 +20,7 @@ import pyarrow as pa
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import verbs
-from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.base import AnySink, check_attributes
 from sparkonce.sinks.capabilities import FindsBranches
 from sparkonce.sinks.committables import check_committable
 
@@ -114,6 +114,7 @@ class Stage:
     def bare_sink(self) -> AnySink:
         """Make a new object of the sink that knows no schema, as a recovery does."""
         sink = self.world.sink()
+        check_attributes(sink)
         self._made.append(sink)
         return sink
 
