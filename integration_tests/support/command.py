@@ -26,8 +26,8 @@ def pipeline():
     return make_pipeline(json.loads(Path("config.json").read_text()))
 """
 FINE, ERROR, USAGE, FOUND = range(4)
-NAMED = re.compile(r"  \S+ -> |      \S")
-"""Lines of `log show` that name a target or what stands for a branch: they are never broken."""
+NAMED = re.compile(r"  \S+ -> |      \S|  \w[\w ]*  \S+$| +\S+$")
+"""Lines that name a place, a target or what stands for a branch: no word is ever broken."""
 
 
 @dataclass(frozen=True)

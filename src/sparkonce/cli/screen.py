@@ -61,21 +61,19 @@ class Screen:
     def title(self, name: str, state: str) -> None:
         self._print(Text.assemble((name, "bold"), "  ", (state, _STYLES.get(state, ""))))
 
-    def finding(self, level: str, text: str) -> None:
-        """The level, and beside it the text; no word of it is broken."""
-        indent = " " * 9
-        width = self._console.width - len(indent)
-        for n, part in enumerate(wrap(text, width, break_long_words=False, break_on_hyphens=False)):
-            first = Text(f"{level:9}" if n == 0 else indent, style=_STYLES.get(level, ""))
-            self._print(first.append(part, style="default"), soft_wrap=True)
+    def beside(self, label: str, text: str, style: str = "") -> None:
+        """A label, and beside it a text in as many lines as it needs; no word is broken."""
+        width = max(self._console.width - len(label), 1)
+        for part in wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]:
+            self._print(Text.assemble((label, style), part), soft_wrap=True)
+            label = " " * len(label)
 
     def pairs(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Names and values, one below the other."""
         shown = list(pairs)
         width = max(len(name) for name, _ in shown)
         for name, value in shown:
-            text = Text.assemble((f"  {name:<{width}}", "dim"), f"  {value}")
-            self._print(text, soft_wrap=True)
+            self.beside(f"  {name:<{width}}  ", str(value), "dim")
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -246,6 +244,7 @@ def show_orphans(screen: Screen, orphans: Sequence[Facts]) -> None:
 
 def show_findings(screen: Screen, findings: Sequence[Facts]) -> None:
     for found in findings:
-        screen.finding(found["level"], f"{found['about']}: {found['what']}")
+        level = found["level"]
+        screen.beside(f"{level:9}", f"{found['about']}: {found['what']}", _STYLES[level])
         if found["fix"]:
-            screen.finding("", f"-> {found['fix']}")
+            screen.beside(" " * 9, f"-> {found['fix']}")
