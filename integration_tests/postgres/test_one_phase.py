@@ -31,7 +31,11 @@ globals().update(cases_of(one_phase))
 @pytest.mark.parametrize(
     "options", [{"key": ["id"]}, {"dead_letter": "rejected"}, {"key": ["id"], "write": "ignore"}]
 )
-def test_every_way_to_write(prepares: Pipeline, options: dict[str, Any]) -> None:
+def test_every_way_to_write(
+    prepares: Pipeline, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its staging tables go with the commit: nothing is "left over" where all went well."""
+    caplog.set_level("INFO", "sparkonce")
     world = prepares.world
     world.run(f"ALTER TABLE {world.schema}.orders ADD PRIMARY KEY (id), ADD CHECK (name <> 'b')")
     if "dead_letter" not in options:
@@ -43,6 +47,7 @@ def test_every_way_to_write(prepares: Pipeline, options: dict[str, Any]) -> None
     assert world.ids() == ([1, 3] if "dead_letter" in options else [1, 2, 3])
     assert prepares.xids() == [(0, True)]
     assert world.staging() == []
+    assert "left-over" not in caplog.text
 
 
 def test_replay_of_a_complete_batch_is_drained(prepares: Pipeline) -> None:
