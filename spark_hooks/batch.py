@@ -13,6 +13,7 @@ If the batch is expected to be small, the driver collects its rows and runs the 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ logger = logging.getLogger("sparkonce")
 
 _ROW_NUMBER: Final = f"monotonically_increasing_id() & {(1 << 33) - 1}"
 """SQL: the number of a row in its partition, from 0."""
+
+_OBSERVED: Final = re.compile(r"^\W*CollectMetrics\b", re.MULTILINE)
+"""The node that `observe` adds to a plan."""
 
 SHUFFLE_CHECKS: Final = (
     "spark.sql.shuffle.orderIndependentChecksum.enabled",
@@ -174,8 +178,7 @@ class SparkBatch:
 
     def _consume(self) -> None:
         execution: Any = self._df._jdf.queryExecution()  # noqa: SLF001
-        patterns: Any = self._df.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # noqa: SLF001
-        if execution.analyzed().containsPattern(patterns.COLLECT_METRICS()):
+        if _OBSERVED.search(execution.analyzed().treeString()):  # Spark 4.0 knows no pattern for it
             self._df.count()  # else a user's `Observation` waits for a query for ever
         else:  # not the format "noop", which accepts no INTERVAL column
             execution.toRdd().count()
