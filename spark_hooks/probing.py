@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TASKS_PER_CORE: Final = 2
 _REMEDY: Final = (
     f"Give every executor the driver's Python version, sparkonce {__version__} with the extras of "
-    "the pipeline's sinks, and your own modules: docs/howto/cluster.md shows how to send them along"
+    "the pipeline's sinks, and your own modules: docs/howto/install.md shows how to send them along"
 )
 _NO_PYTHON: Final = re.compile(r'\[PYTHON_VERSION_MISMATCH\][^\n]*|Cannot run program "[^\n]*')
 _HOST: Final = re.compile(r"\(TID \d+\) \((\S+) executor")

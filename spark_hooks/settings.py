@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Final, get_args
+
+import pyspark
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import is_label
@@ -13,6 +15,8 @@ from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, TwoPhaseCommitSink, check_attributes
 from sparkonce.spark_hooks.small_batches import IN_A_ROW
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog
+
+OLDEST_SPARK: Final = 4
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,12 @@ class Settings:
     """After how many small batches in a row the driver writes the next one; tests change it."""
 
     def __post_init__(self) -> None:
+        if int(pyspark.__version__.partition(".")[0]) < OLDEST_SPARK:
+            raise ConfigurationError(
+                f"the installed PySpark is {pyspark.__version__}, and sparkonce needs Spark "
+                f"{OLDEST_SPARK} or later: pip install 'pyspark>={OLDEST_SPARK}', on a cluster "
+                "with that Spark"
+            )
         if not is_label(self.name):
             raise ConfigurationError(
                 f"{self.name!r}: a pipeline's name has 1 to 32 of the characters A-Z a-z 0-9 _ and "

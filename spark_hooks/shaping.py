@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
+import pyspark
 from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql.functions import col
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -34,6 +35,9 @@ _KEEP_ROWS: Final = {"Project", "Window"}
 """Nodes of Spark's plan that make one row of each row."""
 
 _MOST_REMEMBERED: Final = 64
+
+NESTED_MAPS_CRASH: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2)
+"""Arrow Java before 19, which Spark 4.0 and 4.1 have, leaves out the offsets of such a map."""
 
 
 class Shapes:
@@ -188,7 +192,8 @@ def arrow_schema(df: DataFrame) -> pa.Schema:
     """The schema with which the rows reach a sink on the executors, before it is `loosened`.
 
     Raises:
-        ConfigurationError: a column has a type that Spark passes to no Python worker.
+        ConfigurationError: a column has a type that Spark passes to no Python worker, or that
+            would crash it.
     """
     timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
     # Older versions of PySpark take no zone and use UTC.
@@ -201,7 +206,30 @@ def arrow_schema(df: DataFrame) -> pa.Schema:
             f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark passes "
             f"to no Python worker: cast it in the query or in select=, such as to string ({error})"
         ) from error
+    if NESTED_MAPS_CRASH:
+        _refuse_nested_maps(schema)
     return in_zone(schema, timezone)
+
+
+def _refuse_nested_maps(schema: pa.Schema) -> None:
+    for field in schema:
+        if _has_map(field.type, is_nested=False):
+            raise ConfigurationError(
+                f"the column {field.name!r} has a map inside an array or a map. Where such a map "
+                f"is empty or NULL, Spark {pyspark.__version__} sends it to Python in a form that "
+                "crashes the process: use Spark 4.2 or later, or write the column as text, with "
+                f"to_json({field.name}) in the query or in select="
+            )
+
+
+def _has_map(kind: pa.DataType, *, is_nested: bool) -> bool:
+    """Whether the type holds a map; with `is_nested`, one in an array or a map already counts."""
+    is_map = pa.types.is_map(kind)
+    if is_map and is_nested:
+        return True
+    is_nested = is_nested or is_map or pa.types.is_list(kind)
+    children = (kind.field(n).type for n in range(kind.num_fields))
+    return any(_has_map(child, is_nested=is_nested) for child in children)
 
 
 def _has_arrow_type(field: StructField) -> bool:

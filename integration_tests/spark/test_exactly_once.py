@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyspark import InheritableThread
 from pyspark import __version__ as version
@@ -1088,6 +1089,12 @@ def test_replay_completes_an_observation(job: Job) -> None:
         job.forget_commit()
     assert seen == [{"n": 2}, {"n": 2}]
     assert job.visible() == Counter([1, 2])
+
+
+def test_spark_that_is_too_old_is_refused(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__version__", "3.5.7")
+    with pytest.raises(ConfigurationError, match=r"PySpark is 3\.5\.7, and .*pyspark>=4"):
+        job.pipeline()
 
 
 def test_call_outside_foreach_batch_says_so(job: Job) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -318,7 +320,8 @@ def test_sinks_get_the_same_from_the_driver_of_an_older_spark(
     """Its `to_arrow_schema` knows no zone but UTC; its executors know the session's."""
 
     def older(schema: Any) -> Any:
-        return to_arrow_schema(schema, timezone="UTC")
+        knows_zones = "timezone" in inspect.signature(to_arrow_schema).parameters
+        return to_arrow_schema(schema, **({"timezone": "UTC"} if knows_zones else {}))
 
     monkeypatch.setattr(shaping, "to_arrow_schema", older)
     set_conf(ZONE, "Asia/Kolkata")
@@ -341,6 +344,30 @@ def test_type_that_no_python_worker_gets_is_named(
     """Before any data moves: it is asked for what every sink validates."""
     with pytest.raises(ConfigurationError, match=rf"column 'span' is .*{named}.*cast it"):
         shaping.arrow_schema(spark.sql(f"SELECT 1 AS id, {value} AS span"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "crashes"),
+    [
+        ("array<struct<a: map<int, int>>>", True),
+        ("map<int, array<map<int, int>>>", True),
+        ("map<int, map<int, int>>", True),
+        ("struct<a: struct<b: map<int, array<int>>>>", False),
+        ("map<int, array<struct<a: int>>>", False),
+    ],
+)
+def test_type_that_crashes_python_under_older_sparks_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: str, crashes: bool
+) -> None:
+    """An empty or missing map in an array or a map, in Spark 4.0 and 4.1 (every_spark has them)."""
+    monkeypatch.setattr(shaping, "NESTED_MAPS_CRASH", True)
+    df = spark.sql(f"SELECT 1 AS id, CAST(NULL AS {kind}) AS maps")
+    with (
+        pytest.raises(ConfigurationError, match=r"column 'maps' has a map inside.*to_json\(maps\)")
+        if crashes
+        else contextlib.nullcontext()
+    ):
+        shaping.arrow_schema(df)
 
 
 def test_wide_rows_are_not_small() -> None:

@@ -130,7 +130,7 @@ def _server(seen: Any) -> Iterator[Finding]:
     yield Finding(
         Level.OK if has_room else Level.WARNING,
         f"room for {seen.room} more connections; the pipeline needs one for each core of its "
-        "executors, and five for the driver",
+        "executors and four for the driver, and one more for a log in Postgres",
         "" if has_room else "raise max_connections, or the CONNECTION LIMIT of role or database",
     )
     if seen.old:
