@@ -165,7 +165,8 @@ def cannot_redo(record: TransactionRecord, lost: Lost, why: str) -> PreparedBran
         f"{record.id} is decided and {len(lost)} of its branches are lost: {branches}. They cannot "
         f"be rewritten: {why}. The first one is lost because: {error}. No later batch is written "
         "before this is resolved: restore the branch; or rule that its rows are entered manually "
-        f"or abandoned, with {settle_command(committable.branch_id)} (docs/howto/in-doubt.md, "
+        f"or abandoned, with {settle_command(committable.branch_id, 'committed|aborted')} "
+        "(docs/howto/in-doubt.md, "
         "Settle a branch), and enter them after that.",
         committable.branch_id,
     )

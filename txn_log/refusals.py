@@ -224,9 +224,12 @@ def rolled_back_too_far(claim: Claim, known: Known, expected: int) -> Configurat
 def abandoned_gap(claim: Claim, known: Known, expected: int) -> ConfigurationError:
     """Spark has moved on past a batch that was abandoned."""
     return ConfigurationError(
-        f"{_gap(claim, known, expected)}it was abandoned and aborted, and another driver's Spark "
-        "has moved on past it. Its rows are in no sink, so adopt= does not help. Delete "
-        f"{_files_from(expected)} from the checkpoint, so that Spark replays the batch."
+        f"{_gap(claim, known, expected)}it was abandoned and aborted, and Spark has moved on past "
+        "it. If this log is an older copy that was restored, the sinks may have this batch and "
+        "later ones: delete nothing, and put a newer copy in place (docs/reference/errors/log.md, "
+        "Restore a log). Otherwise another driver's Spark has moved on, the batch is in no sink, "
+        f"and adopt= does not help. Delete {_files_from(expected)} from the checkpoint, so that "
+        "Spark replays the batch."
     )
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sparkonce import steps
@@ -19,20 +20,31 @@ logger = logging.getLogger("sparkonce")
 
 EVERY_S: Final = 30.0
 """After how many seconds a step is logged, and how often from then on."""
+_LOOK_EVERY_S: Final = 3.0
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A step that has not returned: since when, and when it was logged last; monotonic seconds."""
+
+    step: steps.step
+    since: float
+    logged: float
 
 
 class Watch:
     """Logs the steps of this process that take long; one thread looks after all of them."""
 
     def __init__(self) -> None:
-        self._running: dict[int, tuple[steps.step, float]] = {}
+        self._running: dict[int, _Wait] = {}
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forget)
 
     def started(self, entered: steps.step) -> None:
         if steps.STEPS[entered.name].is_long:
             return
-        self._running[id(entered)] = entered, time.monotonic()
+        now = time.monotonic()
+        self._running[id(entered)] = _Wait(entered, now, now)
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="sparkonce-watch", daemon=True)
             self._thread.start()
@@ -43,13 +55,14 @@ class Watch:
 
     def log_slow(self, now: float) -> None:
         """Log each step that has taken long; `now` is of time.monotonic, in seconds."""
-        for entered, since in list(self._running.values()):
-            if now - since >= EVERY_S:
-                logger.warning("no response yet, after %.0f s, to: %s", now - since, entered)
+        for wait in list(self._running.values()):
+            if now - wait.logged >= EVERY_S:
+                logger.warning("no response yet, after %.0f s, to: %s", now - wait.since, wait.step)
+                wait.logged = now
 
     def _look(self) -> None:
         while True:
-            time.sleep(EVERY_S)
+            time.sleep(_LOOK_EVERY_S)
             self.log_slow(time.monotonic())
 
     def _forget(self) -> None:

@@ -781,7 +781,7 @@ def test_abandoned_batch_is_told_in_words(
     assert (found["state"], found["abandoned"]) == ("abandoned", 1)
     assert run(["status", *address]) == FOUND
     shown = " ".join(capsys.readouterr().out.split())
-    assert "batch 1 abandoned: Spark's next start replays it" in shown
+    assert "batch 1 abandoned: Spark replays it, unless its checkpoint is lost" in shown
 
     incarnation = log.begin(Claim("orders", QUERY, "run", this_driver(), {"file": "x"}, 1))
     deliver(log, incarnation, 1)

@@ -232,7 +232,7 @@ def _report(
     elif any(record["state"] == State.DECIDED.value for record in left["unfinished"]):
         click.echo(
             "The query's next start continues with what is left: it rewrites lost branches from "
-            "Spark's replay of the batch.",
+            "Spark's replay of the batch, which needs the query's checkpoint.",
             err=True,
         )
     return FOUND if left["unfinished"] or left["orphans"] or left["not_listed"] else 0

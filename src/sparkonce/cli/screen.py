@@ -146,7 +146,8 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
     )
     if found["abandoned"] is not None:
         screen.say()
-        screen.say(f"batch {found['abandoned']} abandoned: Spark's next start replays it", indent=2)
+        said = "abandoned: Spark replays it, unless its checkpoint is lost"
+        screen.say(f"batch {found['abandoned']} {said}", indent=2)
     if found["unfinished"]:
         screen.say()
         rows = [row for batch in found["unfinished"] for row in _sink_rows(batch)]
