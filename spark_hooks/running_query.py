@@ -55,12 +55,12 @@ class RunningQuery:
     """
 
     def __init__(self, query: Any, run: RunId) -> None:
+        self._query = query
         self.run = run
         self.checkpoint = str(query.resolvedCheckpointRoot())
         self.files = CheckpointFiles(
             checkpoint_folder(self.checkpoint, self._hadoop_conf), self.checkpoint
         )
-        self._query = query
         self._sources: list[str] = []
         self._entry: Entry | None = None
 

@@ -239,18 +239,22 @@ def test_file_that_could_not_be_written_is_not_published(
 
 S3A = """
 import json, sys
+from pathlib import Path
+import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
+from sparkonce import ExactlyOnce
+from sparkonce.sinks import FileSink
 from tests.support.binding_cases import assert_bound_once
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.testing.log_cases import claim, deliver, record
 from sparkonce.spark_hooks.checkpoint import checkpoint_folder
 from sparkonce.txn_log import open_log
 
-jars, *settings = sys.argv[1:]
+jars, folder, *settings = sys.argv[1:]
 builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
 for setting in settings:
     builder = builder.config(*setting.split("=", 1))
-builder.config("spark.ui.enabled", "false").getOrCreate()
+spark = builder.config("spark.ui.enabled", "false").getOrCreate()
 told = {}
 for n in range(50):  # a race that a busy machine may not show at once
     try:
@@ -269,12 +273,21 @@ except FencedError as error:
     told["versitygw"] = str(error)
 told["batches"] = [r.id.batch_id for r in other.history("orders")]
 assert_bound_once(checkpoint_folder("s3a://versitygw/orders"))
+for sub in ("in", "out"):
+    Path(folder, sub).mkdir()
+for n in range(2):  # each with an object of its own, as two drivers have
+    Path(folder, "in", f"{n}.txt").write_text(f"row {n}")
+    with ExactlyOnce("query", sinks=[FileSink(f"{folder}/out")]) as pipeline:
+        stream = spark.readStream.text(f"{folder}/in").writeStream.foreachBatch(pipeline)
+        stream = stream.option("checkpointLocation", "s3a://versitygw/query")
+        stream.trigger(availableNow=True).start().awaitTermination()
+told["rows"] = ds.dataset(f"{folder}/out").to_table()["value"].to_pylist()
 print(json.dumps(told))
 """
 
 
 def test_checkpoint_on_s3a(
-    start_kind: Callable[[ServiceKind], Services],
+    start_kind: Callable[[ServiceKind], Services], tmp_path: Path
 ) -> None:
     """S3A creates a file on a condition: as good as the server that is asked to keep it."""
     settings = []
@@ -293,7 +306,7 @@ def test_checkpoint_on_s3a(
             f"{of_bucket}.path.style.access=true",
         ]
     done = subprocess.run(
-        [sys.executable, "-c", S3A, ",".join(map(str, s3a_jars())), *settings],
+        [sys.executable, "-c", S3A, ",".join(map(str, s3a_jars())), str(tmp_path), *settings],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -303,6 +316,7 @@ def test_checkpoint_on_s3a(
     assert re.search(r"s3a://s3mock/orders\d+: 8 writers created one file", told["s3mock"])
     assert "host:1 took token 2" in told["versitygw"]
     assert told["batches"] == [2, 1, 0]
+    assert sorted(told["rows"]) == ["row 0", "row 1"]
 
 
 class Query:

@@ -86,6 +86,7 @@ class HadoopFolder:
         self._to_paths: Any = jvm.org.apache.hadoop.fs.FileUtil.stat2Paths
         self._as_text: Any = jvm.org.apache.commons.lang3.ArrayUtils.toString
         self._thread: Any = jvm.java.lang.Thread
+        self._new_array = gateway.new_array
         self._address = address or root
         try:
             self._root = self._path_class(root)
@@ -158,7 +159,10 @@ class HadoopFolder:
         """Includes the names of folders: to recognise them would take a call for each."""
 
         def ask() -> list[str]:
-            paths = self._to_paths(self._fs.listStatus(self._path(folder)))
+            # Of a list of folders: S3A returns S3AFileStatus[] for one, which Py4J cannot pass on.
+            folders = self._new_array(self._path_class, 1)
+            folders[0] = self._path(folder)
+            paths = self._to_paths(self._fs.listStatus(folders))
             text = str(self._as_text(paths))[1:-1]
             return [path.rpartition("/")[2] for path in _BETWEEN_PATHS.split(text) if path]
 
