@@ -159,7 +159,7 @@ class HadoopFolder:
         """Includes the names of folders: to recognise them would take a call for each."""
 
         def ask() -> list[str]:
-            # Of a list of folders: S3A returns S3AFileStatus[] for one, which Py4J cannot pass on.
+            # As a list: for one folder S3A returns S3AFileStatus[], which Py4J cannot pass on.
             folders = self._new_array(self._path_class, 1)
             folders[0] = self._path(folder)
             paths = self._to_paths(self._fs.listStatus(folders))

@@ -12,6 +12,7 @@ They run as containers if a Docker engine responds, else as local processes.
 
 from sparkonce.testing.services.cluster import KafkaCluster, start_kafka_cluster
 from sparkonce.testing.services.errors import ServiceError
+from sparkonce.testing.services.hdfs import Hdfs, start_hdfs
 from sparkonce.testing.services.network import Host, Network, why_no_network
 from sparkonce.testing.services.postgres import postgres_versions
 from sparkonce.testing.services.server import (
@@ -42,6 +43,7 @@ from sparkonce.testing.services.spark_cluster import (
 
 __all__ = [
     "KINDS",
+    "Hdfs",
     "Host",
     "KafkaCluster",
     "KafkaServer",
@@ -62,6 +64,7 @@ __all__ = [
     "s3a_jars",
     "spark_jdbc_jars",
     "spark_kafka_jars",
+    "start_hdfs",
     "start_kafka_cluster",
     "start_services",
     "start_spark_cluster",

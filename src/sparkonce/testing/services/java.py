@@ -27,6 +27,7 @@ JAR_SETS: Mapping[str, str] = {
     "s3a": "downloading Hadoop's S3A",
     "committers": "downloading Spark's bridge to S3A's committers",
     "jdbc": "downloading Postgres' JDBC driver",
+    "hadoop": "downloading HDFS",
 }
 JVM_FLAGS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 QUICK_START = "-XX:TieredStopAtLevel=1"
