@@ -86,7 +86,12 @@ def make_scenario(
     """A function that makes a scenario on the cluster, with three sinks unless told otherwise."""
     with contextlib.ExitStack() as stack:
 
-        def make(batches: int, *targets: Target, **settings: object) -> Scenario:
+        def make(
+            batches: int,
+            *targets: Target,
+            conf: Mapping[str, str] | None = None,
+            **settings: object,
+        ) -> Scenario:
             folder = farm.shared / fresh_name()
             folder.mkdir()
             scenario = Scenario(
@@ -94,7 +99,7 @@ def make_scenario(
                 targets or three_targets(farm, fresh_name),
                 batches,
                 master=farm.cluster.master_url,
-                conf=farm.conf(folder / "driver-0" / "failpoints"),
+                conf={**farm.conf(folder / "driver-0" / "failpoints"), **(conf or {})},
                 settings={"driver_rows": 0, **settings},
             )
             return stack.enter_context(scenario)
