@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
@@ -24,12 +25,16 @@ from integration_tests.support.postgres import (
     stage,
     task,
 )
+from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PrepareRejectedError
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services.postgres import unprivileged_user
 from sparkonce.testing.services.process import Command, Guard, free_port
 from sparkonce.testing.services.services import make_root
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 LOADS = ("staged", "direct")
@@ -141,13 +146,13 @@ def test_rows_and_record_in_one_transaction_through_a_pooler(
     bouncer = pooler(pool_mode)
     sink = pipeline.world.ready(dsn=bouncer.dsn)
     driver = pipeline.driver(sink)
-    driver.run(OneBatch(sink, 0))
+    driver.deliver(OneBatch(sink, 0))
     assert pipeline.xids() == [(0, True)]
     with at("decide.before", bouncer.kill), pytest.raises(PrepareRejectedError):
-        driver.run(OneBatch(sink, 1))
+        driver.deliver(OneBatch(sink, 1))
     assert pipeline.world.ids() == [1, 2, 3]
     bouncer.start()
-    pipeline.driver(sink, run_id="2").run(OneBatch(sink, 1))
+    pipeline.driver(sink, run_id="2").deliver(OneBatch(sink, 1))
     assert pipeline.xids() == [(0, True), (1, True)]
 
 
@@ -195,3 +200,28 @@ def test_pooler_that_splits_transactions_is_refused(
     sink = world.sink(dsn=pooler("statement").dsn, load=load)
     with pytest.raises(ConfigurationError, match="statement pooling|max_prepared"):
         sink.validate(ROWS.schema)
+
+
+@pytest.mark.slow
+def test_two_hundred_tasks_through_three_sessions(
+    spark: SparkSession, world: World, pooler: Callable[[str], Pooler], tmp_path: Path
+) -> None:
+    """Each task waits for a session of the pooler; none fails, and no row is there twice."""
+    world.table("id bigint PRIMARY KEY, name text")
+    sink = world.sink(dsn=pooler("transaction").dsn)
+    log = f"sqlite:///{tmp_path}/txn.db"
+    with ExactlyOnce("orders", sinks=[sink], log=log, driver_rows=0) as pipeline:
+        source = spark.readStream.format("rate-micro-batch")
+        rows = source.options(rowsPerBatch=1000, numPartitions=200).load()
+        writer = rows.selectExpr("value AS id", "string(value) AS name").writeStream
+        writer = writer.option("checkpointLocation", f"{tmp_path}/ckpt")
+        query = writer.foreachBatch(pipeline).start()
+        done = tmp_path / "ckpt" / "commits" / "1"
+        eventually(lambda: done.exists() or not query.isActive, "two batches are committed")
+        query.stop()
+        assert query.exception() is None
+        (second, *_) = [r for r in pipeline.log.history("orders") if r.id.batch_id == 1]
+        assert len(second.shares[sink.name].parts) == 200
+    ids = world.ids()  # what `stop` has cut off is in no sink, or in all
+    assert len(ids) >= 2000
+    assert ids == list(range(len(ids) // 1000 * 1000))

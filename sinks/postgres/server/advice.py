@@ -30,11 +30,16 @@ _FULL_WORDS: Final = re.compile(
 )
 """Postgres' own texts of 53300, and PgBouncer's."""
 
+_SPLITS: Final = "statement pooling mode"
+"""In PgBouncer's text where it would split a transaction; its SQLSTATE, 08P01, has many causes."""
+
 
 def is_transient(error: psycopg.Error) -> bool:
     """Whether the same call may succeed later, with unchanged settings."""
     if isinstance(error, pg.ConnectionTimeout):
         return True
+    if _SPLITS in str(error):
+        return False
     if error.sqlstate is not None:
         return error.sqlstate.startswith(_TRANSIENT_STATES)
     is_passing = is_full(error) or bool(_TRANSIENT_WORDS.search(str(error)))
@@ -81,6 +86,8 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
             "does a trigger of the table, or an event trigger on CREATE TABLE, use NOTIFY or a "
             "temporary table? A prepared transaction cannot"
         )
+    if _SPLITS in str(error):
+        return "set the pooler's pool_mode to transaction or session"
     if is_full(error):
         return "raise max_connections, or let fewer tasks write at the same time"
     return ""
