@@ -233,7 +233,7 @@ class PostgresSink(
             return
         branch_id, merge = committable.branch_id, Merge.read(committable)
         MergeCommitter(self._work(branch_id, merge)).commit(self._held.take(branch_id))
-        self._drop_staging(merge)
+        self._sweeper.tidy(merge)
 
     # -- one transaction with the log ------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class PostgresSink(
             raise CommitUnresolvedError(f"{branch_id} is not open in this process", branch_id)
         merge = Merge.read(committable)
         MergeCommitter(self._work(branch_id, merge)).commit_with(held, log_write)
-        self._drop_staging(merge)
+        self._sweeper.tidy(merge)
 
     # -- aborting --------------------------------------------------------------------------------
 
@@ -309,13 +309,6 @@ class PostgresSink(
         if (held := prepare(self._work(branch_id, merge, idle_s))) is not None:
             self._held.put(branch_id, held)
         return (merge.committable(branch_id),)
-
-    def _drop_staging(self, merge: Merge) -> None:
-        try:
-            self._sweeper.drop(merge.schema, merge.staging)
-        except psycopg.Error as error:
-            # The branch is committed; `find_branches` lists the tables for a later sweep.
-            logger.debug("%s: staging is left over: %s", self.where, self._address.said(error))
 
     def _work(self, branch_id: BranchId, merge: Merge, idle_s: float = 0) -> MergeWork:
         timeouts = replace(self._timeouts, idle=idle_s)

@@ -8,6 +8,7 @@ staging tables ──► tasks                       DROP; last, since merges lo
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -52,6 +53,8 @@ from sparkonce.sinks.postgres.server.sql import (
     settings,
     staging_name,
 )
+
+logger = logging.getLogger("sparkonce")
 
 _TIDY_LOCK_S: Final = 1.0
 """How long a drop waits for a reader, such as a backup. A later sweep drops what is left."""
@@ -124,6 +127,13 @@ class Sweeper:
                 f"record that it is committed: {settle_command(branch_id, 'committed')}",
                 branch_id,
             )
+
+    def tidy(self, merge: Merge) -> None:
+        """Drop the staging tables of a committed merge; `find` lists those that stay."""
+        try:
+            self.drop(merge.schema, merge.staging)
+        except psycopg.Error as error:
+            logger.debug("%s: staging is left over: %s", self.where, self.address.said(error))
 
     def drop(self, schema: str, names: Sequence[str], lock_s: float = _TIDY_LOCK_S) -> None:
         """Drop staging tables, without waiting long for their readers."""
