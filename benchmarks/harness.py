@@ -41,8 +41,13 @@ COLUMNS = (
 )
 
 
-def spark_session(services: Services, more_jars: Sequence[Path] = ()) -> SparkSession:
-    """A local session of two cores, with the connectors that Spark's own sinks need."""
+def spark_session(
+    services: Services, more_jars: Sequence[Path] = (), conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A local session of two cores, with the connectors that Spark's own sinks need.
+
+    `conf` changes settings, also "spark.master".
+    """
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -67,7 +72,7 @@ def spark_session(services: Services, more_jars: Sequence[Path] = ()) -> SparkSe
             "spark.hadoop.fs.s3a.path.style.access": "true",
         }
     builder = SparkSession.builder.master("local[2]").appName("sparkonce-bench")
-    for key, value in settings.items():
+    for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

@@ -48,7 +48,7 @@ class Places:
             connection.execute(f"CREATE TABLE {name} ({COLUMNS})".encode())
         return name
 
-    def exactly_once(self, folder: Path) -> ExactlyOnce:
+    def exactly_once(self, folder: Path, **settings: Any) -> ExactlyOnce:
         name = self.fresh()
         return ExactlyOnce(
             name,
@@ -65,6 +65,7 @@ class Places:
                 ),
             ],
             log=f"sqlite:///{folder}/{name}.db",
+            **settings,
         )
 
     def sparks_own(self) -> Any:
