@@ -38,6 +38,8 @@ PIPELINE = "crash"
 ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 PLANNING_S = 120.0
+_INHERITED = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+"""Such as the PySpark of another version (spark/test_every_spark.py)."""
 DAYS = ("2026-01-01", "2026-01-02")
 POLICIES: tuple[CommitPolicy, ...] = ("immediate", "after_checkpoint")
 
@@ -108,7 +110,7 @@ class Driver:
             self.failpoints,
             log=folder / "driver.log",
             env={
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}",
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *_INHERITED]),
                 "PYSPARK_SUBMIT_ARGS": submit_args(),
             },
         )
