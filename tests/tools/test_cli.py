@@ -277,6 +277,31 @@ def test_doctor_looks_at_a_checkpoint_of_other_code(
         assert ("batch 8 was begun by other code" in said) is is_begun
 
 
+@pytest.mark.parametrize(
+    ("commits", "offsets", "told"),
+    [
+        (["1"], [1], "error checkpoint: Spark has committed batch 1 .* is 0 .* older copy"),
+        ([], [], "error checkpoint: .* has not begun batch 0, which .* older copy"),
+        ([], [0], "warning checkpoint: .*newest is 0 .decided., so only sparkonce can go on"),
+    ],
+)
+def test_doctor_notices_an_older_copy(
+    folder: Path,
+    decided: str,
+    checkpoint: Path,
+    commits: list[str],
+    offsets: list[int],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the log or of the checkpoint: a start would be refused."""
+    begun(checkpoint, *offsets)
+    for name in commits:
+        (checkpoint / "commits" / name).touch()
+    assert run(["doctor", "jobs:make", "--checkpoint", str(checkpoint)]) == FOUND
+    assert re.search(told, " ".join(capsys.readouterr().out.split()))
+
+
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 def test_database_of_another_program_is_left_alone(
     folder: Path, capsys: pytest.CaptureFixture[str], mode: str
@@ -1117,6 +1142,7 @@ def test_doctor_on_a_damaged_checkpoint(
         )
     )
     log.close()
+    begun(checkpoint, 0)
     (checkpoint / "sparkonce.json").write_bytes(text.encode("latin-1"))
     assert run(["doctor", "jobs:make", "--json"]) == FOUND
     found = json.loads(capsys.readouterr().out)
@@ -1130,12 +1156,13 @@ def test_doctor_looks_at_the_checkpoint_that_is_named(
     folder: Path, decided: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has moved since the last start noted it, or is read by a JVM."""
-    (checkpoint / "commits" / "7").touch()
+    begun(checkpoint, 0)
+    (checkpoint / "commits" / "0").touch()
     log = SqliteLog(folder / "log.db")
     sinks = {"file": FileSink(folder / "out").target}
     for noted in ("", "hdfs://host/ckpt", "/moved/from/here"):
         log.begin(Claim("orders", QUERY, "run", this_driver(), sinks, 0, checkpoint=noted))
-        for place, told in ((checkpoint, "batch 7 is the last"), ("away", "no checkpoint in away")):
+        for place, told in ((checkpoint, "batch 0 is the last"), ("away", "no checkpoint in away")):
             run(["doctor", "jobs:make", "--json", "--checkpoint", str(place)])
             found = json.loads(capsys.readouterr().out)
             assert [told in one["what"] for one in found if one["about"] == "checkpoint"] == [True]
@@ -1146,6 +1173,7 @@ def test_doctor_tells_of_a_batch_that_other_code_would_repeat(
     folder: Path, decided: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is delivered here, and Spark replays it: who leaves sparkonce has to wait for that."""
+    begun(checkpoint, 0)
     log = SqliteLog(folder / "log.db")
     for words in ("0 (decided), so only sparkonce can", "0 (decided);", "0 (complete): other code"):
         run(["doctor", "jobs:make", "--checkpoint", str(checkpoint)])
@@ -1278,6 +1306,13 @@ def checkpoint(tmp_path: Path) -> Path:
     (root / "commits").mkdir(parents=True)
     (root / "metadata").write_text(json.dumps({"id": QUERY}))
     return root
+
+
+def begun(checkpoint: Path, *batches: int) -> None:
+    """Let the checkpoint have begun these batches."""
+    (checkpoint / "offsets").mkdir()
+    for batch_id in batches:
+        (checkpoint / "offsets" / str(batch_id)).touch()
 
 
 @pytest.mark.parametrize("begin", ["", "file:", "file://", "file:///", "file://localhost"])

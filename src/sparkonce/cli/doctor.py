@@ -21,7 +21,7 @@ from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, open_checkpoint
 from sparkonce.storage import local_path
-from sparkonce.txn_log.record import Head, State
+from sparkonce.txn_log.record import Head, State, TransactionRecord
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
@@ -135,6 +135,9 @@ def _progress(
         text += f"; the transaction log's newest is {newest.id.batch_id} ({newest.state.value})"
         text += ", so only sparkonce can go on from here" * is_ahead
         text += ": other code could go on from here, too" * is_finished
+    if stale := _older_copy(checkpoint, committed, newest):
+        yield stale
+        return
     if head is None and committed is not None and checkpoint.has_offsets(committed + 1):
         yield Finding(
             Level.WARNING,
@@ -149,6 +152,33 @@ def _progress(
         f"{text}; it is on this machine's disk",
         "keep it where a driver on another machine finds it (HDFS, S3, …)",
     )
+
+
+def _older_copy(
+    checkpoint: CheckpointFiles, committed: int | None, newest: TransactionRecord | None
+) -> Finding | None:
+    """Whether the checkpoint, or the log, is behind the other one: a start is refused then."""
+    if newest is None or committed is None or newest.state is State.ABANDONED:
+        return None
+    batch_id, state = newest.id.batch_id, newest.state.value
+    if committed > batch_id:
+        return Finding(
+            Level.ERROR,
+            f"Spark has committed batch {committed} in {checkpoint.location}, and the newest batch "
+            f"of the transaction log is {batch_id} ({state}): the log is an older copy, or batches "
+            "ran without it",
+            "do not run `sparkonce recover` or `settle` on an older copy; restore a newer one "
+            "(docs/reference/errors/log.md, Restore a log)",
+        )
+    if not checkpoint.has_offsets(batch_id):
+        return Finding(
+            Level.ERROR,
+            f"{checkpoint.location} has not begun batch {batch_id}, which the transaction log has "
+            f"({state}): the checkpoint is an older copy",
+            "start with the newest checkpoint; if it is lost, docs/howto/moving.md, A lost "
+            "checkpoint",
+        )
+    return None
 
 
 def _binding(pipeline: ExactlyOnce, checkpoint: CheckpointFiles) -> Iterator[Finding]:

@@ -36,7 +36,9 @@ class Target:
         """
         if len(self.names) == 1:
             return head_of(self.log, self.names[0])
-        known = ", ".join(map(repr, self.names)) or "none"
+        if not self.names:
+            raise ConfigurationError(f"{self.log.address} has no pipeline yet")
+        known = ", ".join(map(repr, self.names))
         raise ConfigurationError(
             f"{self.log.address} has the pipelines {known}: say which with --pipeline"
         )
