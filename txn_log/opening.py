@@ -73,7 +73,7 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
     raise ConfigurationError(
         f"log={_kind(url)!r}: expected sqlite:///relative/path.db, "
         "sqlite:////absolute/path.db, postgresql://host/database, s3://bucket/prefix, or "
-        "checkpoint:/path/of/the/checkpoint"
+        '"checkpoint" (outside of its query: checkpoint:/path/of/the/checkpoint)'
     )
 
 
