@@ -10,6 +10,7 @@ machine, so that both places have the same processors.
 from __future__ import annotations
 
 import statistics
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -143,7 +144,7 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
         places, confs = Places(up), {"local[2]": {}, "two workers": on_cluster}
         for number in range(rounds):
             for name in (*confs,) if number % 2 == 0 else (*reversed(confs),):
-                run_folder = folder / f"{name}-{number}"
+                run_folder = folder / uuid.uuid4().hex  # Spark takes [2] in a path for a pattern
                 run_folder.mkdir()
                 run_all(
                     measured[name],
