@@ -73,8 +73,10 @@ class Steps:
 def watched() -> Iterator[Steps]:
     steps = Steps()
     end = observe(steps)
-    yield steps
-    end()
+    try:
+        yield steps
+    finally:
+        end()
 
 
 @dataclass

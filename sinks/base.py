@@ -272,7 +272,7 @@ def check_attributes(sink: AnySink) -> None:
         raise ConfigurationError(
             f"{name} has no name: call super().__init__(name=name) in its __init__"
         )
-    for attribute, fits in _CONTRACTS.items():
+    for attribute, fits in _RESERVED.items():
         value = getattr(sink, attribute)
         if value is not None and not fits(value):
             raise ConfigurationError(
@@ -285,7 +285,7 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
 
 
-_CONTRACTS: Mapping[str, Callable[[Any], bool]] = {
+_RESERVED: Mapping[str, Callable[[Any], bool]] = {
     "columns": callable,
     "transform": callable,
     "select": _is_texts,

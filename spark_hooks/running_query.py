@@ -55,7 +55,7 @@ class RunningQuery:
     """
 
     def __init__(self, query: Any, run: RunId) -> None:
-        self._query = query
+        self._query = query  # before the checkpoint, which needs `_hadoop_conf`
         self.run = run
         self.checkpoint = str(query.resolvedCheckpointRoot())
         self.files = CheckpointFiles(

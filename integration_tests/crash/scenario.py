@@ -38,7 +38,7 @@ PIPELINE = "crash"
 ROWS_PER_FILE = 50
 ROWS_PER_BATCH = ROWS_PER_FILE * FILES_PER_BATCH
 PLANNING_S = 120.0
-_INHERITED = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+_INHERITED = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 """Such as the PySpark of another version (spark/test_every_spark.py)."""
 DAYS = ("2026-01-01", "2026-01-02")
 POLICIES: tuple[CommitPolicy, ...] = ("immediate", "after_checkpoint")

@@ -234,7 +234,7 @@ def test_job_whose_pipeline_was_moved(
     assert run([command, "jobs:make"]) == (FOUND if command in {"doctor", "status"} else ERROR)
     said = capsys.readouterr()
     shown = " ".join((said.out + said.err).split())
-    assert f"sqlite:///{folder}/new.db" in shown.replace("\n", "")
+    assert f"sqlite:///{folder}/new.db" in shown
     assert "sparkonce recover" not in shown
 
 

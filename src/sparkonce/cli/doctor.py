@@ -16,12 +16,12 @@ from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.finding import Finding, Level
 from sparkonce.parallel import at_once
-from sparkonce.protocol.operating import head_here
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, open_checkpoint
 from sparkonce.storage import local_path
 from sparkonce.txn_log.record import Head, State, TransactionRecord
+from sparkonce.txn_log.rules import require_here
 
 if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
@@ -79,12 +79,11 @@ def _ask(sink: AnySink) -> list[Finding]:
 def _log(pipeline: ExactlyOnce) -> Iterator[Finding]:
     log = pipeline.log
     yield from log.diagnose()
-    if log.head(pipeline.name) is not None:
-        try:
-            head_here(log, pipeline.name)
-        except ConfigurationError as error:
-            yield Finding(Level.ERROR, f"{error}")
-            return
+    try:
+        require_here(log.head(pipeline.name), ConfigurationError)
+    except ConfigurationError as error:
+        yield Finding(Level.ERROR, f"{error}")
+        return
     unfinished = log.unfinished(pipeline.name)
     if unfinished:
         batches = ", ".join(f"{r.id.batch_id} ({r.state.value})" for r in unfinished)
@@ -126,18 +125,18 @@ def _progress(
 ) -> Iterator[Finding]:
     """How far Spark and the transaction log have come."""
     committed = checkpoint.committed()
+    newest = None if head is None else pipeline.log.newest(pipeline.name, head.query_id)
+    if stale := _older_copy(checkpoint, committed, newest):
+        yield stale
+        return
     last = "there is none" if committed in {None, -1} else f"batch {committed} is the last"
     text = f"{checkpoint.location}: of the batches that Spark has committed, {last}"
-    newest = None if head is None else pipeline.log.newest(pipeline.name, head.query_id)
     if newest and committed is not None:
         is_ahead = newest.id.batch_id > committed and newest.state is not State.ABANDONED
         is_finished = not is_ahead and not pipeline.log.unfinished(pipeline.name)
         text += f"; the transaction log's newest is {newest.id.batch_id} ({newest.state.value})"
         text += ", so only sparkonce can go on from here" * is_ahead
         text += ": other code could go on from here, too" * is_finished
-    if stale := _older_copy(checkpoint, committed, newest):
-        yield stale
-        return
     if head is None and committed is not None and checkpoint.has_offsets(committed + 1):
         yield Finding(
             Level.WARNING,

@@ -61,8 +61,8 @@ class Screen:
     def title(self, name: str, state: str) -> None:
         self._print(Text.assemble((name, "bold"), "  ", (state, _STYLES.get(state, ""))))
 
-    def beside(self, label: str, text: str, style: str = "") -> None:
-        """A label, and beside it a text in as many lines as it needs; no word is broken."""
+    def labelled(self, label: str, text: str, style: str = "") -> None:
+        """A label and, to its right, the text, wrapped between words only."""
         width = max(self._console.width - len(label), 1)
         for part in wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]:
             self._print(Text.assemble((label, style), part), soft_wrap=True)
@@ -73,7 +73,7 @@ class Screen:
         shown = list(pairs)
         width = max(len(name) for name, _ in shown)
         for name, value in shown:
-            self.beside(f"  {name:<{width}}  ", str(value), "dim")
+            self.labelled(f"  {name:<{width}}  ", str(value), "dim")
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -246,6 +246,6 @@ def show_orphans(screen: Screen, orphans: Sequence[Facts]) -> None:
 def show_findings(screen: Screen, findings: Sequence[Facts]) -> None:
     for found in findings:
         level = found["level"]
-        screen.beside(f"{level:9}", f"{found['about']}: {found['what']}", _STYLES[level])
+        screen.labelled(f"{level:9}", f"{found['about']}: {found['what']}", _STYLES[level])
         if found["fix"]:
-            screen.beside(" " * 9, f"-> {found['fix']}")
+            screen.labelled(" " * 9, f"-> {found['fix']}")

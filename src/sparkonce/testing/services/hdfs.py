@@ -1,9 +1,11 @@
 """HDFS, a NameNode and a DataNode in one process, for checkpoints and logs.
 
-with start_hdfs() as hdfs:
-hdfs.url        # hdfs://127.0.0.1:15321
-hdfs.kill()     # SIGKILL; the files stay
-hdfs.start()    # again, on the same port
+    with start_hdfs() as hdfs:
+        hdfs.url        # hdfs://127.0.0.1:15321
+        hdfs.kill()     # SIGKILL; the files stay
+        hdfs.start()    # again, on the same port
+
+The files are removed at the end.
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from sparkonce.testing.services.errors import ServiceError
-from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, class_path, ivy_jar, java
+from sparkonce.testing.services.java import (
+    JVM_FLAGS,
+    QUICK_START,
+    check_hadoop,
+    class_path,
+    ivy_jar,
+    java,
+)
 from sparkonce.testing.services.process import LOCALHOST, Command, Guard, free_port
 from sparkonce.testing.services.server import LocalPlan, LocalRuntime, Server, ServerGroup
-from sparkonce.testing.services.services import S3A_NEEDS as HADOOP
 from sparkonce.testing.services.services import make_root
 
 _MAIN: Final = "org.apache.hadoop.test.MiniDFSClusterManager"
@@ -42,16 +49,11 @@ def start_hdfs() -> Hdfs:
     Raises:
         ServiceError: it cannot be started, with the reason.
     """
-    jars = ivy_jar().parent
-    if not (jars / f"hadoop-client-api-{HADOOP}.jar").exists():
-        raise ServiceError(
-            f"HDFS is downloaded for Hadoop {HADOOP}, and the installed pyspark has another "
-            "Hadoop; install a pyspark with that one."
-        )
+    check_hadoop("HDFS")
     folder, port = make_root(None), free_port()
     guard = Guard(remove=[folder])
     try:
-        server = Server(LocalRuntime(_plan(folder, port, jars, guard), guard))
+        server = Server(LocalRuntime(_plan(folder, port, guard), guard))
         server.start()
     except BaseException:
         guard.close()
@@ -59,8 +61,9 @@ def start_hdfs() -> Hdfs:
     return Hdfs(server, port)
 
 
-def _plan(folder: Path, port: int, jars: Path, guard: Guard) -> LocalPlan:
+def _plan(folder: Path, port: int, guard: Guard) -> LocalPlan:
     data, started = folder / "data", folder / "started.json"
+    jars = ivy_jar().parent
     argv = [
         *(java(), *JVM_FLAGS, QUICK_START, "-Xmx512m"),
         *("--add-opens", "java.base/java.lang=ALL-UNNAMED"),

@@ -29,6 +29,8 @@ JAR_SETS: Mapping[str, str] = {
     "jdbc": "downloading Postgres' JDBC driver",
     "hadoop": "downloading HDFS",
 }
+HADOOP = "3.5.0"
+"""The version inside PySpark 4.3; ivy.xml names the same."""
 JVM_FLAGS = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.awt.headless=true")
 QUICK_START = "-XX:TieredStopAtLevel=1"
 """Compile quickly instead of well: for servers that live for seconds."""
@@ -69,6 +71,19 @@ def ivy_jar() -> Path:
         for jar in Path(spec.origin).parent.glob("jars/ivy-*.jar"):
             return jar
     raise ServiceError("The pyspark package, whose Ivy fetches the jars, is missing; install it.")
+
+
+def check_hadoop(what: str) -> None:
+    """Check that the jars of PySpark are of the Hadoop for which `what` is downloaded.
+
+    Raises:
+        ServiceError: they are of another version.
+    """
+    if not ivy_jar().with_name(f"hadoop-client-api-{HADOOP}.jar").exists():
+        raise ServiceError(
+            f"{what} is downloaded for Hadoop {HADOOP}, and the installed pyspark has another "
+            "Hadoop; install a pyspark with that one."
+        )
 
 
 def jar_dir(conf: str, guard: Guard | None = None) -> Path:

@@ -15,7 +15,7 @@ from typing import Literal, cast, get_args
 
 from sparkonce.testing.services.containers import choose_backend, container_server
 from sparkonce.testing.services.errors import ServiceError
-from sparkonce.testing.services.java import ivy_jar, jar_dir, java
+from sparkonce.testing.services.java import check_hadoop, ivy_jar, jar_dir, java
 from sparkonce.testing.services.kafka import KafkaVersion, local_kafka
 from sparkonce.testing.services.postgres import find_binaries, local_postgres, unprivileged_user
 from sparkonce.testing.services.process import LOCALHOST, Guard, free_port, is_port_taken
@@ -30,7 +30,6 @@ from sparkonce.testing.services.server import (
 
 ServiceKind = Literal["kafka", "postgres", "s3mock", "versitygw"]
 CONNECTOR_NEEDS = (4, 2)
-S3A_NEEDS = "3.5.0"
 KINDS: tuple[ServiceKind, ...] = get_args(ServiceKind)
 
 
@@ -245,11 +244,7 @@ def s3a_jars() -> list[Path]:
     Raises:
         ServiceError: the installed PySpark has another version of Hadoop.
     """
-    if not ivy_jar().with_name(f"hadoop-client-api-{S3A_NEEDS}.jar").exists():
-        raise ServiceError(
-            f"S3A is downloaded for Hadoop {S3A_NEEDS}, and the installed pyspark has another "
-            "Hadoop; install a pyspark with that one."
-        )
+    check_hadoop("S3A")
     return sorted(jar_dir("s3a").glob("*.jar"))
 
 
