@@ -136,18 +136,21 @@ class Run:
     def recover(self) -> None:
         """Recover without a batch: a start that finds no new data never calls foreachBatch.
 
-        It does nothing if another object serves this run, or another run has followed it.
+        It does nothing if no batch is unfinished, another object serves this run, or another run
+        has followed it.
         """
         if self._driver is not None or self.query.is_followed:
             return
+        # A driver that runs must not be fenced by a start whose sinks nobody has checked.
+        if not self.pipeline.log.unfinished(self.pipeline.name):
+            return
         # In this order: once a run has ended, Spark has written its last commit.
         is_active, committed = self.query.is_active, self.query.committed()
-        if is_active:
-            # It would abandon a batch that Spark is about to commit: another object's, or one of
-            # this run whose commit failed, which its own thread repeats.
-            if self._is_taken() or self.failure is not None or committed < self._delivered:
-                return
-        elif not self.pipeline.log.unfinished(self.pipeline.name):
+        # It would abandon a batch that Spark is about to commit: another object's, or one of this
+        # run whose commit failed, which its own thread repeats.
+        if is_active and (
+            self._is_taken() or self.failure is not None or committed < self._delivered
+        ):
             return
         self._driver = self._start(committed + 1, has_batch=not is_active)
         self.failure = None

@@ -17,7 +17,6 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.finding import Level
-from sparkonce.sinks.postgres.target import diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -344,6 +343,7 @@ def test_names_that_the_merge_needs_are_refused(prepared: World) -> None:
         ("SELECT, INSERT", {"key": ["id"]}, "UPDATE"),
         ("INSERT (id, name)", {}, None),
         ("SELECT", {}, "INSERT"),
+        ("SELECT (name), INSERT, UPDATE", {"key": ["id"]}, "SELECT"),
         ("SELECT, INSERT, UPDATE", MERGE, "DELETE"),
         ("SELECT, INSERT, UPDATE, DELETE", MERGE, None),
     ],
@@ -357,6 +357,24 @@ def test_doctor_asks_for_the_rights_of_a_start(
         told = [one for one in found if one.level is Level.ERROR]
         assert len(told) == (missing is not None), found
         assert all(f"GRANT {missing}" in f"{one.what} {one.fix}" for one in told)
+
+
+def test_doctor_looks_into_the_schema(prepared: World) -> None:
+    """At the rights on the schema, and on the table of commit markers."""
+    prepared.table("id bigint PRIMARY KEY, name text")
+    prepared.ready(key=["id"])
+    with prepared.role("SELECT, INSERT, UPDATE") as (role, dsn):
+        marker = f"{prepared.schema}.sparkonce_commits"
+        for change, fix in (
+            ("SELECT 1", f'GRANT SELECT, INSERT ON {marker} TO "{role}"'),
+            (f"GRANT SELECT, INSERT ON {marker} TO {role}", ""),
+            (f"REVOKE USAGE ON SCHEMA {prepared.schema} FROM {role}", "GRANT USAGE ON SCHEMA"),
+        ):
+            prepared.run(change)
+            found = list(prepared.sink(dsn=dsn, key=["id"]).diagnose())
+            told = [one.fix for one in found if one.level is Level.ERROR]
+            assert len(told) == bool(fix), found
+            assert all(fix in one for one in told)
 
 
 @pytest.mark.parametrize("limit", [1, 6, 50])
@@ -383,13 +401,12 @@ def test_doctor_before_the_start_that_makes_the_table(prepared: World) -> None:
 
 @pytest.mark.parametrize(("mode", "is_told"), [("SHARE UPDATE EXCLUSIVE", False), ("SHARE", True)])
 def test_doctor_names_who_holds_a_lock_that_a_write_waits_for(
-    prepared: World, mode: str, is_told: bool, monkeypatch: pytest.MonkeyPatch
+    prepared: World, mode: str, is_told: bool
 ) -> None:
     """A merge does not wait for what autovacuum and CREATE INDEX CONCURRENTLY take."""
-    monkeypatch.setattr(diagnosis, "_LONG_S", 0)
     table = prepared.table()
     with psycopg.connect(prepared.dsn) as holder:
         holder.execute(f"LOCK TABLE {table} IN {mode} MODE")  # type: ignore[arg-type]
-        found = list(prepared.sink().diagnose())
+        found = list(prepared.sink(lock_timeout_s=0.001).diagnose())
         holds = f"process {holder.info.backend_pid} "
         assert any(one.what.startswith(holds) for one in found) is is_told

@@ -27,6 +27,7 @@ from integration_tests.support.postgres import (
 )
 from sparkonce import ExactlyOnce
 from sparkonce.errors import CommitUnresolvedError, ConfigurationError, PrepareRejectedError
+from sparkonce.finding import Level
 from sparkonce.model import Committable
 from sparkonce.sinks import PostgresSink
 from sparkonce.testing.services.postgres import unprivileged_user
@@ -200,6 +201,8 @@ def test_pooler_that_splits_transactions_is_refused(
     sink = world.sink(dsn=pooler("statement").dsn, load=load)
     with pytest.raises(ConfigurationError, match="statement pooling|max_prepared"):
         sink.validate(ROWS.schema)
+    (found,) = (one for one in sink.diagnose() if one.level is Level.ERROR)
+    assert "pool_mode to transaction or session" in found.fix
 
 
 @pytest.mark.slow

@@ -574,6 +574,18 @@ def test_driver_behind_one_with_a_copy_of_the_log(
     assert others[0].query.is_ours()
 
 
+def test_start_without_data_fences_nobody(job: Job) -> None:
+    """Its sinks are not checked, since there is no batch to check them for."""
+    job.add(*ids(1))
+    pipeline = job.pipeline()
+    pipeline.awaitTermination(job.start(pipeline))
+    second = job.pipeline()
+    second.awaitTermination(job.start(second))
+    head = pipeline.log.head("orders")
+    assert head is not None
+    assert head.token == 1
+
+
 def test_lost_branch_is_written_again_from_sparks_replay(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,7 +219,8 @@ class PostgresSink(
             self._address,
             self._request.table,
             lambda connection: find(connection, self._request),
-            updates=self._request.writing.mode in {"upsert", "merge"},
+            writing=self._request.writing,
+            timeouts=self._timeouts,
         )
 
     def vote(

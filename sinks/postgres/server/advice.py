@@ -52,7 +52,7 @@ def next_step(error: psycopg.Error, timeouts: Timeouts) -> str:
     return f" ({advice})" if advice else ""
 
 
-def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a table
+def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: C901, PLR0911 - a table
     if isinstance(error, pg.LockNotAvailable):
         return (
             f"lock_timeout_s={timeouts.lock:g}: another session, or a prepared transaction, holds "
@@ -86,6 +86,8 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: PLR0911 - a t
             "does a trigger of the table, or an event trigger on CREATE TABLE, use NOTIFY or a "
             "temporary table? A prepared transaction cannot"
         )
+    if isinstance(error, pg.InsufficientPrivilege) and "schema" in str(error):
+        return "GRANT USAGE ON SCHEMA … to the role"
     if _SPLITS in str(error):
         return "set the pooler's pool_mode to transaction or session"
     if is_full(error):

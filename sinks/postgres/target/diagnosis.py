@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.rows import namedtuple_row
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
+from sparkonce.sinks.postgres.server.advice import next_step
 from sparkonce.sinks.postgres.server.connections import Address, PgConnection, Pool
+from sparkonce.sinks.postgres.server.sql import MARKER_TABLE, Timeouts
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.postgres.target.writing import Writing
 
 _LONG_S: Final = 300
-"""A transaction that holds a lock on the table for longer makes merges wait and fail."""
+"""A prepared transaction that is older was forgotten."""
 
 _LITTLE_ROOM: Final = 6
 """Connections: the driver's four, one for a task, and one for the command."""
@@ -37,8 +42,15 @@ _LOOK: Final = """
             GROUP BY r.oid, r.rolconnlimit, d.oid, d.datconnlimit) AS room,
         pg_is_in_recovery() AS is_standby, current_user AS role,
         has_any_column_privilege(c.oid, 'INSERT') AS may_insert,
-        has_any_column_privilege(c.oid, 'UPDATE') AS may_update
-    FROM (SELECT to_regclass(%(table)s) AS oid) AS c
+        has_any_column_privilege(c.oid, 'UPDATE') AS may_update,
+        (SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT')) FROM pg_attribute a
+            WHERE a.attrelid = c.oid AND a.attname = ANY (%(key)s)) AS may_read_key,
+        quote_ident(n.nspname) || '.' || quote_ident(m.relname) AS marker,
+        has_table_privilege(m.oid, 'SELECT') AND has_table_privilege(m.oid, 'INSERT') AS may_mark
+    FROM (SELECT to_regclass(%(table)s) AS oid) AS named
+        LEFT JOIN pg_class c ON c.oid = named.oid
+        LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
+        LEFT JOIN pg_class m ON m.relnamespace = n.oid AND m.relname = %(marker)s
 """
 
 _HOLDERS: Final = """
@@ -48,7 +60,7 @@ _HOLDERS: Final = """
     WHERE l.relation = to_regclass(%(table)s) AND l.granted AND l.mode <> ALL (%(harmless)s)
         AND l.pid IS DISTINCT FROM pg_backend_pid()
         AND NOT starts_with(coalesce(a.application_name, ''), 'sparkonce')
-        AND a.xact_start < now() - make_interval(secs => %(long_s)s)
+        AND a.xact_start < now() - make_interval(secs => %(lock_s)s)
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     ORDER BY seconds DESC LIMIT 5
 """
@@ -65,7 +77,8 @@ def diagnose(
     table: str,
     look: Callable[[PgConnection], object],
     *,
-    updates: bool,
+    writing: Writing,
+    timeouts: Timeouts,
 ) -> Iterator[Finding]:
     """Check the server's settings, the role's rights on the table, and the sessions that lock it.
 
@@ -74,12 +87,13 @@ def diagnose(
     """
     where = f"{address.shown}, database {address.database}"
     try:
-        seen, holders = pool.run(lambda connection: _ask(connection, table))
+        seen, holders = pool.run(lambda c: _ask(c, table, writing.key or (), timeouts.lock))
     except psycopg.Error as error:
         yield Finding(
             Level.ERROR,
             f"{where}: {address.said(error)}",
-            "check the address, the role, its password and pg_hba.conf",
+            next_step(error, timeouts).strip(" ()")
+            or "check the address, the role, its password and pg_hba.conf",
         )
         return
     yield from _server(seen)
@@ -91,13 +105,23 @@ def diagnose(
     if not is_there:
         yield Finding(Level.OK, f"there is no table {table} yet: the first start creates it")
         return
-    yield from _rights(seen, table, updates=updates)
+    yield from _rights(seen, table, writing)
     yield from _holders(holders, table)
 
 
-def _ask(connection: PgConnection, table: str) -> tuple[Any, list[Any]]:
-    values = {"table": table, "long_s": _LONG_S, "harmless": [_READERS, _UPKEEP]}
-    with connection.cursor(row_factory=namedtuple_row) as cursor:
+def _ask(
+    connection: PgConnection, table: str, key: Sequence[str], lock_s: float
+) -> tuple[Any, list[Any]]:
+    values = {
+        "table": table,
+        "key": list(key),
+        "marker": MARKER_TABLE,
+        "long_s": _LONG_S,
+        "lock_s": lock_s,
+        "harmless": [_READERS, _UPKEEP],
+    }
+    # In a transaction, which a pooler may not split.
+    with connection.transaction(), connection.cursor(row_factory=namedtuple_row) as cursor:
         seen = cursor.execute(_LOOK, values).fetchone()
         return seen, cursor.execute(_HOLDERS, values).fetchall()
 
@@ -153,15 +177,21 @@ def _holders(holders: list[Any], table: str) -> Iterator[Finding]:
         )
 
 
-def _rights(seen: Any, table: str, *, updates: bool) -> Iterator[Finding]:
-    """Check rights on any column: only the start knows which columns a batch has."""
-    needed = {"INSERT": seen.may_insert, "UPDATE": seen.may_update or not updates}
-    missing = [right for right, there in needed.items() if not there]
-    for right in missing:
+def _rights(seen: Any, table: str, writing: Writing) -> Iterator[Finding]:
+    """Check the key, and any other column: only the start knows which columns a batch has."""
+    updates = writing.mode in {"upsert", "merge"}
+    needed = (
+        ("INSERT", table, seen.may_insert),
+        ("UPDATE", table, seen.may_update or not updates),
+        ("SELECT", table, seen.may_read_key is not False),
+        ("SELECT, INSERT", seen.marker, seen.may_mark is not False),
+    )
+    missing = [(right, on) for right, on, there in needed if not there]
+    for right, on in missing:
         yield Finding(
             Level.ERROR,
-            f"the role {seen.role} has no {right} right on {table}",
-            f'GRANT {right} ON {table} TO "{seen.role}"',
+            f"the role {seen.role} has no {right} right on {on}",
+            f'GRANT {right} ON {on} TO "{seen.role}"',
         )
     if not missing:
         yield Finding(Level.OK, f"the role {seen.role} may write {table} and stage rows")
