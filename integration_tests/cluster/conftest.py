@@ -96,7 +96,7 @@ def make_scenario(
             folder.mkdir()
             scenario = Scenario(
                 folder,
-                targets or three_targets(farm, fresh_name),
+                targets or three_targets(farm.services, fresh_name),
                 batches,
                 master=farm.cluster.master_url,
                 conf={**farm.conf(folder / "driver-0" / "failpoints"), **(conf or {})},
@@ -108,12 +108,12 @@ def make_scenario(
 
 
 def three_targets(
-    farm: Farm, fresh_name: Callable[[], str], settings: Mapping[str, object] | None = None
+    services: Services, fresh_name: Callable[[], str], settings: Mapping[str, object] | None = None
 ) -> list[Target]:
-    server = farm.services.s3["versitygw"]
+    server = services.s3["versitygw"]
     return [
-        kafka_target(farm.services.kafka, fresh_name(), **(settings or {})),
-        postgres_target(farm.services.postgres, fresh_name(), **(settings or {})),
+        kafka_target(services.kafka, fresh_name(), **(settings or {})),
+        postgres_target(services.postgres, fresh_name(), **(settings or {})),
         s3_target(server, fresh_name(), "s3"),
     ]
 

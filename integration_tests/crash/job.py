@@ -4,7 +4,8 @@
 
 CONFIG holds
 
-* `source`, `checkpoint`: folders; `master`: Spark's, such as "local[2]"; `conf`: its settings;
+* `source`, `checkpoint`, and `folder` for everything else;
+* `master`: Spark's, such as "local[2]"; `conf`: its settings;
 * `sinks`: for each sink its class `kind`, its positional `target` and its `settings`;
 * `removed`: the same for sinks that the pipeline had before;
 * `pipeline`: the settings of `ExactlyOnce`;
@@ -44,7 +45,7 @@ def make_pipeline(config: dict[str, Any]) -> ExactlyOnce:
 
 
 def main(config: dict[str, Any]) -> None:
-    spark = quiet_session(config["master"], Path(config["checkpoint"]).parent, config["conf"])
+    spark = quiet_session(config["master"], Path(config["folder"]), config["conf"])
     pipeline = make_pipeline(config)
     query = (
         spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")

@@ -212,6 +212,7 @@ class Upgrade(Scenario):
         config, imported = folder / "config.json", folder / "imported.json"
         old = {
             "source": str(self.source),
+            "folder": str(self.folder),
             "checkpoint": str(self.checkpoint),
             "sinks": [sink.config for sink in old_sinks],
             "pipeline": {"log": log, "commit": OLD_POLICY[self.commit]},

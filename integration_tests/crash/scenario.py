@@ -102,16 +102,19 @@ class Target:
 class Driver:
     """One driver program of the pipeline, with its own fail points."""
 
-    def __init__(self, folder: Path, config: Path) -> None:
+    def __init__(
+        self, folder: Path, config: Path, command: Sequence[str], env: Mapping[str, str]
+    ) -> None:
         folder.mkdir()
         self.failpoints = Failpoints(folder / "failpoints")
         self.process = DriverProcess(
-            [sys.executable, "-m", "integration_tests.crash.job", str(config)],
+            [*command, str(config)],
             self.failpoints,
             log=folder / "driver.log",
             env={
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *_INHERITED]),
                 "PYSPARK_SUBMIT_ARGS": submit_args(),
+                **env,
             },
         )
         self._log_start = 0
@@ -177,6 +180,10 @@ class Scenario:
         master: Spark's.
         conf: Spark's settings.
         settings: more settings of `ExactlyOnce`.
+        command: starts a driver program, whose last argument is its configuration.
+        env: more environment variables of the driver.
+        log_address: of the transaction log; by default a SQLite file in `folder`.
+        checkpoint_url: where the checkpoint is unless it is the folder `checkpoint`.
     """
 
     folder: Path
@@ -187,11 +194,15 @@ class Scenario:
     master: str = "local[2]"
     conf: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    command: Sequence[str] = (sys.executable, "-m", "integration_tests.crash.job")
+    env: Mapping[str, str] = field(default_factory=dict)
+    log_address: str = ""
+    checkpoint_url: str = ""
 
     def __post_init__(self) -> None:
         self.source = self.folder / "in"
         self.checkpoint = self.folder / "ckpt"
-        self.log_address = f"sqlite:///{self.folder}/txn.db"
+        self.log_address = self.log_address or f"sqlite:///{self.folder}/txn.db"
         self.drivers: list[Driver] = []
         self.table: list[tuple[str, ...]] = []
         self.aborted: set[tuple[int, int]] = set()
@@ -216,8 +227,9 @@ class Scenario:
 
     def write_config(self, name: str, checkpoint: Path) -> Path:
         config = {
-            "source": str(self.source),
-            "checkpoint": str(checkpoint),
+            "source": self.source.as_uri(),
+            "folder": str(self.folder),
+            "checkpoint": self.checkpoint_url or str(checkpoint),
             "master": self.master,
             "conf": dict(self.conf),
             "sinks": [t.config for t in self.targets if t.name not in self.removed],
@@ -232,7 +244,7 @@ class Scenario:
     def new_driver(self, config: Path | None = None) -> Driver:
         """Make one more driver, of the same checkpoint unless `config` has another one."""
         folder = self.folder / f"driver-{len(self.drivers)}"
-        self.drivers.append(Driver(folder, config or self.config))
+        self.drivers.append(Driver(folder, config or self.config, self.command, self.env))
         return self.drivers[-1]
 
     def remove(self, name: str, *, batches: int) -> None:

@@ -40,6 +40,7 @@ from sparkonce.testing.services.spark_cluster import (
     SparkWorker,
     start_spark_cluster,
 )
+from sparkonce.testing.services.yarn import Yarn, YarnNode, start_yarn
 
 __all__ = [
     "KINDS",
@@ -59,6 +60,8 @@ __all__ = [
     "Services",
     "SparkCluster",
     "SparkWorker",
+    "Yarn",
+    "YarnNode",
     "postgres_versions",
     "s3a_committer_jars",
     "s3a_jars",
@@ -68,6 +71,7 @@ __all__ = [
     "start_kafka_cluster",
     "start_services",
     "start_spark_cluster",
+    "start_yarn",
     "unavailable",
     "why_no_network",
 ]
