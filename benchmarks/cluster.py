@@ -170,7 +170,7 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
     )
     finish(
         first_batch_s=there["first batch, s"],
-        rows_per_s_warm=there["warm batches, rows/s"],
+        rows_per_s=there["warm batches, rows/s"],
         ratio_first_batch_to_local=there["first batch, s"] / local["first batch, s"],
         ratio_to_local_warm=there["warm batches, rows/s"] / local["warm batches, rows/s"],
         ratio_small_batch_to_local=there["100 rows by the driver, ms"]

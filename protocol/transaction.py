@@ -199,7 +199,7 @@ def decide_or_abandon(record: TransactionRecord, lease: Lease) -> TransactionRec
         standing = lease.pipeline.ask_log(
             lambda: lease.pipeline.log.abandon(record, lease.token), abandoning
         )
-    logger.info("%s was prepared, and Spark has not committed it: %s", record.id, standing.state)
+    logger.info("%s was prepared, and nobody decided it: %s", record.id, standing.state)
     return standing
 
 

@@ -12,7 +12,7 @@
 | `FindsBranches` | `find_branches` | after each start and batch | left-over branches stay |
 | `CommitsOnePhase` | three verbs | where the sink's database holds the log | two phases |
 | `ChecksLog` | `check_log` | before it opens the log | every log is accepted |
-| `Diagnoses` | `diagnose` | in `sparkonce doctor` | the doctor asks nothing |
+| `Diagnoses` | `diagnose`, `room_for_tasks` | in `sparkonce doctor` | the doctor asks nothing |
 
 `sparkonce.sinks.verbs` calls these verbs and holds the defaults; no other code checks for mixins.
 A sink that defines a verb without its mixin is refused when its class is created.
@@ -198,6 +198,13 @@ class Diagnoses(ABC):
         targets.
         """
 
+    def room_for_tasks(self) -> int | None:
+        """Count the tasks that the server would let connect now; None if there is no limit.
+
+        A start on a cluster, and the doctor, warn if the executors have more cores than that.
+        """
+        return None
+
 
 _OWNERS: Final = {
     "vote": Votes,
@@ -212,6 +219,7 @@ _OWNERS: Final = {
     "commit_one_phase": CommitsOnePhase,
     "check_log": ChecksLog,
     "diagnose": Diagnoses,
+    "room_for_tasks": Diagnoses,
 }
 
 

@@ -91,6 +91,18 @@ def diagnose(sink: AnySink) -> Iterable[Finding]:
     return sink.diagnose() if isinstance(sink, Diagnoses) else ()
 
 
+def lacks_room(sink: AnySink, cores: int) -> str | None:
+    """Why the server cannot take the sink's tasks on so many cores at a time; None if it can."""
+    room = sink.room_for_tasks() if isinstance(sink, Diagnoses) else None
+    tasks = min(cores, sink.writers or cores)
+    if room is None or tasks <= room:
+        return None
+    return (
+        f"{sink.where} has room for {max(room, 0)} tasks, and {tasks} may run at the same time: "
+        "tasks will wait for connections, and fail after two minutes"
+    )
+
+
 # -- outcomes, for a sink's own commit_many and abort_many -----------------------------------------
 
 

@@ -7,20 +7,25 @@ unpickling would fail before any code of sparkonce ran.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark import cloudpickle
 
 from sparkonce import __version__
 from sparkonce.errors import ConfigurationError
+from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.partition_writer import as_sent
 from sparkonce.steps import step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger("sparkonce")
 
 _TASKS_PER_CORE: Final = 2
 _REMEDY: Final = (
@@ -60,6 +65,29 @@ def check_executors(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
     if wrong:
         lines = "; ".join(f"{host} ({python}) {what}" for host, python, what in wrong)
         raise ConfigurationError(f"some executors cannot run this pipeline: {lines}. {_REMEDY}")
+
+
+def warn_of_room(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
+    """Log which servers have fewer connections left than there are cores; one may ask in vain."""
+    context = spark.sparkContext
+    if _LOCAL.match(context.master or ""):
+        return
+    cores = most_tasks(dict(context.getConf().getAll())) or context.defaultParallelism
+    for sink in sinks:
+        with contextlib.suppress(Exception):
+            if reason := verbs.lacks_room(sink, cores):
+                logger.warning("%s. docs/howto/cluster.md, Connections, has what to do", reason)
+
+
+def most_tasks(conf: Mapping[str, str]) -> int | None:
+    """How many tasks the executors of these settings run at a time; None if they do not say it."""
+    is_dynamic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+    counted = "spark.dynamicAllocation.maxExecutors" if is_dynamic else "spark.executor.instances"
+    try:
+        executors, cores = int(conf.get(counted, "")), int(conf.get("spark.executor.cores", "1"))
+        return executors * cores // int(conf.get("spark.task.cpus", "1"))
+    except (ValueError, ZeroDivisionError):  # it is not set, or is no number
+        return None
 
 
 def _look(sent: bytes, version: str) -> Callable[[object], Iterator[tuple[str, str, str]]]:

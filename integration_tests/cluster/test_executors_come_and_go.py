@@ -80,7 +80,7 @@ def test_losing_attempts_have_prepared(farm: Farm, make_scenario: Callable[..., 
 @pytest.mark.slow
 def test_many_tasks_on_few_cores(farm: Farm, make_scenario: Callable[..., Scenario]) -> None:
     """Connections are bounded by the cores, not by the tasks; an executor dies among them."""
-    scenario = make_scenario(3, conf=SPLIT)
+    scenario = make_scenario(3, conf={**SPLIT, "spark.executor.instances": "400"})
     driver = scenario.driver
     writing, decided = driver.arm("write.after", batch=1), driver.arm("decide.after", batch=1)
     driver.start(writing)
@@ -104,6 +104,7 @@ def test_many_tasks_on_few_cores(farm: Farm, make_scenario: Callable[..., Scenar
     assert sessions <= CORES + 4
     assert 0 < max(per_worker) <= MOST_CONNECTIONS
     assert sum(per_worker) <= CORES * MOST_CONNECTIONS
+    assert "and 400 may run at the same time: tasks will wait" in driver.said()
     driver.let_go(decided)
     ends_well(scenario)
 

@@ -17,6 +17,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.finding import Level
+from sparkonce.sinks import verbs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -384,8 +385,11 @@ def test_doctor_counts_the_room_for_connections(prepared: World, limit: int) -> 
     with prepared.role("SELECT, INSERT") as (role, dsn):
         prepared.run(f"ALTER ROLE {role} CONNECTION LIMIT {limit}")
         (found,) = (f for f in prepared.sink(dsn=dsn).diagnose() if "connections" in f.what)
+        lacking = verbs.lacks_room(prepared.sink(dsn=dsn), 40)
+        assert verbs.lacks_room(prepared.sink(dsn=dsn, writers=1), 40) is None or limit < 6
     assert found.what.startswith(f"room for {limit - 1} more connections")
     assert (found.level is Level.OK) == (limit > 6)
+    assert (lacking is None) == (limit == 50)
 
 
 def test_doctor_before_the_start_that_makes_the_table(prepared: World) -> None:

@@ -293,7 +293,10 @@ def test_doctor_asks_every_server(
 ) -> None:
     """Every finding that is not fine comes with a fix; servers that are away are told of."""
     conf = scenario.folder / "spark-defaults.conf"
-    conf.write_text("# defaults\nspark.speculation   true\n")
+    conf.write_text(
+        "# defaults\nspark.speculation   true\n"
+        "spark.executor.instances=50\nspark.executor.cores 8\n"
+    )
     with scenario:
         kill_at(scenario, "decide.after", 0)
         before = objects(services)
@@ -305,6 +308,8 @@ def test_doctor_asks_every_server(
         said = {one["what"].partition("=")[0] for one in found.value}
         assert {"transaction.max.timeout.ms", "max_prepared_transactions"} <= said
         assert "spark.speculation" in said
+        (cores,) = [one for one in found.value if "400 may run" in one["what"]]
+        assert "writers=" in cores["fix"]
         assert not [one for one in found.value if one["level"] == "error"]
         assert sparkonce("doctor", JOB).code == FOUND
         assert objects(services) == before, "nothing is left of the questions"

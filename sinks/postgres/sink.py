@@ -54,8 +54,8 @@ from sparkonce.sinks.postgres.server.identity import Server, warn_of_publication
 from sparkonce.sinks.postgres.server.sql import Timeouts
 from sparkonce.sinks.postgres.settings import Load, check_settings, promise
 from sparkonce.sinks.postgres.sweeping import Sweeper
-from sparkonce.sinks.postgres.target.diagnosis import diagnose
-from sparkonce.sinks.postgres.target.table import Request, Target, find, resolve
+from sparkonce.sinks.postgres.target.diagnosis import diagnose, room_for_tasks
+from sparkonce.sinks.postgres.target.table import Request, Target, resolve
 from sparkonce.sinks.postgres.target.writing import Write, Writing, one_or_several
 from sparkonce.sinks.verbs import abort_each
 
@@ -214,14 +214,10 @@ class PostgresSink(
         self._target, self._server = target, server
 
     def diagnose(self) -> Iterable[Finding]:
-        return diagnose(
-            self._pool,
-            self._address,
-            self._request.table,
-            lambda connection: find(connection, self._request),
-            writing=self._request.writing,
-            timeouts=self._timeouts,
-        )
+        return diagnose(self._pool, self._address, self._request, self._timeouts)
+
+    def room_for_tasks(self) -> int | None:
+        return self._pool.run(room_for_tasks)
 
     def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]

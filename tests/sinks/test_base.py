@@ -339,6 +339,7 @@ def test_rows_that_are_dealt_out_need_a_number_of_tasks() -> None:
         ("commit_one_phase", "CommitsOnePhase"),
         ("check_log", "ChecksLog"),
         ("diagnose", "Diagnoses"),
+        ("room_for_tasks", "Diagnoses"),
     ],
 )
 def test_optional_verb_without_its_mixin(verb: str, mixin: str) -> None:

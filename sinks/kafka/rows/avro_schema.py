@@ -222,7 +222,8 @@ def _fit_record(kind: pa.StructType, record: Any, parsed: Parsed, path: str) -> 
     for name, item in fields.items():
         if name not in columns and "default" not in item:
             raise ConfigurationError(
-                f"{_below(path, name)}: the schema needs it, but there is no such column"
+                f"{_below(path, name)}: the schema needs it, but there is no such column; add one "
+                "with select=, or give the field a default"
             )
         if name not in columns and isinstance(item["default"], str) and _is_bytes(item, parsed):
             raise ConfigurationError(

@@ -109,10 +109,13 @@ class Layout:
             )
         for name in schema.names:
             if name in CONVENTION:
+                also = "" if self.key is None else ", '… AS key'"
+                without = "" if self.key is None else " in place of key="
                 raise ConfigurationError(
                     f"the column {name!r} can be data or the message's {name}: to send it as data, "
-                    "set select=['struct(*) AS value']; to make it the message's, put the data "
-                    f"into a struct: select=['struct(…) AS value', {name!r}]"
+                    f"set select=['struct(*) AS value'{also}]{without}; to make it the message's, "
+                    f"put the data into a struct: select=['struct(…) AS value', {name!r}{also}]"
+                    f"{without}"
                 )
         if self.key is None and self.key_format is not None:
             raise ConfigurationError(

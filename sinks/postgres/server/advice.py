@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import psycopg
@@ -32,6 +33,19 @@ _FULL_WORDS: Final = re.compile(
 
 _SPLITS: Final = "statement pooling mode"
 """In PgBouncer's text where it would split a transaction; its SQLSTATE, 08P01, has many causes."""
+
+
+_BY_KIND: Final[Mapping[type[psycopg.Error], str]] = {
+    pg.ReadOnlySqlTransaction: (
+        "the server is a standby, or default_transaction_read_only is on, as while a database "
+        "moves to another server; point conninfo= to the new server, or reset the setting"
+    ),
+    pg.DiskFull: "make room on the server's disk; nothing of this batch is kept there",
+    psycopg.IntegrityError: (
+        "filter or correct such rows in the query, and start it again; or let dead_letter= "
+        "collect them"
+    ),
+}
 
 
 def is_transient(error: psycopg.Error) -> bool:
@@ -68,19 +82,15 @@ def _of(error: psycopg.Error, timeouts: Timeouts) -> str:  # noqa: C901, PLR0911
             f"statement_timeout_s=; or {canceled}"
         )
         return limit if timeouts.statement else canceled
-    if isinstance(error, pg.ReadOnlySqlTransaction):
-        return (
-            "the server is a standby, or default_transaction_read_only is on, as while a database "
-            "moves to another server; point conninfo= to the new server, or reset the setting"
-        )
     if isinstance(error, pg.OutOfMemory):
         if error.diag.source_function == _NO_ROOM_TO_PREPARE:
             return (
                 "raise max_prepared_transactions and restart the server, or write with fewer tasks"
             )
         return "raise max_locks_per_transaction and restart the server"
-    if isinstance(error, pg.DiskFull):
-        return "make room on the server's disk; nothing of this batch is kept there"
+    for kind, advice in _BY_KIND.items():
+        if isinstance(error, kind):
+            return advice
     if isinstance(error, pg.FeatureNotSupported) and "repare" in (error.diag.source_function or ""):
         return (
             "does a trigger of the table, or an event trigger on CREATE TABLE, use NOTIFY or a "

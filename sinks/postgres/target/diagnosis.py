@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -13,6 +13,7 @@ from sparkonce.finding import Finding, Level
 from sparkonce.sinks.postgres.server.advice import next_step
 from sparkonce.sinks.postgres.server.connections import Address, PgConnection, Pool
 from sparkonce.sinks.postgres.server.sql import MARKER_TABLE, Timeouts
+from sparkonce.sinks.postgres.target.table import Request, find
 
 if TYPE_CHECKING:
     from sparkonce.sinks.postgres.target.writing import Writing
@@ -20,26 +21,31 @@ if TYPE_CHECKING:
 _LONG_S: Final = 300
 """A prepared transaction that is older was forgotten."""
 
-_LITTLE_ROOM: Final = 6
-"""Connections: the driver's four, one for a task, and one for the command."""
+_OF_DRIVER: Final = 4
+_LITTLE_ROOM: Final = _OF_DRIVER + 2
+"""Connections: the driver's, one for a task, and one for the command."""
 
-_LOOK: Final = """
+_ROOM: Final = """
+    SELECT least(
+        current_setting('max_connections')::int - count(*)
+            - current_setting('superuser_reserved_connections')::int
+            - coalesce(current_setting('reserved_connections', true)::int, 0),
+        CASE WHEN r.rolconnlimit >= 0
+            THEN r.rolconnlimit - count(*) FILTER (WHERE a.usesysid = r.oid) END,
+        CASE WHEN d.datconnlimit >= 0
+            THEN d.datconnlimit - count(*) FILTER (WHERE a.datid = d.oid) END)
+    FROM pg_stat_activity a, pg_roles r, pg_database d
+    WHERE a.datid IS NOT NULL AND r.rolname = session_user AND d.datname = current_database()
+    GROUP BY r.oid, r.rolconnlimit, d.oid, d.datconnlimit
+"""
+"""How many more connections the server accepts from this role into this database."""
+
+_LOOK: Final = f"""
     SELECT current_setting('max_prepared_transactions')::int AS most_prepared,
         (SELECT count(*) FROM pg_prepared_xacts) AS prepared,
         (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()
             AND prepared < now() - make_interval(secs => %(long_s)s)) AS old,
-        (SELECT least(
-            current_setting('max_connections')::int - count(*)
-                - current_setting('superuser_reserved_connections')::int
-                - coalesce(current_setting('reserved_connections', true)::int, 0),
-            CASE WHEN r.rolconnlimit >= 0
-                THEN r.rolconnlimit - count(*) FILTER (WHERE a.usesysid = r.oid) END,
-            CASE WHEN d.datconnlimit >= 0
-                THEN d.datconnlimit - count(*) FILTER (WHERE a.datid = d.oid) END)
-            FROM pg_stat_activity a, pg_roles r, pg_database d
-            WHERE a.datid IS NOT NULL AND r.rolname = session_user
-                AND d.datname = current_database()
-            GROUP BY r.oid, r.rolconnlimit, d.oid, d.datconnlimit) AS room,
+        ({_ROOM}) AS room,
         pg_is_in_recovery() AS is_standby, current_user AS role,
         has_any_column_privilege(c.oid, 'INSERT') AS may_insert,
         has_any_column_privilege(c.oid, 'UPDATE') AS may_update,
@@ -74,17 +80,14 @@ _UPKEEP: Final = "ShareUpdateExclusiveLock"
 def diagnose(
     pool: Pool,
     address: Address,
-    table: str,
-    look: Callable[[PgConnection], object],
-    *,
-    writing: Writing,
+    request: Request,
     timeouts: Timeouts,
 ) -> Iterator[Finding]:
     """Check the server's settings, the role's rights on the table, and the sessions that lock it.
 
-    `look` checks the table as a start does, without a batch's schema. It returns None if the start
-    creates the table.
+    The table is checked as at a start, without a batch's schema.
     """
+    table, writing = request.table, request.writing
     where = f"{address.shown}, database {address.database}"
     try:
         seen, holders = pool.run(lambda c: _ask(c, table, writing.key or (), timeouts.lock))
@@ -98,7 +101,7 @@ def diagnose(
         return
     yield from _server(seen)
     try:
-        is_there = pool.run(look) is not None
+        is_there = pool.run(lambda connection: find(connection, request)) is not None
     except ConfigurationError as error:
         yield Finding(Level.ERROR, str(error))
         return
@@ -107,6 +110,12 @@ def diagnose(
         return
     yield from _rights(seen, table, writing)
     yield from _holders(holders, table)
+
+
+def room_for_tasks(connection: PgConnection) -> int:
+    """How many tasks can connect, besides the driver."""
+    row = connection.execute(_ROOM).fetchone()
+    return int(row[0]) - _OF_DRIVER if row else 0
 
 
 def _ask(

@@ -49,7 +49,7 @@ def doctor(job: str, checkpoint: str | None, conf_file: Path | None, as_json: bo
         found = [
             *_facts("log", _log(pipeline)),
             *_facts("checkpoint", _checkpoint(pipeline, checkpoint)),
-            *_facts("spark", check_settings(read_settings(conf_file))),
+            *_facts("spark", check_settings(read_settings(conf_file), pipeline.sinks)),
         ]
         for sink, findings in zip(pipeline.all_sinks, asked, strict=True):
             found += _facts(sink.name, findings)
@@ -136,21 +136,20 @@ def _progress(
         is_finished = not is_ahead and not pipeline.log.unfinished(pipeline.name)
         text += f"; the transaction log's newest is {newest.id.batch_id} ({newest.state.value})"
         text += ", so only sparkonce can go on from here" * is_ahead
-        text += ": other code could go on from here, too" * is_finished
+        text += ": other code may continue the query, too" * is_finished
     if head is None and committed is not None and checkpoint.has_offsets(committed + 1):
         yield Finding(
             Level.WARNING,
             f"batch {committed + 1} was begun by other code, which may have delivered some of it",
             "docs/howto/adopting.md explains how to go on",
         )
-    if local_path(checkpoint.location) is None:
-        yield Finding(Level.OK, text)
-        return
-    yield Finding(
-        Level.WARNING,
-        f"{text}; it is on this machine's disk",
-        "keep it where a driver on another machine finds it (HDFS, S3, …)",
-    )
+    yield Finding(Level.OK, text)
+    if local_path(checkpoint.location) is not None:
+        yield Finding(
+            Level.WARNING,
+            f"{checkpoint.location} is on this machine's disk",
+            "keep it where a driver on another machine finds it (HDFS, S3, …)",
+        )
 
 
 def _older_copy(
@@ -166,7 +165,9 @@ def _older_copy(
             f"Spark has committed batch {committed} in {checkpoint.location}, and the newest batch "
             f"of the transaction log is {batch_id} ({state}): the log is an older copy, or batches "
             "ran without it",
-            "do not run `sparkonce recover` or `settle` on an older copy; restore a newer one "
+            "if other code ran the query meanwhile, start with "
+            f'adopt="batch {committed + 1}" (docs/howto/adopting.md); else do not run '
+            "`sparkonce recover` or `settle` on an older copy, and restore a newer one "
             "(docs/reference/errors/log.md, Restore a log)",
         )
     if not checkpoint.has_offsets(batch_id):

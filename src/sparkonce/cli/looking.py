@@ -179,7 +179,9 @@ def copy(source: str, target: str, pipeline: str | None, as_json: bool) -> int:
         screen.json({"pipeline": name, "to": new.address, "batches": len(records)})
     else:
         held = counted(len(records), "batch")
-        screen.say(f"{name} is in {new.address} now, with {held}: use it as log=")
+        screen.say(
+            f"{name} is in {new.address} now, with {held}: give the job the log= that you gave here"
+        )
     return 0
 
 

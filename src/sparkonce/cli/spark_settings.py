@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
 
 
 def read_settings(conf_file: Path | None) -> dict[str, str] | None:
@@ -35,14 +38,16 @@ def read_settings(conf_file: Path | None) -> dict[str, str] | None:
     return None if context is None else dict(context.getConf().getAll())
 
 
-def check_settings(settings: Mapping[str, str] | None) -> Iterator[Finding]:
-    """Which of Spark's settings cause trouble."""
+def check_settings(
+    settings: Mapping[str, str] | None, sinks: Sequence[AnySink] = ()
+) -> Iterator[Finding]:
+    """Which of Spark's settings cause trouble, by themselves or with these sinks."""
     if settings is None:
         yield Finding(
             Level.OK, "no settings known: pass --conf with the spark-defaults.conf of the job"
         )
         return
-    found = [*_tasks(settings), *_streaming(settings)]
+    found = [*_tasks(settings), *_streaming(settings), *_cores(settings, sinks)]
     yield from found or [Finding(Level.OK, "no setting is known to cause trouble")]
 
 
@@ -71,6 +76,21 @@ def _tasks(settings: Mapping[str, str]) -> Iterator[Finding]:
             "can be lost or doubled",
             "set both to true (Spark 4.0 does not have them: use a newer one)",
         )
+
+
+def _cores(settings: Mapping[str, str], sinks: Sequence[AnySink]) -> Iterator[Finding]:
+    """More cores than a server has connections left."""
+    from sparkonce.spark_hooks.probing import most_tasks  # noqa: PLC0415 - imports pyspark
+
+    cores = most_tasks(settings) or 0
+    for sink in sinks:
+        with contextlib.suppress(Exception):  # the sink's own findings show that it is unreachable
+            if reason := verbs.lacks_room(sink, cores):
+                yield Finding(
+                    Level.WARNING,
+                    reason,
+                    "raise the server's limit, or give the sink fewer tasks with writers=",
+                )
 
 
 def _streaming(settings: Mapping[str, str]) -> Iterator[Finding]:
