@@ -68,7 +68,7 @@ def check_executors(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
 
 
 def warn_of_room(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
-    """Log which servers have fewer connections left than there are cores; one may ask in vain."""
+    """Log which servers have fewer connections left than the executors have cores."""
     context = spark.sparkContext
     if _LOCAL.match(context.master or ""):
         return
