@@ -66,21 +66,6 @@ def test_host_with_another_version_is_named(network: Network, tmp_path: Path) ->
     assert "host2" not in error
 
 
-def test_host_with_another_python_is_named(network: Network, tmp_path: Path) -> None:
-    others = sorted(Path(sys.base_prefix).parent.glob("*/bin/python3.1[1-9]"))
-    mine = f"python3.{sys.version_info.minor}"
-    found = next((path for path in others if path.name != mine), None)
-    if found is None:
-        pytest.skip("there is no second version of Python")
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / Path(sys.executable).name).symlink_to(found)
-    network.hosts[1].mounts[Path(sys.executable).parent] = other
-    error = refusal(network, tmp_path)
-    assert "host2" in error
-    assert found.name.removeprefix("python") in error
-
-
 def test_archive_brings_sparkonce_along(network: Network, tmp_path: Path) -> None:
     """The archive of docs/howto/install.md, and its two settings."""
     empty, packages = tmp_path / "empty", tmp_path / "packages"
