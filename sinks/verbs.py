@@ -9,6 +9,7 @@ verbs that every sink has.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -92,8 +93,10 @@ def diagnose(sink: AnySink) -> Iterable[Finding]:
 
 
 def lacks_room(sink: AnySink, cores: int) -> str | None:
-    """Why the server cannot take the sink's tasks on so many cores at a time; None if it can."""
-    room = sink.room_for_tasks() if isinstance(sink, Diagnoses) else None
+    """Why the server cannot take the sink's tasks on so many cores; None if it can."""
+    room = None
+    with contextlib.suppress(Exception):  # other checks report that the server is unreachable
+        room = sink.room_for_tasks() if isinstance(sink, Diagnoses) else None
     tasks = min(cores, sink.writers or cores)
     if room is None or tasks <= room:
         return None

@@ -7,7 +7,6 @@ unpickling would fail before any code of sparkonce ran.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,9 +73,8 @@ def warn_of_room(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
         return
     cores = most_tasks(dict(context.getConf().getAll())) or context.defaultParallelism
     for sink in sinks:
-        with contextlib.suppress(Exception):
-            if reason := verbs.lacks_room(sink, cores):
-                logger.warning("%s. docs/howto/cluster.md, Connections, has what to do", reason)
+        if reason := verbs.lacks_room(sink, cores):
+            logger.warning("%s. docs/howto/cluster.md, Connections, has what to do", reason)
 
 
 def most_tasks(conf: Mapping[str, str]) -> int | None:

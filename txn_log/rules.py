@@ -245,7 +245,7 @@ def require_here(head: Head | None, refusal: type[SparkOnceError]) -> None:
         )
     raise refusal(
         f"pipeline {head.pipeline!r} was moved to the transaction log {head.moved_to}, and this "
-        "log takes no more writes for it: pass the new log as log=, with its user"
+        "log takes no more writes for it: pass the new log as log=, a Postgres one with its user"
     )
 
 

@@ -177,6 +177,12 @@ def reached(driver: Driver, arm: Arm) -> Hit:
     return driver.process.wait_for(arm, timeout_s=600)[0]
 
 
+def kill_at(driver: Driver, arm: Arm, kill: Callable[[str, Hit], None], main: str) -> None:
+    """Kill what runs around the process that reaches the point, and let the others continue."""
+    kill(main, reached(driver, arm))
+    driver.let_go(arm)
+
+
 def test_client_mode(site: Site, on_yarn: OnYarn) -> None:
     """An executor, a node and the driver are killed."""
     scenario = on_yarn(is_cluster_mode=False)
@@ -184,12 +190,8 @@ def test_client_mode(site: Site, on_yarn: OnYarn) -> None:
     arms = [driver.arm("prepare.after", batch=0), driver.arm("write.after", batch=1)]
     last = driver.arm("decide.after", batch=2)
     driver.start()
-    hit = reached(driver, arms[0])
-    site.kill_container(EXECUTOR, hit)
-    driver.let_go(arms[0])
-    hit = reached(driver, arms[1])
-    site.kill_node(EXECUTOR, hit)
-    driver.let_go(arms[1])
+    kill_at(driver, arms[0], site.kill_container, EXECUTOR)
+    kill_at(driver, arms[1], site.kill_node, EXECUTOR)
     reached(driver, last)
     driver.kill()
     assert set(scenario.visible_of(2).values()) == {"none"}
@@ -206,15 +208,9 @@ def test_cluster_mode(site: Site, on_yarn: OnYarn) -> None:
         driver.arm("vote.after", batch=2),
     ]
     driver.start()
-    hit = reached(driver, arms[0])
-    site.kill_container(EXECUTOR, hit)
-    driver.let_go(arms[0])
-    hit = reached(driver, arms[1])
-    site.kill_container(DRIVER, hit)
-    driver.let_go(arms[1])
-    hit = reached(driver, arms[2])
-    site.kill_node(DRIVER, hit)
-    driver.let_go(arms[2])
+    kill_at(driver, arms[0], site.kill_container, EXECUTOR)
+    kill_at(driver, arms[1], site.kill_container, DRIVER)
+    kill_at(driver, arms[2], site.kill_node, DRIVER)
     status, said = driver.ends()
     assert status == 0, said[-3000:]
     scenario.check_end()

@@ -131,7 +131,9 @@ def _span(span_s: float) -> str:
 def show_pipeline(screen: Screen, found: Facts) -> None:
     screen.title(found["name"], found["state"])
     if found["moved_to"]:
-        screen.pairs([("moved to", f"{found['moved_to']} (pass it as log=, with its user)")])
+        screen.pairs(
+            [("moved to", f"{found['moved_to']} (pass it as log=, a Postgres one with its user)")]
+        )
         return
     last, starts = found["last_complete"], found["starts_since_last_batch"]
     screen.pairs(

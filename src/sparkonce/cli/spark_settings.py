@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -84,13 +83,12 @@ def _cores(settings: Mapping[str, str], sinks: Sequence[AnySink]) -> Iterator[Fi
 
     cores = most_tasks(settings) or 0
     for sink in sinks:
-        with contextlib.suppress(Exception):  # the sink's own findings show that it is unreachable
-            if reason := verbs.lacks_room(sink, cores):
-                yield Finding(
-                    Level.WARNING,
-                    reason,
-                    "raise the server's limit, or give the sink fewer tasks with writers=",
-                )
+        if reason := verbs.lacks_room(sink, cores):
+            yield Finding(
+                Level.WARNING,
+                reason,
+                "raise the server's limit, or give the sink fewer tasks with writers=",
+            )
 
 
 def _streaming(settings: Mapping[str, str]) -> Iterator[Finding]:

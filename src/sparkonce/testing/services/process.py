@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,6 +202,16 @@ def free_port() -> int:
     with contextlib.suppress(OSError, ValueError):
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     return once(_Ports).take(range(15000, low if low >= 16000 else 65000))  # noqa: PLR2004
+
+
+def json_at(host: str, port: int, path: str) -> dict[str, Any]:
+    """What a server's page shows as JSON; empty while it does not respond."""
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/{path}", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except (OSError, ValueError):
+        return {}
 
 
 def is_port_taken(port: int, host: str = LOCALHOST) -> bool:

@@ -11,9 +11,7 @@ On a `Network`, each worker is on a host of its own.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +21,14 @@ from typing import Any, Final
 
 from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, java
 from sparkonce.testing.services.network import Host, Network
-from sparkonce.testing.services.process import LOCALHOST, Command, Guard, free_port, import_path
+from sparkonce.testing.services.process import (
+    LOCALHOST,
+    Command,
+    Guard,
+    free_port,
+    import_path,
+    json_at,
+)
 from sparkonce.testing.services.server import LocalPlan, LocalRuntime, Server, ServerGroup
 from sparkonce.testing.services.services import make_root
 
@@ -186,12 +191,7 @@ def _settings() -> dict[str, str]:
 
 def _state_of(address: str, ui_port: int) -> dict[str, Any]:
     """The master's state; empty while it does not respond."""
-    try:
-        with urllib.request.urlopen(f"http://{address}:{ui_port}/json/", timeout=5) as answer:
-            state: dict[str, Any] = json.load(answer)
-            return state
-    except (OSError, ValueError):
-        return {}
+    return json_at(address, ui_port, "json/")
 
 
 def _has_worker(address: str, ui_port: int, host: str, port: int) -> bool:

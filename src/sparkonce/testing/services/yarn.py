@@ -10,9 +10,7 @@ Their folders, with the containers' logs, are removed at the end.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +20,7 @@ from xml.sax.saxutils import escape
 
 from sparkonce.testing.services.hdfs import Hdfs
 from sparkonce.testing.services.java import JVM_FLAGS, QUICK_START, class_path, ivy_jar, java
-from sparkonce.testing.services.process import LOCALHOST, Command, Guard, free_port
+from sparkonce.testing.services.process import LOCALHOST, Command, Guard, free_port, json_at
 from sparkonce.testing.services.server import LocalPlan, LocalRuntime, Server, ServerGroup
 from sparkonce.testing.services.services import make_root
 
@@ -67,15 +65,10 @@ class Yarn(ServerGroup):
         env: environment variables with which Spark finds it.
     """
 
-    def __init__(self, manager: Server, nodes: Sequence[YarnNode], plan: _Plan) -> None:
+    def __init__(self, manager: Server, nodes: Sequence[YarnNode], settings: Path) -> None:
         super().__init__([manager, *nodes])
         self.nodes = tuple(nodes)
-        self.env = {"HADOOP_CONF_DIR": str(plan.root / "conf")}
-        self._state = plan.state
-
-    def applications(self) -> list[dict[str, Any]]:
-        """What its ResourceManager knows of each application: `id`, `state`, `name` and more."""
-        return list((self._state("apps").get("apps") or {}).get("app", []))
+        self.env = {"HADOOP_CONF_DIR": str(settings)}
 
 
 def start_yarn(hdfs: Hdfs, nodes: int = 2, *, cores: int = 4, memory_mb: int = 4096) -> Yarn:
@@ -99,7 +92,7 @@ def start_yarn(hdfs: Hdfs, nodes: int = 2, *, cores: int = 4, memory_mb: int = 4
         for node in made:
             node.start()
         on_error.pop_all()
-    return Yarn(manager, made, plan)
+    return Yarn(manager, made, plan.settings)
 
 
 @dataclass(frozen=True)
@@ -110,12 +103,15 @@ class _Plan:
     on_error: contextlib.ExitStack
     web_port: int = field(default_factory=free_port)
 
+    @property
+    def settings(self) -> Path:
+        return self.root / "conf"
+
     def write_settings(self, hdfs: Hdfs) -> None:
-        folder = self.root / "conf"
-        folder.mkdir(parents=True)
-        _write(folder / "core-site.xml", {"fs.defaultFS": hdfs.url})
-        _write(folder / "capacity-scheduler.xml", _QUEUES)
-        _write(folder / "yarn-site.xml", self._settings())
+        self.settings.mkdir(parents=True)
+        _write(self.settings / "core-site.xml", {"fs.defaultFS": hdfs.url})
+        _write(self.settings / "capacity-scheduler.xml", _QUEUES)
+        _write(self.settings / "yarn-site.xml", self._settings())
 
     def _settings(self) -> dict[str, str]:
         roles = ("address", "scheduler.address", "resource-tracker.address", "admin.address")
@@ -136,7 +132,7 @@ class _Plan:
 
     def manager(self) -> Server:
         argv = [f"{_SERVER}.resourcemanager.ResourceManager"]
-        ready = partial(self.state, "info")
+        ready = partial(self._state, "info")
         return Server(self._runtime("manager", argv, ready, remove=self.root))
 
     def node(self, number: int, cores: int, memory_mb: int) -> YarnNode:
@@ -167,25 +163,19 @@ class _Plan:
         command = [
             *(java(), *JVM_FLAGS, QUICK_START, "-Xmx256m"),
             *("--add-opens", "java.base/java.lang=ALL-UNNAMED"),
-            *("-cp", os.pathsep.join([str(self.root / "conf"), *jars]), *argv),
+            *("-cp", os.pathsep.join([str(self.settings), *jars]), *argv),
         ]
         program = Command(command, folder / "log")
         return LocalRuntime(
             LocalPlan(f"YARN's {name}", program, None, lambda: bool(is_ready())), guard
         )
 
-    def state(self, what: str) -> dict[str, Any]:
+    def _state(self, what: str) -> dict[str, Any]:
         """Part of what the ResourceManager shows; empty while it does not respond."""
-        url = f"http://{LOCALHOST}:{self.web_port}/ws/v1/cluster/{what}"
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except (OSError, ValueError):
-            return {}
+        return json_at(LOCALHOST, self.web_port, f"ws/v1/cluster/{what}")
 
     def _knows(self, address: str) -> bool:
-        nodes = (self.state("nodes").get("nodes") or {}).get("node", [])
+        nodes = (self._state("nodes").get("nodes") or {}).get("node", [])
         ids = {node["id"] for node in nodes if node["state"] == "RUNNING"}
         return address.replace(LOCALHOST, "localhost") in ids or address in ids
 
