@@ -75,13 +75,12 @@ class HttpSink(IdempotentSink):
 
 
 class Api(ThreadingHTTPServer):
-    """The API, in memory; with `forget_answers` it closes connections without an answer."""
+    """The API, in memory."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.batches: dict[str, list[Any]] = {}
         self.lock = threading.Lock()
-        self.forget_answers = False
 
     @property
     def url(self) -> str:
@@ -95,8 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         lines = self.rfile.read(int(self.headers["Content-Length"])).splitlines()
         with self.server.lock:  # storing key and rows in one step makes it idempotent
             self.server.batches.setdefault(self.path, [json.loads(line) for line in lines])
-        if not self.server.forget_answers:
-            self._answer(201)
+        self._answer(201)
 
     def do_HEAD(self) -> None:
         self._answer(200 if self.path in self.server.batches else 404)

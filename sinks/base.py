@@ -86,16 +86,16 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             sink can get other rows. It costs a snapshot of the batch and a separate pass.
         writers: the number of Spark tasks that write a batch; default: one for each of its
             partitions. 1 shuffles the whole batch to one task. A higher number needs columns that
-            determine which task gets a row (`dealt_by`). Alongside sinks with more tasks, it costs
-            a snapshot of the batch.
+            determine which task gets a row (`distribute_by`). Alongside sinks with more tasks, it
+            costs a snapshot of the batch.
 
     Attributes:
         columns: a function that a sink may set to turn the columns after `select` into those that
             `write` gets. Spark evaluates the SQL that it returns in the same pass. Sinks whose
             `columns` are equal share that work.
-        dealt_by: a sink may name some of the columns that `write` gets, on the class or before it
-            calls this constructor. Rows with equal values in them reach the same one of `writers`
-            tasks, in every replay. The sink then gets a separate pass.
+        distribute_by: a sink may name some of the columns that `write` gets, on the class or before
+            it calls this constructor. Rows with equal values in them reach the same one of
+            `writers` tasks, in every replay. The sink then gets a separate pass.
 
     Raises:
         ConfigurationError: a setting cannot work; the message names it and the fix.
@@ -104,7 +104,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
 
     kind: ClassVar[str] = ""
     columns: Columns | None = None
-    dealt_by: tuple[str, ...] | None = None
+    distribute_by: tuple[str, ...] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -138,23 +138,23 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
         self._check_writers()
 
     def _check_writers(self) -> None:
-        writers, dealt_by = self.writers, self.dealt_by
+        writers, distribute_by = self.writers, self.distribute_by
         if writers is not None and (type(writers) is not int or writers < 1):
             raise ConfigurationError(
                 f"{self.name}: writers={writers!r} must be a whole number from 1, or be left out"
             )
         # Spark distributes rows in an order that a replay need not repeat. Only chosen columns
         # bring each row to the same task again.
-        if writers is not None and writers > 1 and not dealt_by:
+        if writers is not None and writers > 1 and not distribute_by:
             raise ConfigurationError(
                 f"{self.name}: writers={writers} needs columns that determine which task gets a "
-                f"row (dealt_by), and this {type(self).__name__} has none: set writers=1, or leave "
-                "it out"
+                f"row (distribute_by), and this {type(self).__name__} has none: set writers=1, or "
+                "leave it out"
             )
-        if dealt_by and writers is None:
+        if distribute_by and writers is None:
             raise ConfigurationError(
-                f"{self.name}: {type(self).__name__} deals its rows out by {list(dealt_by)}: set "
-                "writers= to the number of tasks that get them"
+                f"{self.name}: {type(self).__name__} distributes its rows by "
+                f"{list(distribute_by)}: set writers= to the number of tasks that get them"
             )
 
     # -- in a Spark task; for a small batch in the driver ------------------------------------------
@@ -289,7 +289,7 @@ _RESERVED: Mapping[str, Callable[[Any], bool]] = {
     "columns": callable,
     "transform": callable,
     "select": _is_texts,
-    "dealt_by": _is_texts,
+    "distribute_by": _is_texts,
     "writers": lambda value: type(value) is int,
 }
 """Attributes that a subclass could take for its own, and whether a value is the contract's."""

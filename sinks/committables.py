@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ConfigurationError, PrepareRejectedError, ProtocolError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 
 
@@ -50,6 +50,20 @@ def check_committable(sink: Named, committable: object, branch_id: BranchId) -> 
             "(sparkonce.sinks), which also holds bytes"
         ) from error
     return replace(committable, payload=payload)
+
+
+def check_rows(sink: Named, committable: Committable, written: int) -> None:
+    """Refuse a branch of which the target has other than the `written` rows, if the sink counts.
+
+    Raises:
+        PrepareRejectedError: the numbers differ.
+    """
+    if committable.rows not in {None, written}:
+        raise PrepareRejectedError(
+            f"{type(sink).__name__} {sink.name!r} prepared {committable.rows} rows of the "
+            f"{written} that it got: its client or its target has lost or doubled some",
+            committable.branch_id,
+        )
 
 
 def check_version(committable: Committable, newest: int) -> None:

@@ -39,7 +39,12 @@ class Payload:
     VERSION: ClassVar[int] = 1
 
     def committable(
-        self, branch_id: BranchId, *, safe_until: float | None = None, text: str = ""
+        self,
+        branch_id: BranchId,
+        *,
+        safe_until: float | None = None,
+        text: str = "",
+        rows: int | None = None,
     ) -> Committable:
         """Make the committable that `preCommit` returns.
 
@@ -47,6 +52,7 @@ class Payload:
             branch_id: of the branch.
             safe_until: see `Committable`.
             text: see `Committable`.
+            rows: see `Committable`.
 
         Raises:
             ProtocolError: a field holds a value that JSON cannot hold.
@@ -55,7 +61,7 @@ class Payload:
             field.name: _encoded(getattr(self, field.name), f"{type(self).__name__}.{field.name}")
             for field in fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
         }
-        return Committable(branch_id, payload, self.VERSION, safe_until, text)
+        return Committable(branch_id, payload, self.VERSION, safe_until, text, rows)
 
     @classmethod
     def of(cls, committable: Committable) -> Self:

@@ -152,7 +152,7 @@ class SparkBatch:
         Spark recomputes the part of the shuffle that a lost executor held, after other tasks have
         read their share of the first computation.
         """
-        if not sink.dealt_by:
+        if not sink.distribute_by:
             return False
         conf = self._df.sparkSession.conf
         # Spark 4.0 does not have them. `get` with a default would hide Spark's own.
@@ -250,12 +250,12 @@ class SparkBatch:
     ) -> Sequence[PartitionSummary]:
         df, shapes = self._shapes.with_hashes(df, sinks)
         writer = PartitionWriter(sinks, incarnation, self.batch_id, shapes, rewrite)
-        # After `transform` and `select`, which may fill the columns of `dealt_by` at random.
+        # After `transform` and `select`, which may fill the columns of `distribute_by` at random.
         with _snapshot(df) if self._may_mix(sinks[0]) else nullcontext(df) as made:
             rows = made
             if sinks[0].writers is not None:
                 prefix = "" if shapes is None else "shape0."
-                keys = (f"{prefix}{quoted(name)}" for name in sinks[0].dealt_by or ())
+                keys = (f"{prefix}{quoted(name)}" for name in sinks[0].distribute_by or ())
                 # A fixed number keeps adaptive execution from changing the partitions.
                 rows = made.repartition(sinks[0].writers, *keys)
             # As Arrow: `collect` takes longer to return a few rows than the tasks take to write.
@@ -272,7 +272,7 @@ def _passes(sinks: Sequence[AnySink]) -> list[list[AnySink]]:
     """The sinks, grouped by the pass that they share."""
     passes: dict[object, list[AnySink]] = {}
     for sink in sinks:
-        has_own_pass = sink.transform or sink.dealt_by
+        has_own_pass = sink.transform or sink.distribute_by
         passes.setdefault(sink.name if has_own_pass else sink.writers, []).append(sink)
     return list(passes.values())
 

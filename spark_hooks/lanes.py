@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.base import AnySink
-from sparkonce.sinks.committables import check_committable
+from sparkonce.sinks.committables import check_committable, check_rows
 from sparkonce.steps import step
 from sparkonce.txn_log.record import Fingerprint, Part
 
@@ -52,6 +52,7 @@ class Branch:
         self.committable: Committable | None = None
         self._handle: Any = None
         self._open = False
+        self._rows = 0
         self._bytes = 0
         self._contents: list[Fingerprint] = []
 
@@ -63,6 +64,7 @@ class Branch:
     def write(self, rows: Rows) -> None:
         with self.step("write"):
             self._call(lambda: self.sink.write(self._handle, rows.batch))
+            self._rows += rows.batch.num_rows
             self._bytes += rows.batch.nbytes
             self._contents.append(rows.content)
 
@@ -79,6 +81,7 @@ class Branch:
             prepared = self._call(lambda: self.sink.preCommit(self._handle))
             self._open = False
             self.committable = check_committable(self.sink, prepared, self.branch_id)
+            check_rows(self.sink, self.committable, self._rows)
 
     def part(self) -> Part:
         content = reduce(operator.add, self._contents)

@@ -35,7 +35,7 @@ folder, kind, is_checked = sys.argv[1:]
 
 
 class DealingSink(FileSink):
-    dealt_by = ("name",)
+    distribute_by = ("name",)
 
 
 if kind != "dealt":

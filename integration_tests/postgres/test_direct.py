@@ -270,7 +270,7 @@ def test_rows_of_one_key_reach_one_task_whatever_spark_adapts(spark: SparkSessio
         assert shapes == [0]  # the dot makes it a struct
         from pyspark.sql.functions import spark_partition_id
 
-        keys = [f"shape0.`{name}`" for name in sink.dealt_by or ()]
+        keys = [f"shape0.`{name}`" for name in sink.distribute_by or ()]
         dealt = rows.repartition(sink.writers, *keys).select(
             "shape0.*", spark_partition_id().alias("n")
         )

@@ -41,7 +41,7 @@ class Shop:
         self.stage.mkdir()
         self._ask("CREATE TABLE orders (id INTEGER)")
         self.readers = {"sqlite": self.in_sqlite, "http": self.in_api}
-        self.standing = {
+        self.unfinished = {
             "sqlite": lambda: self._ask("SELECT * FROM sparkonce_staging_orders"),
             "http": lambda: list(self.stage.glob("*.arrow")),
         }
@@ -92,7 +92,7 @@ def test_staged_and_idempotent_sink_in_one_pipeline(
         batches(sum(not kill.again for kill in kills) + 1),
         shop.readers,
         kills,
-        standing=shop.standing,
+        unfinished=shop.unfinished,
         folder=tmp_path / "run",
     )
 

@@ -19,7 +19,7 @@ from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
 from sparkonce.sinks.kafka.finishing.finisher import Finisher
 from sparkonce.sinks.s3.finishing import outcome
-from sparkonce.testing import SinkContract, SinkWorld, checks
+from sparkonce.testing import Proxy, SinkContract, SinkWorld, checks
 from sparkonce.testing.sink_world import OWNER
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class TestKafkaSink(SinkContract):
     """One message per row, as Spark's `to_json` would make it."""
 
     large_rows = 20_000
+    race_rounds = 40
 
     @pytest.fixture
     def make_world(
@@ -63,7 +64,7 @@ class TestKafkaSink(SinkContract):
             with checks.CommittedReader(kafka.bootstrap_servers, topic) as reader:
                 return [json.loads(message.value or b"") for message in reader.read_visible()]
 
-        def shaped(batch: pa.RecordBatch) -> pa.RecordBatch:
+        def selected(batch: pa.RecordBatch) -> pa.RecordBatch:
             values = [json.dumps(row) for row in batch.to_pylist()]
             return pa.record_batch({"value": pa.array(values, pa.string())})
 
@@ -77,10 +78,10 @@ class TestKafkaSink(SinkContract):
         yield lambda schema: SinkWorld(
             sink=lambda: KafkaSink(topic, bootstrap_servers=kafka.bootstrap_servers),
             visible=visible,
-            standing=lambda: checks.kafka_leaks(
+            unfinished=lambda: checks.kafka_leaks(
                 kafka.bootstrap_servers, f"sparkonce.{OWNER.log_id}."
             ),
-            shaped=shaped,
+            selected=selected,
             lose=lose,
             reads_in_order=True,
             refresh=refresh,
@@ -93,6 +94,7 @@ class TestKafkaSink(SinkContract):
 
 
 class TestPostgresSink(SinkContract):
+    race_rounds = 40
     types: ClassVar = {
         "bool": "boolean",
         "int8": "smallint",
@@ -115,25 +117,29 @@ class TestPostgresSink(SinkContract):
     @pytest.fixture
     def make_world(
         self, postgres: PostgresServer, fresh_schema: str
-    ) -> Callable[[pa.Schema], SinkWorld]:
+    ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
         table = f"{fresh_schema}.orders"
+        port = psycopg.conninfo.conninfo_to_dict(postgres.dsn)["port"]
+        proxy = Proxy(int(str(port)))
+        dsn = postgres.dsn.replace(f":{port}/", f":{proxy.port}/")
 
         def make(schema: pa.Schema) -> SinkWorld:
             columns = ", ".join(f"{f.name} {self.types[str(f.type)]}" for f in schema)
             with psycopg.connect(postgres.dsn, autocommit=True) as connection:
                 connection.execute(f"CREATE TABLE {table} ({columns})".encode())
             return SinkWorld(
-                sink=lambda: PostgresSink(postgres.dsn, table=table, lock_timeout_s=10.0),
+                sink=lambda: PostgresSink(dsn, table=table, lock_timeout_s=10.0),
                 visible=lambda: [
                     dict(zip(schema.names, row, strict=True))
                     for row in checks.read_postgres(postgres.dsn, table)
                 ],
-                standing=standing,
+                unfinished=unfinished,
                 lose=lose,
+                proxy=proxy,
                 away=lambda: stopped(postgres),
             )
 
-        def standing() -> list[checks.Leak]:
+        def unfinished() -> list[checks.Leak]:
             ours = f"sparkonce.{OWNER.log_id}.", fresh_schema
             leaks = checks.postgres_leaks(postgres.dsn)
             return [leak for leak in leaks if any(name in leak.name for name in ours)]
@@ -147,7 +153,8 @@ class TestPostgresSink(SinkContract):
                     staging = sql.Identifier(payload["schema"], name)
                     connection.execute(sql.SQL("DROP TABLE {}").format(staging))
 
-        return make
+        yield make
+        proxy.close()
 
 
 @pytest.mark.parametrize(
@@ -157,6 +164,9 @@ class TestPostgresSink(SinkContract):
     scope="session",
 )
 class TestS3Sink(SinkContract):
+    race_rounds = 10  # each loss takes `PATIENCE_S` in another process
+    most_faults = 6
+
     @pytest.fixture(autouse=True)
     def _lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing here completes in the background, so that no test has to wait for it."""
@@ -165,7 +175,7 @@ class TestS3Sink(SinkContract):
     @pytest.fixture
     def make_world(
         self, s3: S3Server, s3_client: S3Client, fresh_bucket: str
-    ) -> Callable[[pa.Schema], SinkWorld]:
+    ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
         def lose(committable: Committable) -> None:
             payload: Any = committable.payload
             for file in payload["files"]:
@@ -173,13 +183,14 @@ class TestS3Sink(SinkContract):
                     Bucket=fresh_bucket, Key=file["key"], UploadId=file["upload_id"]
                 )
 
-        return lambda schema: SinkWorld(
-            sink=lambda: S3Sink(
-                f"s3://{fresh_bucket}/out",
-                connection=S3Connection(**s3.boto3_settings),
-            ),
+        proxy = Proxy(int(s3.endpoint_url.rpartition(":")[2]))
+        settings = {**s3.boto3_settings, "endpoint_url": f"http://{proxy.address}"}
+        yield lambda schema: SinkWorld(
+            sink=lambda: S3Sink(f"s3://{fresh_bucket}/out", connection=S3Connection(**settings)),
             visible=lambda: checks.read_s3_parquet(s3, fresh_bucket, "out"),
-            standing=lambda: checks.s3_leaks(s3, fresh_bucket),
+            unfinished=lambda: checks.s3_leaks(s3, fresh_bucket),
             lose=lose,
+            proxy=proxy,
             away=lambda: stopped(s3),
         )
+        proxy.close()

@@ -50,7 +50,7 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 class DealingSink(FileSink):
     """Deals rows by a column."""
 
-    dealt_by = ("id",)
+    distribute_by = ("id",)
 
 
 @pytest.mark.parametrize("is_checked", [True, False])

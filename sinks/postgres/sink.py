@@ -147,7 +147,7 @@ class PostgresSink(
         columns, is_direct = one_or_several(key), load == "direct"
         if is_direct and columns is not None:
             # Two tasks with one key would wait for each other, and Postgres would not notice.
-            self.dealt_by = tuple(columns)
+            self.distribute_by = tuple(columns)
             writers = _UPSERT_WRITERS if writers is None else writers
         super().__init__(name=name, select=select, transform=transform, writers=writers)
         self._timeouts = Timeouts(lock_timeout_s, statement_timeout_s)

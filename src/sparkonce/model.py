@@ -26,6 +26,10 @@ ATTEMPT_BOUND = 1 << 16
 DRIVER_ATTEMPT = ATTEMPT_BOUND
 """The attempt number of a branch that the driver makes itself (`vote`)."""
 
+MAX_BRANCH_ID = 128
+"""The most characters of `str(branch_id)`, all ASCII: for a store with short names. It holds for a
+query id of Spark, up to 999,999 starts, 99 rewrites of a batch and 9,999,999,999 batches."""
+
 _SMALL_BATCHES = 1 << 14
 """Attempt numbers of small batches repeat after this many batches."""
 
@@ -154,6 +158,8 @@ class Committable:
             prepared branch, less the sink's own safety margin; None when it keeps the branch
             until that is committed or aborted. A batch's first record is refused after it.
         text: for people, one line: the objects, tables or transactions that make up the branch.
+        rows: how many rows the target has of the branch, if the sink counts them: a task fails if
+            it wrote another number. Not stored.
     """
 
     branch_id: BranchId
@@ -161,6 +167,7 @@ class Committable:
     version: int = 1
     safe_until: float | None = None
     text: str = field(default="", compare=False)
+    rows: int | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, JsonValue]:
         text: dict[str, JsonValue] = {"text": self.text} if self.text else {}

@@ -242,7 +242,7 @@ def test_sink_without_a_lasting_name() -> None:
         ExactlyOnce("test", sinks=[Careless()], log="sqlite:///:memory:")
 
 
-@pytest.mark.parametrize("name", ["columns", "transform", "select", "dealt_by", "writers"])
+@pytest.mark.parametrize("name", ["columns", "transform", "select", "distribute_by", "writers"])
 def test_attribute_that_hides_one_of_the_contract(name: str) -> None:
     """A sink's own list of columns is no function that makes columns."""
 
@@ -302,7 +302,7 @@ def test_function_that_a_snapshot_has_no_answer_to(function: str) -> None:
 
 
 class DealingSink(ListSink):
-    dealt_by = ("id",)
+    distribute_by = ("id",)
 
 
 @pytest.mark.parametrize("writers", [0, -1, True, 1.0, "1"])
@@ -319,7 +319,7 @@ def test_rows_that_are_dealt_out_need_a_number_of_tasks() -> None:
     assert (ListSink().writers, DealingSink(writers=4).writers) == (None, 4)
     with pytest.raises(ConfigurationError, match="writers=4 needs columns"):
         ListSink(writers=4)
-    with pytest.raises(ConfigurationError, match=r"deals its rows out by \['id'\]: set writers="):
+    with pytest.raises(ConfigurationError, match=r"distributes its rows by \['id'\]: set writers="):
         DealingSink()
 
 

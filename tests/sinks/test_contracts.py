@@ -6,7 +6,6 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -17,7 +16,7 @@ from examples.http_sink import HttpSink, serve
 
 from sparkonce.model import BranchId
 from sparkonce.sinks import IdempotentSink, SqliteSink
-from sparkonce.testing import SinkContract, SinkWorld, sink_process
+from sparkonce.testing import Proxy, SinkContract, SinkWorld, sink_process
 from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.sink_world import SCHEMA, branch
 from tests.support.sink_worlds import file_world, outcome, sqlite_world
@@ -26,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class TestFileSink(SinkContract):
+    race_rounds = 40
+
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
         return lambda schema: file_world(tmp_path)
@@ -49,6 +50,8 @@ def test_staging_of_sqlite_gets_the_columns_of_its_target(tmp_path: Path) -> Non
 
 
 class TestSqliteSink(SinkContract):
+    race_rounds = 40
+
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
         return lambda schema: sqlite_world(tmp_path / "shop.db", schema)
@@ -62,15 +65,9 @@ def test_commit_of_sqlite_outlives_a_power_loss(tmp_path: Path) -> None:
         assert db.execute("PRAGMA synchronous").fetchone() == (3,)
 
 
-class Silent(BaseHTTPRequestHandler):
-    """Hangs up, as long as the API is away."""
-
-    def do_PUT(self) -> None: ...
-
-    def do_HEAD(self) -> None: ...
-
-
 class TestHttpSink(SinkContract):
+    race_rounds = 40
+
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
         api = serve()
@@ -79,26 +76,15 @@ class TestHttpSink(SinkContract):
             with urlopen(f"{api.url}/rows") as answer:  # noqa: S310 - our own server
                 return json.load(answer)
 
-        @contextlib.contextmanager
-        def lost_answer() -> Iterator[None]:
-            api.forget_answers = True
-            yield
-            api.forget_answers = False
-
-        @contextlib.contextmanager
-        def away() -> Iterator[None]:
-            handler, api.RequestHandlerClass = api.RequestHandlerClass, Silent
-            yield
-            api.RequestHandlerClass = handler
-
+        proxy = Proxy(api.server_port)
         yield lambda schema: SinkWorld(
-            sink=lambda: HttpSink(api.url, stage=tmp_path),
+            sink=lambda: HttpSink(f"http://{proxy.address}", stage=tmp_path),
             visible=visible,
-            standing=lambda: [path.name for path in tmp_path.glob("*.arrow")],
+            unfinished=lambda: [path.name for path in tmp_path.glob("*.arrow")],
             expected=lambda row: json.loads(json.dumps(row, default=str)),
-            lost_answer=lost_answer,
-            away=away,
+            proxy=proxy,
         )
+        proxy.close()
         api.shutdown()
         api.server_close()
 
@@ -125,7 +111,8 @@ class VersionSink(IdempotentSink):
 
 
 class TestVersionSink(SinkContract):
-    most_kills = 4
+    most_faults = 4
+    race_rounds = 40
 
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
@@ -142,7 +129,7 @@ class TestVersionSink(SinkContract):
             visible=lambda: [
                 {"id": id_, "name": name} for id_, name in asked("SELECT * FROM orders")
             ],
-            standing=lambda: [path.name for path in tmp_path.glob("*.arrow")],
+            unfinished=lambda: [path.name for path in tmp_path.glob("*.arrow")],
             one_branch_a_batch=True,
         )
 
@@ -169,7 +156,7 @@ class TestAppendingSink(SinkContract):
         return lambda schema: SinkWorld(
             sink=lambda: AppendingSink(tmp_path),
             visible=visible,
-            standing=lambda: [path for path in tmp_path.iterdir() if path.name.startswith(".")],
+            unfinished=lambda: [path for path in tmp_path.iterdir() if path.name.startswith(".")],
             lose=lambda committable: next(tmp_path.glob(".*")).unlink(),
         )
 """

@@ -11,8 +11,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from examples.http_sink import HttpSink, serve
 
 from sparkonce.errors import PreparedBranchLostError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
@@ -29,7 +31,7 @@ from sparkonce.sinks.capabilities import AbortsMany, CommitsMany, Publishes, Vot
 from sparkonce.sinks.file import FileHandle
 from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.sinks.verbs import abort_each, commit_each
-from sparkonce.testing import SinkContract, SinkWorld
+from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
 from tests.support.sink_worlds import file_world, sqlite_world
 
@@ -330,18 +332,44 @@ def test_target_is_away(tmp_path: Path, sink: type[SqliteSink]) -> None:
     caught(sqlite_world(tmp_path / "shop.db", SCHEMA, sink), while_away)
 
 
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
+def test_proxy_that_no_request_passes(tmp_path: Path) -> None:
+    """The sink connects to the server itself, so nothing can be lost."""
+
+    def cut(contract: SinkContract, stage: Stage) -> None:
+        contract.test_network_fails_in_commit(
+            stage, stage.sink(), "request lost", is_repeated=False
+        )
+
+    with Proxy(1) as proxy:
+        caught(replace(file_world(tmp_path), proxy=proxy), cut)
 
 
-def test_no_answer_is_lost(tmp_path: Path) -> None:
-    """The world patches another client than the sink's."""
+class TrustsSilence(HttpSink):
+    """Takes a request without an answer for one that was carried out."""
 
-    def answered(contract: SinkContract, stage: Stage) -> None:
-        contract.test_answer_to_a_commit_is_lost(stage, stage.sink())
+    def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
+        with suppress(OSError, HTTPException):
+            super().put(branch_id, rows)
 
-    caught(replace(file_world(tmp_path), lost_answer=nothing), answered)
+
+def test_request_is_lost(tmp_path: Path) -> None:
+    """Nobody has the rows, and commit returned."""
+    api = serve()
+
+    def cut(contract: SinkContract, stage: Stage) -> None:
+        contract.test_network_fails_in_commit(
+            stage, stage.sink(), "request lost", is_repeated=False
+        )
+
+    with api, Proxy(api.server_port) as proxy:
+        world = SinkWorld(
+            sink=lambda: TrustsSilence(f"http://{proxy.address}", stage=tmp_path),
+            visible=lambda: [row for rows in api.batches.values() for row in rows],
+            unfinished=lambda: list(tmp_path.glob("*.arrow")),
+            proxy=proxy,
+        )
+        caught(world, cut)
+        api.shutdown()
 
 
 class DropsZone(FileSink):

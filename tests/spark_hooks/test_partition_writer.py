@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -276,3 +277,20 @@ def test_failing_source_discards_every_branch(sinks: list[MemorySink]) -> None:
     with pytest.raises(ZeroDivisionError):
         PartitionWriter(sinks, INCARNATION, 7).write(rows(), 5, 11)
     assert [sink.calls[-1] for sink in sinks] == ["discard", "discard"]
+
+
+def test_sink_that_prepared_fewer_rows_than_it_got_is_refused(sinks: list[MemorySink]) -> None:
+    """If it counts them. A batch with too few rows must never be decided."""
+    right = sinks[1]
+    prepare = right.preCommit
+
+    def counting(count: int) -> None:
+        right.preCommit = lambda handle: replace(prepare(handle), rows=count)  # type: ignore[method-assign]
+
+    counting(5)
+    assert len(PartitionWriter(sinks, INCARNATION, 6).write(batches(2, 3), 0, 1).committables) == 2
+    counting(4)
+    with pytest.raises(PrepareRejectedError, match="prepared 4 rows of the 5 that it got"):
+        PartitionWriter(sinks, INCARNATION, 7).write(batches(2, 3), 0, 1)
+    assert [len(sink.store.prepared) for sink in sinks] == [1, 1]
+    assert right.calls[-1] == "abort"

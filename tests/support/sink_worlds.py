@@ -44,7 +44,7 @@ def file_world(folder: Path, sink: Callable[[Path], AnySink] = FileSink) -> Sink
     return SinkWorld(
         sink=lambda: sink(folder),
         visible=visible,
-        standing=lambda: [path.name for path in hidden.iterdir()],
+        unfinished=lambda: [path.name for path in hidden.iterdir()],
         lose=lose,
         away=away,
     )
@@ -78,7 +78,7 @@ def sqlite_world(
             dict(zip(schema.names, row, strict=True))
             for row in asked(f"SELECT {columns} FROM orders")
         ],
-        standing=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_staging_orders"),
+        unfinished=lambda: asked("SELECT DISTINCT sparkonce_branch FROM sparkonce_staging_orders"),
         expected=as_sqlite,
         lose=lose,
         away=away,

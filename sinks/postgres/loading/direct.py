@@ -6,7 +6,7 @@
 
 A prepared transaction keeps its locks until the driver ends it. No session waits for a lock on its
 behalf, so Postgres finds no deadlock that goes through it. So every statement has a lock timeout,
-and all rows of a key must come from one task (`dealt_by`).
+and all rows of a key must come from one task (`distribute_by`).
 """
 
 from __future__ import annotations

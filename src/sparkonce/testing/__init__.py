@@ -1,6 +1,7 @@
 """A pytest kit that proves sinks and transaction logs; each part is imported at its first use.
 
 SinkContract, SinkWorld       tests of every verb of a sink; a test class inherits them
+Proxy                         loses and delays requests between a sink and its server
 LogContract                   the same for a transaction log
 assert_exactly_once           a real streaming query, killed at every point of the protocol
 crash_points, Kill            those points
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
     from sparkonce.testing.exactly_once import assert_exactly_once
     from sparkonce.testing.kills import Kill, crash_points
     from sparkonce.testing.log_contract import LogContract
+    from sparkonce.testing.proxy import Proxy
     from sparkonce.testing.sink_contract import SinkContract
     from sparkonce.testing.sink_world import SinkWorld
 
 __all__ = [
     "Kill",
     "LogContract",
+    "Proxy",
     "SinkContract",
     "SinkWorld",
     "assert_exactly_once",
@@ -35,12 +38,13 @@ __all__ = [
 _MODULES = {
     "Kill": "kills",
     "LogContract": "log_contract",
+    "Proxy": "proxy",
     "SinkContract": "sink_contract",
     "SinkWorld": "sink_world",
     "assert_exactly_once": "exactly_once",
     "crash_points": "kills",
 }
-_PARTS = ("verbs", "faults", "rows", "branches", "crashes", "contract")
+_PARTS = ("verbs", "faults", "rows", "branches", "network", "race", "crashes", "contract")
 
 
 def __dir__() -> list[str]:

@@ -53,7 +53,7 @@ def assert_exactly_once(
     readers: Mapping[str, Reader],
     kills: Sequence[Kill] | int | None = None,
     *,
-    standing: Mapping[str, Callable[[], Collection[object]]] | None = None,
+    unfinished: Mapping[str, Callable[[], Collection[object]]] | None = None,
     seed: int = 0,
     folder: Path | None = None,
     progress: Callable[[str], None] = print,
@@ -69,7 +69,7 @@ def assert_exactly_once(
             with the columns and values of the source.
         kills: where the driver is killed; default: `crash_points` of the readers' sinks. A number
             takes that many batches of the default, chosen by `seed`.
-        standing: by sink name, a function that lists everything left open, prepared or staged. It
+        unfinished: by sink name, a function that lists everything left open, prepared or staged. It
             is called at the end and must list nothing.
         seed: see `kills`.
         folder: for source, checkpoint, log and the drivers' output; default: a temporary one, which
@@ -100,7 +100,7 @@ def assert_exactly_once(
             run.history.append(f"{by_seed}kill {number} of {len(chain)}: batch {batch}, {kill}")
             seen = run.meet(kill, batch)
             progress(f"{run.history[-1]}; visible then: {seen}")
-        run.finish(batch + 1, standing or {})
+        run.finish(batch + 1, unfinished or {})
     if folder is None:
         shutil.rmtree(place)
     progress(f"{len(chain)} kills; every row once in {', '.join(readers)}")
@@ -176,7 +176,9 @@ class _Run:
             raise AssertionError(self._report(str(error))) from None
         return seen
 
-    def finish(self, batch: int, standing: Mapping[str, Callable[[], Collection[object]]]) -> None:
+    def finish(
+        self, batch: int, unfinished: Mapping[str, Callable[[], Collection[object]]]
+    ) -> None:
         """Let a driver run from the batch to the end, then compare everything."""
         self.history.append("the last driver, which was not killed")
         self._start(batch)
@@ -185,14 +187,14 @@ class _Run:
         for name in self._readers:
             if (seen := self._seen(name, len(self._batches))) != "none":
                 raise AssertionError(self._report(f"{name}: {seen}"))
-        left = {name: found for name, ask in standing.items() if (found := list(ask()))}
+        left = {name: found for name, ask in unfinished.items() if (found := list(ask()))}
         if left:
             raise AssertionError(self._report(f"left over at the end: {left}"))
         bound = json.loads((self._checkpoint / "sparkonce.json").read_text())
         with closing(open_log(self._log)) as log:
-            unfinished = log.unfinished(bound["pipeline"])
-        if unfinished:
-            raise AssertionError(self._report(f"the log has unfinished batches: {unfinished}"))
+            batches = log.unfinished(bound["pipeline"])
+        if batches:
+            raise AssertionError(self._report(f"the log has unfinished batches: {batches}"))
 
     def _seen(self, name: str, batch: int) -> str:
         """How much of the batch the sink shows; it must also show every earlier batch, once."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkonce.errors import CommitUnresolvedError, SparkOnceError
-from sparkonce.model import Owner
+from sparkonce.model import MAX_BRANCH_ID, Owner
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_case import (
@@ -66,7 +66,7 @@ class SinkBranches(SinkCase):
         sink.abort(loser)
         stage.sweep(sink)
         stage.sees(A)
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_attempt_that_prepares_after_the_commit(self, stage: Stage, sink: AnySink) -> None:
         """A speculative attempt that finishes late is an orphan; its rows never appear."""
@@ -122,7 +122,7 @@ class SinkBranches(SinkCase):
             prepared = [stage.vote(sink, task) for sink, task in zip(sinks, tasks, strict=True)]
             made = {c.branch_id.name for c in (*tasks, *chain(*prepared))}
             for sink, task in zip(sinks, tasks, strict=True):
-                found = {c.branch_id.name for c in verbs.find_branches(sink, task.branch_id.owner)}
+                found = {c.branch_id.name for c in stage.found(sink, task.branch_id.owner)}
                 assert found <= made, f"find_branches lists {found - made}, which do not exist"
             if end == "abort":
                 stage.abort(sinks[first], prepared[first])
@@ -140,6 +140,7 @@ class SinkBranches(SinkCase):
         """After years the numbers in a name are long; two names differ in the last digit."""
         sink = stage.sink("s" * 32)
         long = branch(81_920, token=100_000, write_pass=10, batch_id=1_000_000_001)
+        assert len(str(stage.named(sink, long))) == MAX_BRANCH_ID
         stage.commit(sink, stage.prepare(sink, long, A))
         stage.sweep(sink)
         stage.commit(sink, stage.prepare(sink, replace(long, batch_id=1_000_000_002), B))
@@ -238,7 +239,7 @@ class SinkBranches(SinkCase):
         successor = stage.sink()
         assert {p.branch_id.name for p in prepared} <= {b.name for b in stage.sweep(successor)}
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_orphans_of_others_are_not_listed(self, stage: Stage, sink: AnySink) -> None:
         """Branches of another log or query are not listed, even if its id starts with ours."""
@@ -256,7 +257,11 @@ class SinkBranches(SinkCase):
         """A listed branch has the identity it was made with; the driver compares the two."""
         needs_listing(sink)
         task = stage.task(sink, replace(BRANCH, token=7, write_pass=1), A)
-        (found,) = {c.branch_id for c in verbs.find_branches(sink, OWNER)}
+        ids = {c.branch_id for c in stage.found(sink)}
+        assert len(ids) == 1, (
+            f"find_branches must list the one branch that is prepared, and lists {len(ids)}: {ids}"
+        )
+        (found,) = ids
         made = task.branch_id
         assert replace(found, batch_id=made.batch_id) == made
         assert found.batch_id in {None, made.batch_id}

@@ -48,8 +48,9 @@ class SinkCase:
 
     large_rows: ClassVar[int] = 50_000
     parallel: ClassVar[int] = 4
-    most_kills: ClassVar[int] = 12
-    stands_s: ClassVar[float] = 1.0
+    most_faults: ClassVar[int] = 12
+    race_rounds: ClassVar[int] = 200
+    longest_pause_s: ClassVar[float] = 1.0
 
     @pytest.fixture
     def make_world(self) -> Callable[[pa.Schema], SinkWorld]:

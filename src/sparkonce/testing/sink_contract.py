@@ -4,13 +4,15 @@
         @pytest.fixture
         def make_world(self, tmp_path):
             def make(schema):                     # creates an empty target for rows of this schema
-                return SinkWorld(sink=…, visible=…, standing=…)
+                return SinkWorld(sink=…, visible=…, unfinished=…)
             return make
 
     SinkContract ─┬─ SinkVerbs       each verb in order, twice, and aborted
                   ├─ SinkFaults      verbs out of order, lost branches, unreachable targets
                   ├─ SinkRows        rows of every type, in batches of any size
                   ├─ SinkBranches    names and proofs of different branches, orphans
+                  ├─ SinkNetwork     requests and answers that are lost or late
+                  ├─ SinkRace        processes that commit one branch at the same time
                   └─ SinkCrashes     other processes, killed or paused anywhere in `commit`
 
 After each verb, a test looks at the target from outside. Each test's docstring says what the sink
@@ -26,6 +28,8 @@ from sparkonce.testing.sink_branches import SinkBranches
 from sparkonce.testing.sink_case import BRANCH, A
 from sparkonce.testing.sink_crashes import SinkCrashes
 from sparkonce.testing.sink_faults import SinkFaults
+from sparkonce.testing.sink_network import SinkNetwork
+from sparkonce.testing.sink_race import SinkRace
 from sparkonce.testing.sink_rows import SinkRows
 from sparkonce.testing.sink_verbs import SinkVerbs
 from sparkonce.testing.sink_world import Stage
@@ -33,15 +37,19 @@ from sparkonce.testing.sink_world import Stage
 _HUNDRED_YEARS_S = 100 * 366 * 24 * 3600
 
 
-class SinkContract(SinkVerbs, SinkFaults, SinkRows, SinkBranches, SinkCrashes):
+class SinkContract(
+    SinkVerbs, SinkFaults, SinkRows, SinkBranches, SinkNetwork, SinkRace, SinkCrashes
+):
     """Subclass it in a test file and define the fixture `make_world`.
 
     Attributes:
         large_rows: number of rows in the largest branch.
         parallel: how many branches are written at the same time.
-        most_kills: at how many lines of `commit` a process is killed or paused, at most.
-        stands_s: the most seconds that a paused commit waits for another one to finish. The other
-            one may need a lock that the paused one holds.
+        most_faults: at how many lines of `commit` a process is killed or paused, and at how many
+            requests of a verb the network fails, at most.
+        race_rounds: how many branches several processes commit at the same time.
+        longest_pause_s: the most seconds that a paused commit waits for another one to finish. The
+            other one may need a lock that the paused one holds.
     """
 
     def test_name_and_target_are_permanent(self, stage: Stage) -> None:

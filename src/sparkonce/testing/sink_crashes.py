@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkonce.model import Committable
-from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import chosen
 from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
 from sparkonce.testing.sink_process import commit_after_another, in_other_process, lines_of_commit
-from sparkonce.testing.sink_world import OWNER, Stage, branch
+from sparkonce.testing.sink_world import Stage, branch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +107,11 @@ class SinkCrashes(SinkCase):
 
             nonlocal overtakings
             places, is_overtaken = commit_after_another(
-                sink, committables, line, complete_and_deliver_next, stands_s=self.stands_s
+                sink,
+                committables,
+                line,
+                complete_and_deliver_next,
+                longest_pause_s=self.longest_pause_s,
             )
             overtakings += is_overtaken
             if places:  # it ran once, and its outcome may be unknown
@@ -118,7 +121,8 @@ class SinkCrashes(SinkCase):
         self._at_each_line(stage, sink, paused, B)
         assert overtakings, (
             f"wherever a commit was paused, another commit of the same branch took "
-            f"{self.stands_s} s or more, so nothing is proven: set a higher stands_s in the class"
+            f"{self.longest_pause_s} s or more, so nothing is proven: set a higher "
+            "longest_pause_s in the class"
         )
         stage.nothing_left_by_sweep(sink)
 
@@ -128,7 +132,7 @@ class SinkCrashes(SinkCase):
         sink.close()
         self._elsewhere(stage, sink, "abort", *committables)
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_sink_that_was_never_validated(self, stage: Stage) -> None:
         """A recovery lists, aborts and commits without knowing a schema, even in a new target."""
@@ -137,7 +141,7 @@ class SinkCrashes(SinkCase):
         bare.abort(stage.named(bare, BRANCH))
         sink = stage.sink()
         gone, left = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
-        list(verbs.find_branches(stage.bare_sink(), OWNER))
+        stage.found(stage.bare_sink())
         stage.abort(stage.bare_sink(), gone)
         stage.commit(stage.bare_sink(), left)
         stage.sees(A)
@@ -167,7 +171,7 @@ class SinkCrashes(SinkCase):
         sink.close()
         places = lines_of_commit(sink, committables)
         seen = [A, A]
-        for chosen_line in chosen(places, self.most_kills):
+        for chosen_line in chosen(places, self.most_faults):
             line = chosen_line
             for _ in range(_TRIES):
                 n = len(seen)
@@ -190,5 +194,5 @@ class SinkCrashes(SinkCase):
     def _elsewhere(
         stage: Stage, sink: AnySink, verb: Any, *args: Any, is_killed: bool = False
     ) -> list[Committable]:
-        shaped = stage.world.shaped
-        return in_other_process(sink, verb, *args, is_killed=is_killed, shaped=shaped)
+        selected = stage.world.selected
+        return in_other_process(sink, verb, *args, is_killed=is_killed, selected=selected)

@@ -47,7 +47,7 @@ def in_other_process(
     verb: Verb,
     *args: Any,
     is_killed: bool = False,
-    shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
+    selected: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
 ) -> list[Committable]:
     """Run a verb in another process, which gets the pickled sink as an executor does.
 
@@ -57,7 +57,7 @@ def in_other_process(
             committables.
         args: of the verb.
         is_killed: SIGKILL the process at the end, before it can free anything.
-        shaped: see `SinkWorld`.
+        selected: see `SinkWorld`.
 
     Returns:
         The committables that "task" prepared.
@@ -66,7 +66,7 @@ def in_other_process(
         AssertionError: the verb failed or did not end; the message has its last output.
     """
     if verb in {"write", "task"}:
-        args = (args[0], *map(shaped, args[1:]))
+        args = (args[0], *map(selected, args[1:]))
     with _Other((sink, verb, args, signal.SIGKILL if is_killed else None, None)) as other:
         report = other.report_at_end(-signal.SIGKILL if is_killed else 0)
     return [Committable.from_json(value) for value in report.get("prepared", ())]
@@ -110,7 +110,7 @@ def commit_after_another(
     line: int,
     other_commit: Callable[[], None],
     *,
-    stands_s: float,
+    longest_pause_s: float,
 ) -> tuple[list[int], bool]:
     """Pause a commit before its nth line until another commit has run; then let it continue.
 
@@ -121,7 +121,7 @@ def commit_after_another(
         committables: the branches to commit.
         line: the number of the line before which the commit pauses.
         other_commit: runs during the pause, in a thread.
-        stands_s: the longest pause: the other commit may wait for something that this one holds.
+        longest_pause_s: the longest pause: the other commit may wait for what this one holds.
 
     Returns:
         The lines, as `lines_of_commit` lists them, if the commit ended before it reached the line;
@@ -132,7 +132,7 @@ def commit_after_another(
         if not first.pauses():
             return first.report_at_end(0)["places"], False
         other = pool.submit(other_commit)
-        has_ended = bool(wait([other], stands_s).done)
+        has_ended = bool(wait([other], longest_pause_s).done)
         first.resume()
         first.wait()
         other.result()

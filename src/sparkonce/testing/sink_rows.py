@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -77,7 +78,7 @@ class SinkRows(SinkCase):
         """`idle` between writes and before preCommit keeps the rows written so far."""
         handle = stage.write(sink, BRANCH, A)
         sink.idle(handle)
-        sink.write(handle, stage.world.shaped(B))
+        sink.write(handle, stage.world.selected(B))
         sink.idle(handle)
         stage.sees()
         stage.commit(sink, stage.vote(sink, sink.preCommit(handle)))
@@ -103,6 +104,27 @@ class SinkRows(SinkCase):
         stage.sees()
         stage.commit(sink, committables)
         stage.sees(*parts)
+
+    # -- refused rows ------------------------------------------------------------------------------
+
+    def test_refused_rows(self, stage: Stage, sink: AnySink) -> None:
+        """A row that the target refuses fails its task: after the decision it would be too late."""
+        refused = stage.world.refused
+        if refused is None:
+            pytest.skip("the world has no refused=")
+        for n, before in product(range(refused.num_rows), ([], [A])):
+            row = refused.slice(n, 1)
+            try:
+                stage.prepare(sink, branch(n), *before, row)
+            except Exception:  # noqa: BLE001 - Spark would fail the batch
+                stage.sees(why="the target refused a row of the task; ")
+            else:
+                raise AssertionError(
+                    "write, preCommit or vote must raise an error for a row that the target "
+                    f"refuses, and they took {row.to_pylist()[0]}: is it cut, changed or left out? "
+                    "Use the target's strict mode, and compare the number of rows"
+                )
+        stage.nothing_left_by_sweep(sink)
 
     # -- columns and values ------------------------------------------------------------------------
 

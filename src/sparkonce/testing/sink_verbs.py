@@ -35,12 +35,12 @@ class SinkVerbs(SinkCase):
         """Readers see nothing after begin, write and preCommit, and everything after commit."""
         handle = stage.write(sink, BRANCH, A)
         stage.sees()
-        sink.write(handle, stage.world.shaped(B))
+        sink.write(handle, stage.world.selected(B))
         stage.sees()
         task = sink.preCommit(handle)
         stage.sees()
         committables = stage.vote(sink, task)
-        stage.something_stands()
+        stage.something_unfinished()
         stage.sees()
         stage.commit(sink, committables)
         stage.sees(A, B)
@@ -49,7 +49,7 @@ class SinkVerbs(SinkCase):
         """After commit and the next sweep, nothing is open, prepared or staged."""
         stage.commit(sink, stage.prepare(sink, BRANCH, A))
         stage.sweep(sink)
-        stage.nothing_stands()
+        stage.nothing_unfinished()
         stage.sees(A)
 
     def test_equal_rows_are_all_kept(self, stage: Stage, sink: AnySink) -> None:
@@ -65,7 +65,7 @@ class SinkVerbs(SinkCase):
             stage.commit(sink, stage.prepare(sink, branch(batch_id, batch_id=batch_id), rows))
             stage.sweep(sink)
         stage.sees(A, B, C)
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_commits_come_in_another_order_than_prepares(self, stage: Stage, sink: AnySink) -> None:
         """A later branch is committed first; each commit shows only its own rows."""
@@ -139,26 +139,26 @@ class SinkVerbs(SinkCase):
         sink.discard(stage.write(sink, BRANCH))
         stage.sweep(sink)
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_discard_of_an_open_branch(self, stage: Stage, sink: AnySink) -> None:
         """A task that fails between its writes leaves nothing."""
         sink.discard(stage.write(sink, BRANCH, A))
         stage.sweep(sink)
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_abort_of_a_prepared_task(self, stage: Stage, sink: AnySink) -> None:
         """A prepared branch that no batch uses leaves no trace (I7)."""
         sink.abort(stage.task(sink, BRANCH, A))
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_abort_of_a_prepared_batch(self, stage: Stage, sink: AnySink) -> None:
         """A prepared branch leaves no trace; the committable is all that abort needs (I7, I8)."""
         stage.abort(stage.sink(), stage.prepare(sink, BRANCH, A))
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_abort_by_the_branch_id(self, stage: Stage, sink: AnySink) -> None:
         """The branch's name is enough to abort it."""
@@ -166,7 +166,7 @@ class SinkVerbs(SinkCase):
             sink.abort(committable.branch_id)
         stage.sweep(sink)
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     def test_abort_twice(self, stage: Stage, sink: AnySink) -> None:
         """The second abort succeeds and changes nothing."""
@@ -174,7 +174,7 @@ class SinkVerbs(SinkCase):
         for _ in range(2):
             stage.abort(sink, committables)
         stage.sees()
-        stage.nothing_stands()
+        stage.nothing_unfinished()
 
     @pytest.mark.parametrize("end", ["abort", "abort_many", "discard"])
     @pytest.mark.parametrize(("kept", "gone"), [(1, 12), (12, 1)])

@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 import json
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +23,15 @@ from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatc
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, check_attributes
 from sparkonce.sinks.capabilities import FindsBranches
-from sparkonce.sinks.committables import check_committable
+from sparkonce.sinks.committables import check_committable, check_rows
+from sparkonce.testing.proxy import Proxy
 
 Row: TypeAlias = "Mapping[str, Any]"
 
 OWNER = Owner("0123456789abcdef", "11111111-2222-3333-4444-555555555555")
+"""The owner of the tests' branches. Each `Stage` puts in a query id of its own, since some stores
+have one namespace for the whole server."""
+
 _FIELDS: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("name", pa.string())]
 SCHEMA = pa.schema(_FIELDS)
 _POLL_S = 0.02
@@ -41,16 +46,18 @@ class SinkWorld:
             has its own.
         visible: returns every row that a reader gets now, through its own client, never through the
             sink.
-        standing: lists everything that is open, prepared or staged in the target now.
+        unfinished: lists everything that is open, prepared or staged in the target now.
         expected: maps a written row to the row that a reader gets, if the target changes it (such
             as decimals to text); default: the row.
-        shaped: maps a batch to the batch that `write` gets, as Spark would by `select` or
+        selected: maps a batch to the batch that `write` gets, as Spark would by `select` or
             `columns`; default: the batch.
         lose: destroys a prepared branch as an accident would; its commit must report the loss.
-        lost_answer: a context in which the target executes a commit and its answer is lost. A sink
-            that queries the outcome at once shows no error; then the context must return a list,
-            and append to it when an answer was lost.
-        away: a context in which the target is unreachable, or refuses everything.
+        proxy: stands between the sink and its server. The tests let it lose and delay requests and
+            answers; each needs the same proxy in every sink of the world.
+        away: a context in which the target is unreachable, or refuses everything; default: the
+            proxy ends every connection.
+        refused: rows that the target must refuse, each by itself: too long, of a wrong kind,
+            against a constraint. Silent truncation and lax modes lose data.
         one_branch_a_batch: the target accepts one branch of each batch, in the order of the
             batches, such as a store that keeps the number of its last batch. Tests that need more
             are skipped.
@@ -64,12 +71,13 @@ class SinkWorld:
 
     sink: Callable[[], AnySink]
     visible: Callable[[], Iterable[Row]]
-    standing: Callable[[], Collection[object]]
+    unfinished: Callable[[], Collection[object]]
     expected: Callable[[Row], Row] = lambda row: row
-    shaped: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch
+    selected: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch
     lose: Callable[[Committable], None] | None = None
-    lost_answer: Callable[[], contextlib.AbstractContextManager[object]] | None = None
+    proxy: Proxy | None = None
     away: Callable[[], contextlib.AbstractContextManager[object]] | None = None
+    refused: pa.RecordBatch | None = None
     one_branch_a_batch: bool = False
     reads_in_order: bool = False
     refresh: Callable[[], object] = lambda: None
@@ -101,6 +109,7 @@ class Stage:
     world: SinkWorld
     schema: pa.Schema = SCHEMA
     patience_s: float = 60.0
+    _query_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _made: list[AnySink] = field(default_factory=list)
 
     def sink(self, name: str | None = None) -> AnySink:
@@ -108,7 +117,7 @@ class Stage:
         sink = self.bare_sink()
         if name:
             sink.name = name
-        sink.validate(self.world.shaped(pa.RecordBatch.from_pylist([], self.schema)).schema)
+        sink.validate(self.world.selected(pa.RecordBatch.from_pylist([], self.schema)).schema)
         return sink
 
     def bare_sink(self) -> AnySink:
@@ -119,18 +128,33 @@ class Stage:
         return sink
 
     def write(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Any:
-        """Begin a branch, idle once, and write the batches; return the handle."""
+        """Begin a branch, idle once, and write the batches; return the handle.
+
+        If a write fails, the branch is discarded, as the task does it.
+        """
         handle = sink.beginTransaction(self.named(sink, branch_id))
-        sink.idle(handle)
-        for batch in batches:
-            sink.write(handle, self.world.shaped(batch))
+        try:
+            sink.idle(handle)
+            for batch in batches:
+                sink.write(handle, self.world.selected(batch))
+        except Exception:
+            with contextlib.suppress(Exception):
+                sink.discard(handle)
+            raise
         return handle
 
     def task(self, sink: AnySink, branch_id: BranchId, *batches: pa.RecordBatch) -> Committable:
         """Run one task: begin, write, preCommit."""
-        named = self.named(sink, branch_id)
         handle = self.write(sink, branch_id, *batches)
-        return stored(check_committable(sink, sink.preCommit(handle), named))
+        return self.checked(sink, branch_id, sink.preCommit(handle), *batches)
+
+    def checked(
+        self, sink: AnySink, branch_id: BranchId, committable: object, *batches: pa.RecordBatch
+    ) -> Committable:
+        """Check what preCommit returned, as the task does; return it as the log returns it."""
+        checked = check_committable(sink, committable, self.named(sink, branch_id))
+        check_rows(sink, checked, sum(self.world.selected(batch).num_rows for batch in batches))
+        return stored(checked)
 
     def vote(self, sink: AnySink, *tasks: Committable) -> list[Committable]:
         """Vote on the tasks' committables as the driver does; return those of the decision."""
@@ -148,7 +172,7 @@ class Stage:
     def commit(self, sink: AnySink, committables: Sequence[Committable]) -> None:
         """Commit all branches of a batch, and publish it twice, as after a crash."""
         self.commit_all(sink, committables)
-        first = committables[0].branch_id if committables else branch()
+        first = committables[0].branch_id if committables else self.named(sink, branch())
         whole = CommittedBatch(
             "contract", first.owner, first.batch_id or 0, 0, (), tuple(committables)
         )
@@ -179,30 +203,42 @@ class Stage:
 
     def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
         """Abort every branch that `find_branches` lists, as after each batch; return their ids."""
-        found = list(verbs.find_branches(sink, owner))
+        found = self.found(sink, owner)
         errors = verbs.abort_many(sink, found) if found else ()
         for _, error in zip(found, errors, strict=True):
             if error is not None:
                 raise error
         return [committable.branch_id for committable in found]
 
+    def found(self, sink: AnySink, owner: Owner = OWNER) -> list[Committable]:
+        """What `find_branches` lists."""
+        return list(verbs.find_branches(sink, self._own(owner)))
+
     def named(self, sink: AnySink, branch_id: BranchId) -> BranchId:
-        return replace(branch_id, sink=sink.name)
+        """The branch id with the sink's name, and with this stage's query id."""
+        return replace(branch_id, sink=sink.name, owner=self._own(branch_id.owner))
+
+    def _own(self, owner: Owner) -> Owner:
+        return replace(owner, query_id=owner.query_id.replace(OWNER.query_id, self._query_id))
 
     def close(self) -> None:
+        """Remove what a test that failed has left, and close every sink."""
+        for sink in self._made[-1:]:
+            with contextlib.suppress(Exception):
+                self.sweep(sink)
         for sink in self._made:
             sink.close()
 
     # -- from outside ------------------------------------------------------------------------------
 
-    def sees(self, *batches: pa.RecordBatch) -> None:
-        """Assert that readers get exactly the rows of these batches."""
+    def sees(self, *batches: pa.RecordBatch, why: str = "") -> None:
+        """Assert that readers get exactly the rows of these batches; `why` begins the message."""
         rows = [row for batch in batches for row in batch.to_pylist()]
         wanted = Counter(map(canonical, map(self.world.expected, rows)))
-        self._let_readers_see()
+        self.let_readers_see()
         found = Counter(map(canonical, self.world.visible()))
         assert found == wanted, (
-            f"readers should get {wanted.total()} rows and get {found.total()}:\n"
+            f"{why}readers should get {wanted.total()} rows and get {found.total()}:\n"
             f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}"
         )
 
@@ -211,13 +247,16 @@ class Stage:
         if not self.world.reads_in_order:
             self.sees(*batches)
 
-    def nothing_stands(self) -> None:
-        """Assert that nothing is open, prepared or staged."""
-        self._let_readers_see()
-        standing = self.world.standing()
-        assert not standing, f"something is still open, prepared or staged: {list(standing)[:10]}"
+    def nothing_unfinished(self, why: str = "") -> None:
+        """Assert that nothing is open, prepared or staged; `why` begins the message."""
+        self.let_readers_see()
+        unfinished = self.world.unfinished()
+        assert not unfinished, (
+            f"{why}something is still open, prepared or staged: {list(unfinished)[:10]}"
+        )
 
-    def _let_readers_see(self) -> None:
+    def let_readers_see(self) -> None:
+        """Wait until everything written so far is visible to readers."""
         self.world.refresh()
         time.sleep(self.world.settle_s)
 
@@ -225,11 +264,11 @@ class Stage:
         """Assert that a sweep leaves nothing, if the sink can list its branches."""
         if lists_branches(sink):
             self.sweep(sink)
-            self.nothing_stands()
+            self.nothing_unfinished()
 
-    def something_stands(self) -> None:
-        assert self.world.standing(), (
-            "world.standing() lists nothing while a branch is prepared: it must list everything "
+    def something_unfinished(self) -> None:
+        assert self.world.unfinished(), (
+            "world.unfinished() lists nothing while a branch is prepared: it must list everything "
             "that the sink holds in its target before commit"
         )
 

@@ -1,0 +1,93 @@
+"""A part of `SinkContract`: processes that commit, or abort, one branch at the same time.
+
+prepare ─┬─ commit ─┬─ prepare ─┬─ commit …      In each round, a process first waits for a
+         └─ commit ─┘           └─ commit …      random part of the time that its verb takes.
+                                                 So the rounds together cover all offsets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from sparkonce.model import Committable
+from sparkonce.sinks import verbs
+from sparkonce.sinks.base import AnySink
+from sparkonce.testing.sink_case import SinkCase
+from sparkonce.testing.sink_racers import Outcome, RaceVerb, race
+from sparkonce.testing.sink_world import Stage, branch, canonical, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS = 3
+_RACERS = 3
+
+
+class SinkRace(SinkCase):
+    """What `SinkContract` inherits; see there."""
+
+    def test_commits_race(self, stage: Stage, sink: AnySink) -> None:
+        """Several drivers commit one branch at once: each succeeds, or its outcome is unknown."""
+        rounds, said = self._race(stage, sink, ["commit"] * _RACERS)
+        wrong = [[o.text for o in outcomes if o.kind == "failed"] for outcomes in said]
+        assert not any(wrong), (
+            f"in {sum(map(bool, wrong))} of {len(rounds)} rounds a commit failed while others "
+            "committed the same branch. A lock that another session holds, or a proof that cannot "
+            "be read yet, shows no loss: raise CommitUnresolvedError. The errors: "
+            f"{dict(Counter(chain(*wrong)).most_common(3))}"
+        )
+        for committables in rounds:
+            stage.commit_all(sink, committables)
+        rows = map(_rows, range(len(rounds)))
+        stage.sees(*rows, why=f"{_RACERS} processes committed each branch at once; ")
+
+    def test_commit_races_an_abort(self, stage: Stage, sink: AnySink) -> None:
+        """One of them wins, and readers see what commit says."""
+        rounds, said = self._race(stage, sink, ["commit", "abort"])
+        commits = [
+            _again(sink, committables) if commit.kind == "unknown" else commit
+            for committables, (commit, _) in zip(rounds, said, strict=True)
+        ]
+        stage.let_readers_see()
+        visible = Counter(map(canonical, stage.world.visible()))
+        for n, commit in enumerate(commits):
+            rows = [canonical(stage.world.expected(row)) for row in _rows(n).to_pylist()]
+            counts = {visible[row] for row in rows}
+            assert counts == ({1} if commit.kind == "done" else {0}), (
+                f"while an abort ran, commit of batch {n} "
+                f"{'returned' if commit.kind == 'done' else f'raised {commit.text}'}, and readers "
+                f"get its rows {sorted(counts)} times: let the store decide which of them wins"
+            )
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _race(
+        self, stage: Stage, sink: AnySink, racers: Sequence[RaceVerb]
+    ) -> tuple[list[list[Committable]], list[list[Outcome]]]:
+        """Prepare a branch in each round, and let the racers run their verbs on it."""
+        seed = random.randrange(1 << 32)  # noqa: S311
+        print(f"seed of the race: {seed}")  # noqa: T201 - pytest shows it if the test fails
+        rounds: list[list[Committable]] = []
+
+        def prepared() -> Iterator[list[Committable]]:
+            for n in range(self.race_rounds):
+                rounds.append(stage.prepare(sink, branch(n, batch_id=n), _rows(n)))
+                yield rounds[-1]
+
+        said = race(sink, prepared(), racers, random.Random(seed))  # noqa: S311
+        return rounds, said
+
+
+def _again(sink: AnySink, committables: Sequence[Committable]) -> Outcome:
+    """Commit once more, since the outcome is unknown."""
+    errors = list(filter(None, verbs.commit_many(sink, committables)))
+    return Outcome("failed", str(errors[0])) if errors else Outcome("done")
+
+
+def _rows(n: int) -> pa.RecordBatch:
+    """The rows of a round."""
+    return rows_of(range(n * _ROWS, (n + 1) * _ROWS))
