@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Event
 
 from sparkonce.errors import (
     CommitUnresolvedError,
@@ -50,14 +51,17 @@ class _Commit:
     lease: Lease
     deadline: float
     is_replayed: bool
+    interrupted: Event = field(default_factory=Event)
     lost: list[tuple[Committable, PreparedBranchLostError]] = field(default_factory=list)
     visible: set[BranchId] = field(default_factory=set)
     """Branches that are visible, though an operator ruled otherwise."""
 
     def attempts(self, what: step) -> Iterator[AbstractContextManager[object]]:
-        """A block for each try, while the outcome is unknown, until the deadline."""
+        """A block for each try, while the outcome is unknown, until the deadline or Ctrl-C."""
         patience = self.lease.pipeline.patience
-        return patience.attempts(what, CommitUnresolvedError, deadline=self.deadline)
+        return patience.attempts(
+            what, CommitUnresolvedError, deadline=self.deadline, interrupted=self.interrupted
+        )
 
     def must_be_rewritten(self, committable: Committable) -> bool:
         """Whether an operator has ruled so, and Spark replays the batch."""
@@ -94,7 +98,9 @@ def commit_branches(record: TransactionRecord, lease: Lease, *, is_replayed: boo
     for committable in in_order:
         if not record.is_ruled_out(committable):
             by_sink.setdefault(committable.branch_id.sink, []).append(committable)
-    lease.pipeline.patience.together(partial(_commit_sink, running), by_sink.values())
+    lease.pipeline.patience.together(
+        partial(_commit_sink, running), by_sink.values(), interrupted=running.interrupted
+    )
     if not running.lost:
         _end_ruled(running, unsure)  # its server may be reachable now; `publish` is called once
         _publish(running)
@@ -239,7 +245,7 @@ def _publish(running: _Commit) -> None:
 
     # The start refuses a pipeline that lacks a sink with unfinished branches.
     there = [(n, s) for n, s in record.shares.items() if n in pipeline.all_sinks]
-    pipeline.patience.together(publish, there)
+    pipeline.patience.together(publish, there, interrupted=running.interrupted)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
 
 from sparkonce.errors import DecisionUnknownError, LogUnavailableError, SparkOnceError
 from sparkonce.parallel import at_once
@@ -94,7 +102,11 @@ class Patience:
     """Calls an action with each item, several at a time; the first error is raised at the end."""
 
     def attempts(
-        self, what: step, *unsure: type[SparkOnceError], deadline: float | None = None
+        self,
+        what: step,
+        *unsure: type[SparkOnceError],
+        deadline: float | None = None,
+        interrupted: Event | None = None,
     ) -> Iterator[AbstractContextManager[object]]:
         """A block for each try, with backoff, while its error says that repeating can help.
 
@@ -103,12 +115,15 @@ class Patience:
             unsure: the errors to repeat after; default: those of a log that is unreachable, or
                 whose answer was lost.
             deadline: of time.monotonic, in seconds; default: the pipeline's timeout from now on.
+            interrupted: ends the repeats when it is set.
         """
+        interrupted = interrupted or Event()
         left_s = self._timeout_s if deadline is None else deadline - time.monotonic()
         yield from Retrying(
             retry=retry_if_exception_type(unsure or (LogUnavailableError, DecisionUnknownError)),
             wait=wait_random_exponential(multiplier=0.05, max=5.0),
-            stop=stop_after_delay(max(left_s, 0.0)),
+            stop=stop_after_delay(max(left_s, 0.0)) | stop_when_event_set(interrupted),
+            sleep=sleep_using_event(interrupted),
             before_sleep=still_trying(what),
             reraise=True,
         )

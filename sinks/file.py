@@ -109,8 +109,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
             raise ConfigurationError(
                 f"FileSink: the folder {self._folder} does not exist: create it"
             )
-        if (self._folder / SPARK_METADATA).is_dir():
-            raise written_by_spark(f"FileSink: {self._folder}", "another folder")
+        if self._is_sparks():
+            raise self._written_by_spark()
         try:
             self._hidden.mkdir(exist_ok=True)
             self._id = id_of_folder(self._folder)
@@ -198,6 +198,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
             )
 
     def diagnose(self) -> Iterable[Finding]:
+        if self._is_sparks():
+            return [Finding(Level.ERROR, str(self._written_by_spark()))]
         return [folder_finding(self._folder)]
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
@@ -206,6 +208,12 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
                 f"{self.target} does not exist: mount its disk, or create it"
             )
         return branches_in(self._hidden, owner, _SUFFIX)
+
+    def _is_sparks(self) -> bool:
+        return (self._folder / SPARK_METADATA).is_dir()
+
+    def _written_by_spark(self) -> ConfigurationError:
+        return written_by_spark(f"FileSink: {self._folder}", "another folder")
 
     def _is_here(self, committable: Committable) -> bool:
         folder = committable.payload.get("folder")  # missing in payloads of version 1

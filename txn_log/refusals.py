@@ -236,11 +236,12 @@ def abandoned_gap(claim: Claim, known: Known, expected: int) -> ConfigurationErr
 def gap(claim: Claim, known: Known, expected: int) -> ConfigurationError:
     """Spark has moved on past batches that the log does not know."""
     return ConfigurationError(
-        f"{_gap(claim, known, expected)}the batches between ran without it. Either the query ran "
-        "with another log; or the function returned without calling the pipeline, as with "
-        "`if df.isEmpty(): return` (call it for each batch, empty ones too); or Spark's state was "
-        "repartitioned offline, which adds a batch of its own without rows. Point log= to the log "
-        f'that was in use; else pass adopt="batch {claim.batch_id}" if {_you_know(claim)}. '
+        f"{_gap(claim, known, expected)}the batches between ran without it. Either this log is an "
+        "older copy; or the query ran with another log; or the function returned without calling "
+        "the pipeline, as with `if df.isEmpty(): return` (call it for each batch, empty ones too); "
+        "or Spark's state was repartitioned offline, which adds a batch of its own without rows. "
+        "Put the newest copy of the log in place, or point log= to the log that was in use; else "
+        f'pass adopt="batch {claim.batch_id}" if {_you_know(claim)}. '
         f"If the log and its targets were restored to an earlier time, and nothing of batch "
         f"{expected} and the later ones is in any sink, delete {_files_from(expected)} from the "
         "checkpoint, so that Spark runs them again."

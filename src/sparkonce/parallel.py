@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Event
 from typing import TypeVar
 
 logger = logging.getLogger("sparkonce")
@@ -16,12 +17,15 @@ ResultT = TypeVar("ResultT")
 
 
 def at_once(
-    action: Callable[[ItemT], ResultT], items: Iterable[ItemT], most: int = MAX_THREADS
+    action: Callable[[ItemT], ResultT],
+    items: Iterable[ItemT],
+    most: int = MAX_THREADS,
+    interrupted: Event | None = None,
 ) -> list[ResultT]:
     """Call the action for every item, up to `most` at a time; return the results in order.
 
     Every call that has begun finishes before the first error, or Ctrl-C, is raised: the caller may
-    catch that error and start other work.
+    catch that error and start other work. Ctrl-C sets `interrupted`, so that a long call can end.
     """
     work = list(items)
     if len(work) <= 1:
@@ -34,6 +38,8 @@ def at_once(
                 wait(running)
             except BaseException as interrupt:  # noqa: BLE001 - raised below
                 interrupts.append(interrupt)
+                if interrupted is not None:
+                    interrupted.set()
                 logger.warning(
                     "interrupted; waiting for the calls that have begun (SIGKILL is safe: the next "
                     "start continues from there)"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import re
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -242,6 +244,28 @@ def test_replay_of_the_same_rows_is_not_reported(
 def test_commit_with_a_lost_answer_is_repeated(world: World) -> None:
     """The commit succeeded and its answer was lost: the second call changes nothing (I4)."""
     world.on_call(raising("after commit", ConnectionError("the answer is lost")), "left")
+    world.start(Process())
+    world.check()
+
+
+def test_ctrl_c_ends_the_repeats_of_a_commit(world: World) -> None:
+    """The calls that have begun end, and no other begins: it was repeated for 600 s."""
+    calls: list[int] = []
+
+    def unreachable(verb: str) -> None:
+        if verb == "commit":
+            calls.append(1)
+            if len(calls) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            raise ConnectionError("down")
+
+    world.on_call(unreachable, "right")
+    world.commit_timeout_s = 30.0
+    driver = world.driver(process := Process())
+    with pytest.raises(KeyboardInterrupt):
+        driver.deliver(world.batch(process))
+    assert len(calls) < 10  # two branches; 26 in 30 s
+    world.prepare_sinks = lambda sinks: None
     world.start(Process())
     world.check()
 
@@ -1098,10 +1122,10 @@ def test_branches_that_expire_first_are_committed_first(
     driver = world.driver(process := Process())
     together = Patience.together
 
-    def noting(action: Any, items: Any) -> None:
+    def noting(action: Any, items: Any, interrupted: Any = None) -> None:
         work = list(items)
         order.extend(c.branch_id.sink for group in work if isinstance(group, list) for c in group)
-        together(action, work)
+        together(action, work, interrupted=interrupted)
 
     monkeypatch.setattr(Patience, "together", staticmethod(noting))
     driver.deliver(world.batch(process))

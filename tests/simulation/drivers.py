@@ -48,8 +48,14 @@ class SimPatience(Patience):
     def __init__(self, world: SimWorld) -> None:
         self._world = world
 
-    def together(self, action: Callable[[ResultT], None], items: Iterable[ResultT]) -> None:
+    def together(
+        self,
+        action: Callable[[ResultT], object],
+        items: Iterable[ResultT],
+        interrupted: object = None,
+    ) -> None:
         """Run the actions in a random order; try each, then raise the first error."""
+        del interrupted
         work = list(items)
         self._world.rng.shuffle(order := list(range(len(work))))
         errors: dict[int, Exception] = {}
@@ -62,10 +68,14 @@ class SimPatience(Patience):
             raise errors[min(errors)]
 
     def attempts(
-        self, what: object, *unsure: type[SparkOnceError], deadline: float | None = None
+        self,
+        what: object,
+        *unsure: type[SparkOnceError],
+        deadline: float | None = None,
+        interrupted: object = None,
     ) -> Iterator[AbstractContextManager[object]]:
         """Yield at most `_TRIES` attempts; between the tries of a commit other drivers may run."""
-        del what, deadline
+        del what, deadline, interrupted
         for number in range(_TRIES):
             attempt = Try(
                 unsure or (LogUnavailableError, DecisionUnknownError), is_last=number + 1 == _TRIES

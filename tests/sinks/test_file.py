@@ -336,3 +336,14 @@ def test_folder_that_is_missing_is_no_empty_folder(sink: FileSink, tmp_path: Pat
     assert (found.level, found.fix) == (Level.ERROR, "mount its disk, or create it")
     with pytest.raises(SinkUnavailableError, match="does not exist"):
         sink.find_branches(OWNER)
+
+
+def test_doctor_sees_a_folder_of_sparks_file_sink(tmp_path: Path) -> None:
+    """The start refuses it, and the doctor said ok."""
+    (tmp_path / "_spark_metadata").mkdir()
+    sink = FileSink(tmp_path)
+    (finding,) = sink.diagnose()
+    assert finding.level is Level.ERROR
+    with pytest.raises(ConfigurationError) as refusal:
+        sink.validate(pa.schema({"id": pa.int64()}))
+    assert str(refusal.value) == finding.what
