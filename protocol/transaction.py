@@ -39,9 +39,7 @@ from __future__ import annotations
 import logging
 
 from sparkonce.errors import (
-    DecisionUnknownError,
     FencedError,
-    LogUnavailableError,
     ProtocolError,
     SparkOnceError,
 )
@@ -49,6 +47,7 @@ from sparkonce.protocol.amending import lost_for_good, rewrite_lost
 from sparkonce.protocol.committing import commit_branches
 from sparkonce.protocol.deciders import Decider, decide_prepared
 from sparkonce.protocol.decisions import Fate, fate_of_prepared
+from sparkonce.protocol.forgetting import forget_old
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.preparing import aborting_on_failure, prepare
@@ -60,7 +59,6 @@ from sparkonce.txn_log.record import State, TransactionRecord
 
 logger = logging.getLogger("sparkonce")
 
-_FORGET_EVERY_BATCHES = 64
 _MOST_REWRITES = 3
 _NO_REPLAY = "Spark does not replay the batch any more"
 
@@ -243,11 +241,7 @@ def complete(record: TransactionRecord, lease: Lease) -> TransactionRecord:
 def clean_up(done: TransactionRecord, lease: Lease) -> None:
     """Abort the losers of a finished batch, and drop old records now and then."""
     sweep(lease)
-    if done.id.batch_id % _FORGET_EVERY_BATCHES == 0:
-        try:
-            lease.pipeline.log.forget(done, lease.token, retain=lease.pipeline.retain)
-        except (LogUnavailableError, DecisionUnknownError):
-            logger.warning("old records could not be dropped now; tried later", exc_info=True)
+    forget_old(done, lease)
 
 
 def drain(record: TransactionRecord, batch: Batch) -> None:

@@ -18,6 +18,7 @@ from sparkonce.sinks.capabilities import (
     CommitsOnePhase,
     Diagnoses,
     FindsBranches,
+    ForgetsProofs,
     Publishes,
     Votes,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Diagnoses",
     "FileSink",
     "FindsBranches",
+    "ForgetsProofs",
     "IdempotentSink",
     "KafkaSink",
     "Payload",

@@ -10,6 +10,7 @@
 | `AbortsDecided` | `abort_decided` | when an operator wants a rewrite | `abort` |
 | `Publishes` | `publish` | after every branch of every sink is committed | nothing |
 | `FindsBranches` | `find_branches` | after each start and batch | left-over branches stay |
+| `ForgetsProofs` | `forget_proofs` | when the log drops old records | proofs stay |
 | `CommitsOnePhase` | three verbs | where the sink's database holds the log | two phases |
 | `ChecksLog` | `check_log` | before it opens the log | every log is accepted |
 | `Diagnoses` | `diagnose`, `room_for_tasks` | in `sparkonce doctor` | the doctor asks nothing |
@@ -134,6 +135,24 @@ class FindsBranches(ABC):
         """
 
 
+class ForgetsProofs(ABC):
+    """A sink whose proofs of commits are of use to nobody once the log has dropped the records."""
+
+    @abstractmethod
+    def forget_proofs(self, owner: Owner, below: int) -> None:
+        """Remove the owner's proofs of all batches below `below`, and nothing else.
+
+        The driver calls it now and then, after the log has dropped the records of those batches:
+        by default, when 10,000 newer ones are complete. An error is logged, and a later call has a
+        higher `below`.
+
+        A driver that was frozen in a commit since then may still continue it. Do not inherit this
+        if only the proof would keep it from showing the rows again, as in a store that knows
+        batches by a key. If a commit also consumes the prepared branch, the late one finds neither
+        and fails.
+        """
+
+
 class CommitsOnePhase(ABC):
     """A sink in a database that may also hold the transaction log.
 
@@ -214,6 +233,7 @@ _OWNERS: Final = {
     "publish": Publishes,
     "find_branches": FindsBranches,
     "lists_uncommitted_only": FindsBranches,
+    "forget_proofs": ForgetsProofs,
     "why_two_phases": CommitsOnePhase,
     "prepare_one_phase": CommitsOnePhase,
     "commit_one_phase": CommitsOnePhase,

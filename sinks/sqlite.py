@@ -36,7 +36,7 @@ from sparkonce.errors import (
 )
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform
-from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches, Votes
+from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches, ForgetsProofs, Votes
 from sparkonce.sinks.payload import Payload
 from sparkonce.sinks.rows import RowSink
 from sparkonce.storage.local import expanded
@@ -68,7 +68,7 @@ class Staged(Payload):
     database: str | None
 
 
-class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches):
+class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsProofs):
     """Appends to a table of an SQLite database; the rows of a Spark task appear together.
 
     Driver and executors run on one machine, and the database is on its local disk: SQLite's locks
@@ -269,6 +269,22 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches):
             names = db.execute(f"SELECT DISTINCT {_BRANCH} FROM {quoted(self._staging)}").fetchall()
         found = (BranchId.from_name(name) for (name,) in names)
         return [Committable(branch) for branch in found if branch and branch.owner == owner]
+
+    def forget_proofs(self, owner: Owner, below: int) -> None:
+        with self._transaction() as db:
+            if not self._is_staged(db):
+                return
+            # The prefix ends with a dot, and holds no character that GLOB treats in a special way.
+            query = "SELECT branch FROM sparkonce_commits WHERE branch GLOB ?"
+            names = [name for (name,) in db.execute(query, [f"{owner.prefix}*"])]
+            old = [
+                [name]
+                for name in names
+                if (branch := BranchId.from_name(name))
+                and branch.sink == self.name
+                and (branch.batch_id or 0) < below
+            ]
+            db.executemany("DELETE FROM sparkonce_commits WHERE branch = ?", old)
 
     # -- inside a transaction --------------------------------------------------------------------
 

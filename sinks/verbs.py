@@ -26,6 +26,7 @@ from sparkonce.sinks.capabilities import (
     CommitsMany,
     Diagnoses,
     FindsBranches,
+    ForgetsProofs,
     Publishes,
     Votes,
 )
@@ -74,6 +75,12 @@ def publish(sink: AnySink, batch: CommittedBatch) -> None:
 def find_branches(sink: AnySink, owner: Owner) -> Iterable[Committable]:
     """See `FindsBranches`; by default there are none."""
     return sink.find_branches(owner) if isinstance(sink, FindsBranches) else ()
+
+
+def forget_proofs(sink: AnySink, owner: Owner, below: int) -> None:
+    """See `ForgetsProofs`; by default proofs stay."""
+    if isinstance(sink, ForgetsProofs):
+        sink.forget_proofs(owner, below)
 
 
 def lists_uncommitted_only(sink: AnySink) -> bool:

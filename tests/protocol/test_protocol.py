@@ -33,9 +33,10 @@ from sparkonce.errors import (
 )
 from sparkonce.failpoints import InjectedError
 from sparkonce.model import BranchId, Committable, Owner
+from sparkonce.protocol import forgetting
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import CommitPolicy, Patience
-from sparkonce.sinks.capabilities import CommitsMany
+from sparkonce.sinks.capabilities import CommitsMany, ForgetsProofs
 from sparkonce.sinks.verbs import commit_each
 from sparkonce.steps import POINTS
 from sparkonce.storage import LocalFolder
@@ -1130,6 +1131,30 @@ def test_branches_that_expire_first_are_committed_first(
     monkeypatch.setattr(Patience, "together", staticmethod(noting))
     driver.deliver(world.batch(process))
     assert order == ["right", "right", "left", "left"]
+
+
+class Forgetting(MemorySink, ForgetsProofs):
+    def forget_proofs(self, owner: Owner, below: int) -> None:
+        self._called("forget_proofs")
+        kept = [record.id.batch_id for record in SqliteLog(self.path).history("orders")]
+        assert min(kept) >= below, "a proof went before its record"
+        self.forgotten.append(below)
+
+    path: ClassVar[Path]
+    forgotten: ClassVar[list[int]]
+
+
+def test_proofs_go_after_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log keeps ten; a sink that fails harms nothing."""
+    monkeypatch.setattr(forgetting, "EVERY_BATCHES", 1)
+    world = World(tmp_path, [[[1]] for _ in range(13)])
+    world.kinds["left"] = world.kinds["right"] = Forgetting
+    monkeypatch.setattr(Forgetting, "path", world.path, raising=False)
+    monkeypatch.setattr(Forgetting, "forgotten", forgotten := [], raising=False)
+    world.on_call(always_raising("forget_proofs", "down"), "right")
+    world.start(Process())
+    assert forgotten == [1, 2, 3]
+    world.check()
 
 
 def test_branch_that_cannot_be_aborted_keeps_no_other_alive(world: World) -> None:

@@ -608,3 +608,23 @@ def test_table_is_read_and_replaced(tmp_path: Path) -> None:
         contract.test_commit_that_resumes_after_another_one(stage, stage.sink())
 
     caught(file_world(tmp_path, RewritesTable), behind_another)
+
+
+class ForgetsAll(SqliteSink):
+    """Old and new ones, of every query."""
+
+    def forget_proofs(self, owner: Owner, below: int) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM sparkonce_commits")
+
+
+class ForgetsTheWholeQuery(SqliteSink):
+    def forget_proofs(self, owner: Owner, below: int) -> None:
+        super().forget_proofs(owner, 1 << 62)
+
+
+@pytest.mark.parametrize("kind", [ForgetsAll, ForgetsTheWholeQuery])
+def test_too_many_proofs_are_forgotten(tmp_path: Path, kind: type[SqliteSink]) -> None:
+    """A commit that is repeated is called lost, and written again."""
+    world = sqlite_world(tmp_path / "shop.db", SCHEMA, kind)
+    caught(world, lambda c, stage: c.test_old_proofs_are_forgotten(stage, stage.sink()))

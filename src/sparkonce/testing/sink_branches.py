@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkonce.errors import CommitUnresolvedError, SparkOnceError
-from sparkonce.model import MAX_BRANCH_ID, Owner
+from sparkonce.model import MAX_BRANCH_ID, Committable, Owner
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import ForgetsProofs
 from sparkonce.testing.sink_case import (
     BRANCH,
     A,
@@ -181,6 +182,38 @@ class SinkBranches(SinkCase):
         again = stage.prepare(sink, branch(3, write_pass=1), *(parts[n] for n in sorted(lost)))
         stage.commit(stage.sink(), [*left, *again])
         stage.sees(A, B)
+
+    def test_old_proofs_are_forgotten(self, stage: Stage, sink: AnySink) -> None:
+        """Readers keep every row; the proofs of newer batches and of other queries stay.
+
+        A driver that was frozen in the commit of an old batch shows its rows no second time.
+        """
+        if not isinstance(sink, ForgetsProofs):
+            pytest.skip("the sink keeps its proofs for ever: it has no forget_proofs")
+        owners = [APART[part]["owner"] for part in ("log", "query")]
+        others = [branch(n, batch_id=1, owner=owner) for n, owner in enumerate(owners, 3)]
+        ids = [branch(1, batch_id=1), branch(2, batch_id=2), *others]
+        prepared = [stage.prepare(sink, branch_id, A) for branch_id in ids]
+        for committables in prepared:
+            stage.commit(sink, committables)
+        for committables in prepared:
+            stage.sweep(sink, committables[0].branch_id.owner)
+        for _ in range(2):
+            sink.forget_proofs(prepared[0][0].branch_id.owner, 2)
+        stage.sees(*[A] * len(ids))
+        old, *kept = prepared
+        verbs.commit_many(stage.sink(), old)
+        for committables in kept:
+            self._is_still_proven(stage.sink(), committables)
+        stage.sees(*[A] * len(ids))
+
+    @staticmethod
+    def _is_still_proven(sink: AnySink, committables: Sequence[Committable]) -> None:
+        for error in verbs.commit_many(sink, committables):
+            assert error is None or isinstance(error, CommitUnresolvedError), (
+                f"forget_proofs removed the proof of {committables[0].branch_id}, and may remove "
+                f"only those of the owner's batches below 2 ({error!r})"
+            )
 
     # -- many and none -----------------------------------------------------------------------------
 

@@ -50,7 +50,9 @@ class Guard:
 
     def __init__(self, *, remove: Sequence[Path] = ()) -> None:
         if importlib.util.find_spec("psutil") is None:
-            raise ServiceError("psutil is missing; install sparkonce[services].")
+            raise ServiceError(
+                "psutil is missing; install sparkonce[testing] or sparkonce[services]."
+            )
         # Unbuffered: a forked child must be able to close its copy without taking a lock.
         self._watchdog = subprocess.Popen(
             [sys.executable, "-P", str(WATCHDOG), *map(str, remove)],
