@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import psycopg
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.admin import KafkaAdminClient
 from psycopg import sql
 
@@ -20,6 +21,10 @@ from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
 from sparkonce.sinks.kafka.finishing.finisher import Finisher
 from sparkonce.sinks.s3.finishing import outcome
 from sparkonce.testing import Proxy, SinkContract, SinkWorld, checks
+from sparkonce.testing.services import start_services
+from sparkonce.testing.services.containers import choose_backend
+from sparkonce.testing.services.process import free_port
+from sparkonce.testing.sink_network import SinkNetwork
 from sparkonce.testing.sink_world import OWNER
 
 if TYPE_CHECKING:
@@ -41,6 +46,46 @@ def stopped(server: Server) -> Iterator[None]:
     server.start()
 
 
+@contextlib.contextmanager
+def kafka_world(servers: str, topic: str, proxy: Proxy | None = None) -> Iterator[SinkWorld]:
+    """One message per row; the broker sends clients of the proxy back to it."""
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+
+    def refresh() -> None:
+        deadline = time.monotonic() + LAG_S
+        while any(admin.list_transactions(state_filters=_ENDING).values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def visible() -> list[Any]:
+        with checks.CommittedReader(servers, topic) as reader:
+            return [json.loads(message.value or b"") for message in reader.read_visible()]
+
+    def selected(batch: pa.RecordBatch) -> pa.RecordBatch:
+        values = [json.dumps(row) for row in batch.to_pylist()]
+        return pa.record_batch({"value": pa.array(values, pa.string())})
+
+    def lose(committable: Committable) -> None:
+        payload: Any = committable.payload
+        producer = payload["producer_id"], payload["producer_epoch"]
+        finisher = Finisher(KafkaSettings(servers))
+        finisher.end(payload["transactional_id"], *producer, commit=False)
+        finisher.close()
+
+    address = servers if proxy is None else proxy.address
+    yield SinkWorld(
+        sink=lambda: KafkaSink(topic, bootstrap_servers=address),
+        visible=visible,
+        unfinished=lambda: checks.kafka_leaks(servers, f"sparkonce.{OWNER.log_id}."),
+        selected=selected,
+        lose=lose,
+        proxy=proxy,
+        reads_in_order=True,
+        refresh=refresh,
+    )
+    admin.close()
+
+
 class TestKafkaSink(SinkContract):
     """One message per row, as Spark's `to_json` would make it."""
 
@@ -51,42 +96,8 @@ class TestKafkaSink(SinkContract):
     def make_world(
         self, kafka: KafkaServer, fresh_topic: Callable[..., str]
     ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
-        topic = fresh_topic(2)
-        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-
-        def refresh() -> None:
-            deadline = time.monotonic() + LAG_S
-            while any(admin.list_transactions(state_filters=_ENDING).values()):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-
-        def visible() -> list[Any]:
-            with checks.CommittedReader(kafka.bootstrap_servers, topic) as reader:
-                return [json.loads(message.value or b"") for message in reader.read_visible()]
-
-        def selected(batch: pa.RecordBatch) -> pa.RecordBatch:
-            values = [json.dumps(row) for row in batch.to_pylist()]
-            return pa.record_batch({"value": pa.array(values, pa.string())})
-
-        def lose(committable: Committable) -> None:
-            payload: Any = committable.payload
-            producer = payload["producer_id"], payload["producer_epoch"]
-            finisher = Finisher(KafkaSettings(kafka.bootstrap_servers))
-            finisher.end(payload["transactional_id"], *producer, commit=False)
-            finisher.close()
-
-        yield lambda schema: SinkWorld(
-            sink=lambda: KafkaSink(topic, bootstrap_servers=kafka.bootstrap_servers),
-            visible=visible,
-            unfinished=lambda: checks.kafka_leaks(
-                kafka.bootstrap_servers, f"sparkonce.{OWNER.log_id}."
-            ),
-            selected=selected,
-            lose=lose,
-            reads_in_order=True,
-            refresh=refresh,
-        )
-        admin.close()
+        with kafka_world(kafka.bootstrap_servers, fresh_topic(2)) as world:
+            yield lambda schema: world
 
     @pytest.mark.parametrize("name", [])
     def test_rows_of_type(self, name: str) -> None:
@@ -194,3 +205,41 @@ class TestS3Sink(SinkContract):
             away=lambda: stopped(s3),
         )
         proxy.close()
+
+
+@pytest.fixture(scope="module")
+def proxied() -> Iterator[tuple[str, Proxy]]:
+    """A broker with a listener that sends its clients to a proxy."""
+    direct, behind, controller = (free_port() for _ in range(3))
+    local = "127.0.0.1"
+    with Proxy(behind) as proxy:
+        listeners = f"PLAINTEXT://{local}:{direct},PROXIED://{local}:{behind}"
+        config = {
+            "listeners": f"{listeners},CONTROLLER://{local}:{controller}",
+            "controller.quorum.voters": f"1@{local}:{controller}",
+            "advertised.listeners": f"PLAINTEXT://{local}:{direct},PROXIED://{proxy.address}",
+            "listener.security.protocol.map": ",".join(
+                f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "PROXIED", "CONTROLLER")
+            ),
+        }
+        with start_services(["kafka"], ports={"kafka": direct}, kafka_config=config) as services:
+            yield services.kafka.bootstrap_servers, proxy
+
+
+@pytest.mark.skipif(choose_backend() == "docker", reason="a container advertises its own address")
+class TestKafkaSinkOnABadNetwork(SinkNetwork):
+    """What the broker does not answer is neither a commit nor a loss."""
+
+    large_rows = 20_000
+    most_faults = 4
+
+    @pytest.fixture
+    def make_world(
+        self, proxied: tuple[str, Proxy], fresh_name: Callable[[], str]
+    ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
+        servers, proxy = proxied
+        topic = fresh_name()
+        admin = AdminClient({"bootstrap.servers": servers})
+        admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result(timeout=30)
+        with kafka_world(servers, topic, proxy) as world:
+            yield lambda schema: world

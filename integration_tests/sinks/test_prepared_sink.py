@@ -70,6 +70,14 @@ def world_of(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterato
 
     yield make
     proxy.close()
+    # Names of prepared transactions are the server's, and keep the database.
+    with psycopg.connect(direct, autocommit=True) as connection:
+        found = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+        for (gid,) in connection.execute(found).fetchall():
+            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+        connection.execute(drop)
 
 
 class TestPreparedSink(SinkContract):

@@ -120,9 +120,10 @@ class SinkCrashes(SinkCase):
 
         self._at_each_line(stage, sink, paused, B)
         assert overtakings, (
-            f"wherever a commit was paused, another commit of the same branch took "
-            f"{self.longest_pause_s} s or more, so nothing is proven: set a higher "
-            "longest_pause_s in the class"
+            "wherever a commit was paused, another commit of the same branch did not end within "
+            f"{self.longest_pause_s} s. It waits for something that the paused one holds, such as "
+            "a lock: a driver that is frozen would block its successor. Or the store is slow: then "
+            "set a higher longest_pause_s in the class"
         )
         stage.nothing_left_by_sweep(sink)
 

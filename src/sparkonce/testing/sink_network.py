@@ -42,7 +42,9 @@ class SinkNetwork(SinkCase):
         """
         proxy = proxy_of(stage)
         seen: list[pa.RecordBatch] = []
-        count = _requests(proxy, partial(stage.prepare, sink, branch(0, batch_id=0), A, B))
+        clean: list[Committable] = []
+        count = _requests(proxy, lambda: clean.extend(stage.prepare(sink, branch(0), A, B)))
+        stage.abort(sink, clean)
         faults = []
         for n, at in enumerate(self._chosen(count), 1):
             sink.close()
@@ -53,6 +55,7 @@ class SinkNetwork(SinkCase):
             sink.close()
             if task is None:
                 stage.sees(*seen, why=f"the task failed after {fault}; ")
+                stage.sweep(sink)
             elif (count - at) % 2 == 0:  # the last one is preCommit's
                 stage.commit(sink, stage.vote(sink, task))
                 seen += [A, B]
