@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from http.client import HTTPException
@@ -28,7 +28,7 @@ from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import AbortsMany, CommitsMany, Publishes, Votes
-from sparkonce.sinks.file import FileHandle
+from sparkonce.sinks.file import FileHandle, branches_in
 from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.sinks.verbs import abort_each, commit_each
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
@@ -628,3 +628,22 @@ def test_too_many_proofs_are_forgotten(tmp_path: Path, kind: type[SqliteSink]) -
     """A commit that is repeated is called lost, and written again."""
     world = sqlite_world(tmp_path / "shop.db", SCHEMA, kind)
     caught(world, lambda c, stage: c.test_old_proofs_are_forgotten(stage, stage.sink()))
+
+
+class ListsCommitted(FileSink):
+    lists_uncommitted_only = True
+
+    def find_branches(self, owner: Owner) -> Iterable[Committable]:
+        return branches_in(self._folder, owner, "parquet")
+
+
+def test_claims_are_false(tmp_path: Path) -> None:
+    """With them fewer tests run, or a sweep commits again."""
+    world = replace(file_world(tmp_path), one_branch_a_batch=True, reads_in_order=True)
+    for claim in (
+        SinkContract.test_one_branch_a_batch_is_true,
+        SinkContract.test_reads_in_order_is_true,
+    ):
+        caught(world, lambda contract, stage, claim=claim: claim(contract, stage, stage.sink()))
+    listing = file_world(tmp_path, ListsCommitted)
+    caught(listing, lambda c, s: c.test_lists_uncommitted_only_is_true(s, s.sink()))

@@ -215,6 +215,48 @@ class SinkBranches(SinkCase):
                 f"only those of the owner's batches below 2 ({error!r})"
             )
 
+    # -- what the world and the sink claim ---------------------------------------------------------
+
+    def test_one_branch_a_batch_is_true(self, stage: Stage, sink: AnySink) -> None:
+        """A target that takes two branches of a batch must not be said to take one: tests skip."""
+        if not stage.world.one_branch_a_batch:
+            pytest.skip("the world does not claim it")
+        for n, rows in enumerate((A, B)):
+            verbs.commit_many(sink, stage.prepare(sink, branch(n), rows))
+        assert stage.count() < A.num_rows + B.num_rows, (
+            "readers get the rows of two branches of one batch: set one_branch_a_batch=False, so "
+            "that more tests run"
+        )
+
+    def test_reads_in_order_is_true(self, stage: Stage, sink: AnySink) -> None:
+        """Readers that get rows behind an open branch must not be said to wait: tests skip."""
+        if not stage.world.reads_in_order:
+            pytest.skip("the world does not claim it")
+        handle = stage.write(sink, branch(0, batch_id=0), A)
+        sink.idle(handle)
+        other = stage.sink()
+        is_held_back = False
+        for n in range(1, 20):  # each may go into another partition than the open one
+            stage.commit(other, stage.prepare(other, branch(n, batch_id=n), A))
+            if is_held_back := stage.count() < n * A.num_rows:
+                break
+        sink.discard(handle)
+        assert is_held_back, (
+            "readers get every row that is committed behind an open branch: set "
+            "reads_in_order=False, so that more is checked"
+        )
+
+    def test_lists_uncommitted_only_is_true(self, stage: Stage, sink: AnySink) -> None:
+        """A sweep commits again what such a sink lists of a complete batch."""
+        if not verbs.lists_uncommitted_only(sink):
+            pytest.skip("the sink does not claim it")
+        committables = stage.prepare(sink, BRANCH, A)
+        stage.commit(sink, committables)
+        listed = {found.branch_id for found in stage.found(sink)}
+        assert not listed & {c.branch_id for c in committables}, (
+            "find_branches lists a committed branch: set lists_uncommitted_only = False"
+        )
+
     # -- many and none -----------------------------------------------------------------------------
 
     def test_concurrent_branches(self, stage: Stage, sink: AnySink) -> None:

@@ -242,6 +242,11 @@ class Stage:
             f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}"
         )
 
+    def count(self) -> int:
+        """How many rows readers get."""
+        self.let_readers_see()
+        return len(list(self.world.visible()))
+
     def sees_beside_open(self, *batches: pa.RecordBatch) -> None:
         """The same while an older branch is open; skipped if readers wait for that branch."""
         if not self.world.reads_in_order:
