@@ -218,7 +218,7 @@ class SinkBranches(SinkCase):
     # -- what the world and the sink claim ---------------------------------------------------------
 
     def test_one_branch_a_batch_is_true(self, stage: Stage, sink: AnySink) -> None:
-        """A target that takes two branches of a batch must not be said to take one: tests skip."""
+        """If the target takes two branches of a batch, a false claim would skip tests."""
         if not stage.world.one_branch_a_batch:
             pytest.skip("the world does not claim it")
         for n, rows in enumerate((A, B)):
@@ -229,7 +229,7 @@ class SinkBranches(SinkCase):
         )
 
     def test_reads_in_order_is_true(self, stage: Stage, sink: AnySink) -> None:
-        """Readers that get rows behind an open branch must not be said to wait: tests skip."""
+        """If readers get rows behind an open branch, a false claim would skip checks."""
         if not stage.world.reads_in_order:
             pytest.skip("the world does not claim it")
         handle = stage.write(sink, branch(0, batch_id=0), A)
