@@ -25,7 +25,7 @@ import time
 
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_branches import SinkBranches
-from sparkonce.testing.sink_case import BRANCH, A
+from sparkonce.testing.sink_case import BRANCH, A, must_return
 from sparkonce.testing.sink_crashes import SinkCrashes
 from sparkonce.testing.sink_faults import SinkFaults
 from sparkonce.testing.sink_network import SinkNetwork
@@ -63,7 +63,8 @@ class SinkContract(
         """`close` frees connections, even when called twice; later calls open new ones."""
         committables = stage.prepare(sink, BRANCH, A)
         sink.close()
-        sink.close()
+        with must_return("a second close must return"):
+            sink.close()
         stage.commit(sink, committables)
         stage.sees(A)
 
@@ -73,7 +74,9 @@ class SinkContract(
             safe_until = committable.safe_until
             if safe_until is not None:
                 ahead_s = safe_until - time.time()
-                assert 0 < ahead_s < _HUNDRED_YEARS_S, f"safe_until is {ahead_s:.0f} s ahead"
+                assert 0 < ahead_s < _HUNDRED_YEARS_S, (
+                    f"safe_until is {ahead_s:.0f} s ahead: it must be a Unix time in seconds"
+                )
 
     def test_text_for_people_is_one_line(self, stage: Stage, sink: AnySink) -> None:
         """`text`, if a sink sets it, is one line that `sparkonce log show` can print."""
