@@ -159,17 +159,6 @@ class BusyIsLost(PreparedSink):
                     raise PreparedBranchLostError("gone", branch_id) from error
 
 
-class AsksBeforeItCommits(PreparedSink):
-    """Looks for the proof, and moves the rows in a second step, under no key."""
-
-    def commit(self, committable: Committable) -> None:
-        with self._connect(autocommit=True) as connection:
-            query = sql.SQL("SELECT 1 FROM {} WHERE branch = %s").format(PROOFS)
-            if connection.execute(query, [str(committable.branch_id)]).fetchone():
-                return
-        super().commit(committable)
-
-
 class CutsText(PreparedSink):
     """As MySQL does without its strict mode."""
 

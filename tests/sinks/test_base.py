@@ -358,7 +358,7 @@ def test_every_optional_verb_has_its_mixin_and_a_default() -> None:
     mixins = [
         m for m in vars(capabilities).values() if isinstance(m, type) and m.__bases__ == (ABC,)
     ]
-    assert len(mixins) == 9
+    assert len(mixins) == 10
     for mixin in mixins:
         for verb in mixin.__abstractmethods__:  # type: ignore[attr-defined]
             with pytest.raises(ProtocolError, match=f"is no {mixin.__name__}"):
@@ -385,6 +385,7 @@ def test_sink_without_optional_verbs() -> None:
     assert ended == [branch, branch]
     assert not list(verbs.find_branches(sink, BRANCH.owner))
     assert not verbs.lists_uncommitted_only(sink)
+    verbs.forget_proofs(sink, BRANCH.owner, 7)
     assert not list(verbs.diagnose(sink))
     verbs.check_log(sink, "sqlite:///log.db")
     verbs.publish(sink, CommittedBatch("orders", BRANCH.owner, 7, 0, (), (branch,)))

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -33,16 +33,7 @@ from sparkonce.sinks.sqlite import Staged, Staging
 from sparkonce.sinks.verbs import abort_each, commit_each
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_world import SCHEMA, Stage
-from tests.support.sink_worlds import file_world, sqlite_world
-
-
-def caught(
-    world: SinkWorld, test: Callable[[SinkContract, Stage], None], *errors: type[Exception]
-) -> None:
-    """That a test of the contract is red."""
-    with closing(Stage(world)) as stage:
-        with pytest.raises((AssertionError, SparkOnceError, *errors)):
-            test(SinkContract(), stage)
+from tests.support.sink_worlds import caught, file_world, sqlite_world
 
 
 @pytest.mark.parametrize(

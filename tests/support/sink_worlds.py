@@ -1,4 +1,4 @@
-"""Worlds of the sinks that need no server, and what a run of their tests reported."""
+"""Worlds of the sinks that need no server; that a test of the contract is red for a sink."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from sparkonce.errors import SparkOnceError
 from sparkonce.model import Committable
 from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing import SinkWorld
+from sparkonce.testing import SinkContract, SinkWorld
+from sparkonce.testing.sink_world import Stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +106,25 @@ def as_sqlite(row: Mapping[str, Any]) -> dict[str, Any]:
         )
 
     return {name: plain(value) for name, value in row.items()}
+
+
+def caught(
+    world: SinkWorld,
+    test: Callable[[SinkContract, Stage], None],
+    *errors: type[Exception],
+    says: str | None = None,
+) -> None:
+    """That a test of the contract is red, and what it says."""
+    with contextlib.closing(Stage(world, patience_s=2)) as stage:
+        with pytest.raises((AssertionError, SparkOnceError, *errors), match=says):
+            _run(test, stage)
+
+
+def _run(test: Callable[[SinkContract, Stage], None], stage: Stage) -> None:
+    try:
+        test(SinkContract(), stage)
+    except pytest.skip.Exception as skipped:
+        pytest.fail(f"it is skipped: {skipped}")
 
 
 def outcome(folder: Path, chosen: str) -> tuple[set[str], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +30,15 @@ def at_the_same_time(calls: list[Callable[[], Any]]) -> list[Any]:
 
     with ThreadPoolExecutor(len(calls)) as pool:
         return [done.result() for done in [pool.submit(run, call) for call in calls]]
+
+
+@contextmanager
+def must_return(what: str) -> Iterator[None]:
+    """Turn an error of the sink into a failure that says what the sink must do."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{what} ({type(error).__name__}: {error})") from error
 
 
 def needs_many_branches(stage: Stage) -> None:

@@ -25,10 +25,11 @@ import time
 
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_branches import SinkBranches
-from sparkonce.testing.sink_case import BRANCH, A
+from sparkonce.testing.sink_case import BRANCH, A, must_return
 from sparkonce.testing.sink_crashes import SinkCrashes
 from sparkonce.testing.sink_faults import SinkFaults
 from sparkonce.testing.sink_network import SinkNetwork
+from sparkonce.testing.sink_process import names_in_other_process
 from sparkonce.testing.sink_race import SinkRace
 from sparkonce.testing.sink_rows import SinkRows
 from sparkonce.testing.sink_verbs import SinkVerbs
@@ -55,15 +56,19 @@ class SinkContract(
     def test_name_and_target_are_permanent(self, stage: Stage) -> None:
         """Two objects with the same settings have one name and one target."""
         first, second = stage.world.sink(), stage.world.sink()
-        assert (first.name, first.target) == (second.name, second.target), (
-            "the log keeps name and target: they must be the same in every process"
-        )
+        here = first.name, first.target
+        for other in ((second.name, second.target), names_in_other_process(first)):
+            assert here == other, (
+                "the log keeps name and target: they must be the same in every process, and are "
+                f"{here} and {other}"
+            )
 
     def test_closed_sink_can_be_used_again(self, stage: Stage, sink: AnySink) -> None:
         """`close` frees connections, even when called twice; later calls open new ones."""
         committables = stage.prepare(sink, BRANCH, A)
         sink.close()
-        sink.close()
+        with must_return("a second close must return"):
+            sink.close()
         stage.commit(sink, committables)
         stage.sees(A)
 
@@ -73,7 +78,9 @@ class SinkContract(
             safe_until = committable.safe_until
             if safe_until is not None:
                 ahead_s = safe_until - time.time()
-                assert 0 < ahead_s < _HUNDRED_YEARS_S, f"safe_until is {ahead_s:.0f} s ahead"
+                assert 0 < ahead_s < _HUNDRED_YEARS_S, (
+                    f"safe_until is {ahead_s:.0f} s ahead: it must be a Unix time in seconds"
+                )
 
     def test_text_for_people_is_one_line(self, stage: Stage, sink: AnySink) -> None:
         """`text`, if a sink sets it, is one line that `sparkonce log show` can print."""

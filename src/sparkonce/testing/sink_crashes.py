@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Any
 from sparkonce.model import Committable
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import chosen
-from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
-from sparkonce.testing.sink_process import commit_after_another, in_other_process, lines_of_commit
+from sparkonce.testing.sink_case import (
+    BRANCH,
+    A,
+    B,
+    SinkCase,
+    needs_many_branches,
+)
+from sparkonce.testing.sink_process import (
+    commit_after_another,
+    in_other_process,
+    lines_of_commit,
+    task_around_another,
+)
 from sparkonce.testing.sink_world import Stage, branch
 
 if TYPE_CHECKING:
@@ -43,6 +54,19 @@ class SinkCrashes(SinkCase):
         check_pickles(sink)
         task = self._elsewhere(stage, sink, "task", stage.named(sink, branch(2, batch_id=2)), B)
         stage.commit(sink, stage.vote(sink, *task))
+        stage.sees(A, B)
+
+    def test_two_processes_write_at_the_same_time(self, stage: Stage, sink: AnySink) -> None:
+        """As executors on one machine do: what is unique in a process may not be so outside."""
+        needs_many_branches(stage)
+        tasks: list[Committable] = []
+
+        def other() -> None:
+            tasks.extend(self._elsewhere(stage, sink, "task", stage.named(sink, branch(2)), B))
+
+        rows = stage.world.selected(A)
+        tasks.append(task_around_another(sink, stage.named(sink, branch(1)), rows, other))
+        stage.commit(sink, stage.vote(sink, *tasks))
         stage.sees(A, B)
 
     def test_process_killed_after_precommit(self, stage: Stage, sink: AnySink) -> None:

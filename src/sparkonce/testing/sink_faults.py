@@ -16,7 +16,7 @@ from sparkonce.errors import (
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
+from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase, must_return
 from sparkonce.testing.sink_world import Stage, branch
 
 
@@ -41,8 +41,16 @@ class SinkFaults(SinkCase):
         handle: Any = stage.write(sink, BRANCH, A)
         wrongs: list[Any] = [handle, stage.named(sink, BRANCH), None]
         for wrong in wrongs:
-            with pytest.raises(ProtocolError, match="preCommit"):
+            said: Exception | None = None
+            try:
                 sink.commit(wrong)
+            except Exception as error:  # noqa: BLE001 - compared below
+                said = error
+            assert isinstance(said, ProtocolError) and "preCommit" in str(said), (  # noqa: PT018
+                f"commit got a {type(wrong).__name__} and "
+                f"{f'raised {said!r}' if said else 'returned'}: it must raise a ProtocolError that "
+                "says to call preCommit first"
+            )
         sink.discard(handle)
         stage.sees()
 
@@ -50,7 +58,8 @@ class SinkFaults(SinkCase):
         """A zombie task discards a branch that a sweep has aborted: no error, nothing left."""
         handle = stage.write(sink, BRANCH, A)
         sink.abort(stage.named(sink, BRANCH))
-        sink.discard(handle)
+        with must_return("discard of a branch that a sweep has aborted must return"):
+            sink.discard(handle)
         stage.sweep(sink)
         stage.sees()
         stage.nothing_unfinished()
@@ -65,8 +74,15 @@ class SinkFaults(SinkCase):
         committables = stage.prepare(sink, BRANCH, A)
         for committable in committables:
             lose(committable)
-        with pytest.raises(PreparedBranchLostError):
+        try:
             stage.commit(stage.sink(), committables)
+        except PreparedBranchLostError:
+            pass
+        else:
+            raise AssertionError(
+                "commit of a prepared branch that was destroyed returned as if it had succeeded: "
+                "where nothing proves an earlier commit, raise PreparedBranchLostError"
+            )
         stage.sees()
 
     def test_unreachable_target(self, stage: Stage, sink: AnySink) -> None:

@@ -1,6 +1,7 @@
 """Runs a sink's verbs in other processes, for `SinkContract`.
 
 in_other_process      runs a verb, and kills the process at the end of the verb if asked to
+task_around_another   pauses a task between its rows and preCommit while another task runs
 lines_of_commit       lists the lines that a commit runs, each a place to kill or pause it
 commit_after_another  pauses a commit before a line while another commit runs
 """
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from sparkonce.model import Committable
+from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.commit_lines import LineTrace
@@ -35,7 +36,7 @@ PATIENCE_S = 120.0
 
 _POLL_S = 0.01
 
-Verb: TypeAlias = Literal["write", "task", "commit", "abort"]
+Verb: TypeAlias = Literal["write", "task", "commit", "abort", "names"]
 
 _Order: TypeAlias = "tuple[AnySink, Verb, tuple[Any, ...], int | None, int | None]"
 """The sink, the verb and its arguments; the signal, if any, that the process sends itself; and the
@@ -70,6 +71,13 @@ def in_other_process(
     with _Other((sink, verb, args, signal.SIGKILL if is_killed else None, None)) as other:
         report = other.report_at_end(-signal.SIGKILL if is_killed else 0)
     return [Committable.from_json(value) for value in report.get("prepared", ())]
+
+
+def names_in_other_process(sink: AnySink) -> tuple[str, str]:
+    """The sink's name and target, as another process sees them."""
+    with _Other((sink, "names", (), None, None)) as other:
+        name, target = other.report_at_end(0)["names"]
+    return name, target
 
 
 def lines_of_commit(
@@ -139,6 +147,17 @@ def commit_after_another(
     return [], has_ended
 
 
+def task_around_another(
+    sink: AnySink, branch_id: BranchId, rows: pa.RecordBatch, other_task: Callable[[], None]
+) -> Committable:
+    """Write rows in another process, run another task, and prepare what was written."""
+    with _Other((sink, "task", (branch_id, rows), signal.SIGSTOP, None)) as first:
+        assert first.pauses(), f"task in another process ended: {first.report_at_end(0)}"
+        other_task()
+        first.resume()
+        return Committable.from_json(first.report_at_end(0)["prepared"][0])
+
+
 class _Other:
     """A process that reports through files, so that it never waits for a reader."""
 
@@ -203,6 +222,19 @@ class _Other:
         return f"{self._verb} in another process {what}. Its output:\n{output}"
 
 
+def _run_task(
+    sink: AnySink, verb: Verb, args: Sequence[Any], fate: int | None
+) -> list[Committable]:
+    handle = sink.beginTransaction(args[0])
+    for batch in args[1:]:
+        sink.write(handle, batch)
+    if verb == "write":
+        return []
+    if fate == signal.SIGSTOP:
+        os.kill(os.getpid(), fate)
+    return [sink.preCommit(handle)]
+
+
 def main(folder: Path) -> None:
     """Run the verb of the order in this process, and write the report."""
     fate: int | None = None
@@ -217,11 +249,7 @@ def main(folder: Path) -> None:
     sink, verb, args, fate, fatal_line = order
     prepared: list[Committable] = []
     if verb in {"write", "task"}:
-        handle = sink.beginTransaction(args[0])
-        for batch in args[1:]:
-            sink.write(handle, batch)
-        if verb == "task":
-            prepared.append(sink.preCommit(handle))
+        prepared = _run_task(sink, verb, args, fate)
     elif verb == "commit":
         trace.begin(sink)
         if fate == signal.SIGSTOP:  # once: a retry would start from the beginning
@@ -232,7 +260,11 @@ def main(folder: Path) -> None:
     else:
         for committable in args:
             sink.abort(committable)
-    report = {"prepared": [each.to_json() for each in prepared], "places": trace.places}
+    report = {
+        "prepared": [each.to_json() for each in prepared],
+        "places": trace.places,
+        "names": [sink.name, sink.target],
+    }
     (folder / "report").write_text(json.dumps(report))
     if fate == signal.SIGKILL and fatal_line is None:
         os.kill(os.getpid(), fate)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from sparkonce.errors import CommitUnresolvedError, SparkOnceError
+from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
@@ -19,6 +19,7 @@ from sparkonce.testing.sink_case import (
     C,
     SinkCase,
     at_the_same_time,
+    must_return,
     needs_many_branches,
 )
 from sparkonce.testing.sink_world import Stage, branch
@@ -85,13 +86,11 @@ class SinkVerbs(SinkCase):
         stage.commit(sink, committables)
         stage.sees(A)
         for _ in range(2):
-            try:
+            with must_return(
+                "a repeated commit must change nothing and return: look for the proof of the first "
+                "one before anything else"
+            ):
                 stage.commit(sink, committables)
-            except SparkOnceError as error:
-                raise AssertionError(
-                    "a repeated commit must change nothing and return: look for the proof of the "
-                    f"first one before anything else ({type(error).__name__}: {error})"
-                ) from error
             stage.sees(A)
 
     def test_commit_by_another_object(self, stage: Stage, sink: AnySink) -> None:
@@ -130,20 +129,25 @@ class SinkVerbs(SinkCase):
 
     def test_abort_of_what_never_began(self, stage: Stage, sink: AnySink) -> None:
         """Abort of an unknown branch is no error, and its name stays usable."""
-        sink.abort(stage.named(sink, BRANCH))
+        with must_return("abort of a branch that never began must change nothing and return"):
+            sink.abort(stage.named(sink, BRANCH))
         stage.commit(sink, stage.prepare(sink, branch(2), A))
         stage.sees(A)
 
     def test_discard_of_a_branch_without_rows(self, stage: Stage, sink: AnySink) -> None:
         """A task that fails before its first write leaves nothing."""
-        sink.discard(stage.write(sink, BRANCH))
+        handle = stage.write(sink, BRANCH)
+        with must_return("discard must return, also before the first write"):
+            sink.discard(handle)
         stage.sweep(sink)
         stage.sees()
         stage.nothing_unfinished()
 
     def test_discard_of_an_open_branch(self, stage: Stage, sink: AnySink) -> None:
         """A task that fails between its writes leaves nothing."""
-        sink.discard(stage.write(sink, BRANCH, A))
+        handle = stage.write(sink, BRANCH, A)
+        with must_return("discard must return, also between two writes"):
+            sink.discard(handle)
         stage.sweep(sink)
         stage.sees()
         stage.nothing_unfinished()
@@ -171,7 +175,8 @@ class SinkVerbs(SinkCase):
     def test_abort_twice(self, stage: Stage, sink: AnySink) -> None:
         """The second abort succeeds and changes nothing."""
         committables = stage.prepare(sink, BRANCH, A)
-        for _ in range(2):
+        stage.abort(sink, committables)
+        with must_return("a repeated abort must change nothing and return"):
             stage.abort(sink, committables)
         stage.sees()
         stage.nothing_unfinished()
@@ -190,7 +195,11 @@ class SinkVerbs(SinkCase):
             stage.abort(other, stage.prepare(other, ended, B))
         else:
             orphans = stage.prepare(other, ended, B)
-            assert list(verbs.abort_many(other, orphans)) == [None] * len(orphans)
+            outcomes = list(verbs.abort_many(other, orphans))
+            assert outcomes == [None] * len(orphans), (
+                f"abort_many returned {outcomes} for {len(orphans)} branches that it could abort: "
+                "it must return None for each"
+            )
         stage.commit(sink, committables)
         stage.sees(A)
 

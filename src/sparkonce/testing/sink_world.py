@@ -184,14 +184,17 @@ class Stage:
         deadline = time.monotonic() + self.patience_s
         left = list(committables)
         while left:
-            outcomes = list(zip(left, verbs.commit_many(sink, left), strict=True))
+            said = list(verbs.commit_many(sink, left))
+            check_number(said, left, "commit_many")
+            outcomes = list(zip(left, said, strict=True))
             unsure = [e for _, e in outcomes if isinstance(e, CommitUnresolvedError)]
             for _, error in outcomes:
                 if error is not None and not isinstance(error, CommitUnresolvedError):
                     raise error
             if unsure and time.monotonic() > deadline:
                 raise AssertionError(
-                    f"commit raised only CommitUnresolvedError for {self.patience_s:.0f} s"
+                    f"commit raised only CommitUnresolvedError for {self.patience_s:.0f} s: "
+                    f"{unsure[0]}"
                 ) from unsure[0]
             left = [c for c, error in outcomes if error is not None]
             if left:
@@ -204,7 +207,8 @@ class Stage:
     def sweep(self, sink: AnySink, owner: Owner = OWNER) -> list[BranchId]:
         """Abort every branch that `find_branches` lists, as after each batch; return their ids."""
         found = self.found(sink, owner)
-        errors = verbs.abort_many(sink, found) if found else ()
+        errors = list(verbs.abort_many(sink, found)) if found else []
+        check_number(errors, found, "abort_many")
         for _, error in zip(found, errors, strict=True):
             if error is not None:
                 raise error
@@ -276,6 +280,14 @@ class Stage:
             "world.unfinished() lists nothing while a branch is prepared: it must list everything "
             "that the sink holds in its target before commit"
         )
+
+
+def check_number(outcomes: Sequence[object], branches: Sequence[object], verb: str) -> None:
+    """Assert that a verb of many branches returned an outcome for each."""
+    assert len(outcomes) == len(branches), (
+        f"{verb} returned {len(outcomes)} outcomes for {len(branches)} branches: it must return "
+        "one for each, in their order"
+    )
 
 
 def lists_branches(sink: AnySink) -> bool:

@@ -1,0 +1,249 @@
+"""Failing twins whose mistakes show only between threads or processes, or on a network.
+
+sinks/test_twins.py has the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+import pytest
+from examples.http_sink import HttpSink, serve
+
+from sparkonce.errors import PreparedBranchLostError
+from sparkonce.model import BranchId, Committable
+from sparkonce.sinks import FileSink
+from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.file import FileHandle
+from sparkonce.testing import Proxy, SinkContract, SinkWorld
+from sparkonce.testing.sink_network import LATE
+from sparkonce.testing.sink_world import Stage
+from tests.support.sink_worlds import caught, file_world
+
+
+class ClosesForGood(FileSink):
+    """Its pool takes no work after `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._pool = ThreadPoolExecutor(1)
+
+    def commit(self, committable: Committable) -> None:
+        self._pool.submit(super().commit, committable).result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class KeepsBranch(FileSink):
+    """Keeps the branch of the call in the object, which threads share."""
+
+    def commit(self, committable: Committable) -> None:
+        self._current = committable
+        time.sleep(0.2)
+        super().commit(self._current)
+
+
+class LooksFirst(FileSink):
+    """Looks for the proof, then copies the rows, then writes the proof."""
+
+    def commit(self, committable: Committable) -> None:
+        hidden = self._hidden_path(committable.branch_id)
+        proof = hidden.with_suffix(".done")
+        if not proof.exists():
+            rows = hidden.read_bytes()
+            time.sleep(0.2)
+            (self._folder / f"{uuid.uuid4()}.parquet").write_bytes(rows)
+            proof.touch()
+
+
+class ListsByReading(FileSink):
+    """Each task reads the list of the batch's files, and replaces it with a longer one."""
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        committable = super().preCommit(handle)
+        listed = self._list.read_text() if self._list.exists() else ""
+        time.sleep(0.2)
+        self._list.write_text(f"{listed}{handle.branch_id}\n")
+        return committable
+
+    def commit(self, committable: Committable) -> None:
+        if str(committable.branch_id) not in self._list.read_text():
+            raise PreparedBranchLostError("not in the list", committable.branch_id)
+        super().commit(committable)
+
+    @property
+    def _list(self) -> Path:
+        return self._folder / "prepared.txt"
+
+
+class NamesByProcess(FileSink):
+    """Its hidden files have the number of the process in their names."""
+
+    def _hidden_path(self, branch_id: BranchId) -> Path:
+        return self._hidden / f"{os.getpid()}-{branch_id}parquet"
+
+
+class ConnectsInValidate(FileSink):
+    """Keeps what does not pickle, and so cannot reach the executors."""
+
+    def validate(self, schema: pa.Schema) -> None:
+        super().validate(schema)
+        self._client = threading.Lock()
+
+
+class LeavesBuffered(FileSink):
+    """Its preCommit leaves bytes in the process, which writes them when it closes the file."""
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        handle.writer.close()  # type: ignore[union-attr]
+        return Committable(handle.branch_id, {"folder": self._id}, version=2)
+
+
+class ListsPreparedOnly(FileSink):
+    """An open file has a name that `find_branches` does not know."""
+
+    def beginTransaction(self, branch_id: BranchId) -> FileHandle:
+        path = self._hidden_path(branch_id).with_suffix(".open")
+        return FileHandle(branch_id, path, path.open("xb"))
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        committable = super().preCommit(handle)
+        handle.path.rename(self._hidden_path(handle.branch_id))
+        return committable
+
+
+class CountsNames(FileSink):
+    """Its scratch files have numbers that start with 0 in each process."""
+
+    _count: ClassVar = itertools.count()
+
+    def beginTransaction(self, branch_id: BranchId) -> FileHandle:
+        path = Path(f"{self._folder}-scratch-{next(self._count)}")
+        return FileHandle(branch_id, path, path.open("wb"))
+
+    def preCommit(self, handle: FileHandle) -> Committable:
+        committable = super().preCommit(handle)
+        handle.path.rename(self._hidden_path(handle.branch_id))
+        return committable
+
+
+class TargetOfProcess(FileSink):
+    @property
+    def target(self) -> str:
+        return f"folder {self._folder} of process {os.getpid()}"
+
+
+class ShowsByAnyName(FileSink):
+    """The visible file, which is the proof, has a name that nobody finds again."""
+
+    def _visible_path(self, branch_id: BranchId) -> Path:
+        return self._folder / f"{uuid.uuid4()}.parquet"
+
+
+@pytest.mark.parametrize(
+    ("sink", "test", "says"),
+    [
+        (
+            ClosesForGood,
+            SinkContract.test_closed_sink_can_be_used_again,
+            "cannot schedule new futures",
+        ),
+        (KeepsBranch, SinkContract.test_commits_in_parallel, "should get 40 rows and get [123]0"),
+        (
+            LooksFirst,
+            SinkContract.test_commit_by_two_at_the_same_time,
+            "should get 3 rows and get 6",
+        ),
+        (ListsByReading, SinkContract.test_concurrent_branches, "not in the list"),
+        (NamesByProcess, SinkContract.test_other_process_commits, "is gone"),
+        (NamesByProcess, SinkContract.test_other_process_aborts, "something is still open"),
+        (ConnectsInValidate, SinkContract.test_sink_travels_to_the_executors, "does not pickle"),
+        (LeavesBuffered, SinkContract.test_process_killed_after_precommit, "file size is 0 bytes"),
+        (
+            ListsPreparedOnly,
+            SinkContract.test_process_killed_while_it_writes,
+            "something is still open",
+        ),
+        (ShowsByAnyName, SinkContract.test_process_killed_after_commit, "is gone"),
+        (CountsNames, SinkContract.test_two_processes_write_at_the_same_time, "scratch|should get"),
+    ],
+)
+def test_mistake_shows_between_two(
+    tmp_path: Path,
+    sink: type[FileSink],
+    test: Callable[[SinkContract, Stage, AnySink], None],
+    says: str,
+) -> None:
+    def run(contract: SinkContract, stage: Stage) -> None:
+        test(contract, stage, stage.sink())
+
+    caught(file_world(tmp_path, sink), run, pa.ArrowInvalid, says=says)
+
+
+def test_target_differs_between_processes(tmp_path: Path) -> None:
+    def run(contract: SinkContract, stage: Stage) -> None:
+        contract.test_name_and_target_are_permanent(stage)
+
+    caught(file_world(tmp_path, TargetOfProcess), run, says="must be the same in every process")
+
+
+class RollsBack(FileSink):
+    """Takes a commit that has not removed the hidden file yet for one that has failed."""
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        if self._hidden_path(branch_id).exists():
+            time.sleep(0.003)
+            self._visible_path(branch_id).unlink(missing_ok=True)
+        super().abort(branch)
+
+
+class Races(SinkContract):
+    race_rounds = 20
+
+
+def test_abort_rolls_a_commit_back(tmp_path: Path) -> None:
+    """An abort looks at a branch, and acts on what it saw while a commit has finished."""
+
+    def raced(_: SinkContract, stage: Stage) -> None:
+        Races().test_commit_races_an_abort(stage, stage.sink())
+
+    says = r"commit of batch \d+ returned, and readers get its rows \[0\] times"
+    caught(file_world(tmp_path, RollsBack), raced, says=says)
+
+
+class AsksBeforeItPuts(HttpSink):
+    """Asks for the key, and sends the rows without one: the answer may be old."""
+
+    def put(self, branch_id: BranchId, rows: Iterator[pa.RecordBatch]) -> None:
+        if not self.has(branch_id):
+            super().put(f"{branch_id}{uuid.uuid4()}", rows)  # type: ignore[arg-type]
+            super().put(branch_id, iter(()))
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_question_is_older_than_the_act(tmp_path: Path, kind: str) -> None:
+    """Another driver commits between the answer and the rows, which come twice."""
+
+    def late(contract: SinkContract, stage: Stage) -> None:
+        contract.test_request_of_commit_is_late(stage, stage.sink(), kind)  # type: ignore[arg-type]
+
+    with serve() as api, Proxy(api.server_port) as proxy:
+        world = SinkWorld(
+            sink=lambda: AsksBeforeItPuts(f"http://{proxy.address}", stage=tmp_path),
+            visible=lambda: [row for rows in api.batches.values() for row in rows],
+            unfinished=lambda: list(tmp_path.glob("*.arrow")),
+            proxy=proxy,
+        )
+        caught(world, late, says=f"during a {' '.join(kind.split()[::-1])}")
+        api.shutdown()
