@@ -44,7 +44,17 @@ _MODULES = {
     "assert_exactly_once": "exactly_once",
     "crash_points": "kills",
 }
-_PARTS = ("verbs", "faults", "rows", "branches", "network", "race", "crashes", "contract")
+_PARTS = (
+    "verbs",
+    "faults",
+    "rows",
+    "branches",
+    "promises",
+    "network",
+    "race",
+    "crashes",
+    "contract",
+)
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@
                   ├─ SinkFaults      verbs out of order, lost branches, unreachable targets
                   ├─ SinkRows        rows of every type, in batches of any size
                   ├─ SinkBranches    names and proofs of different branches, orphans
+                  ├─ SinkPromises    what sink and world claim, and proofs that are no longer needed
                   ├─ SinkNetwork     requests and answers that are lost or late
                   ├─ SinkRace        processes that commit one branch at the same time
                   └─ SinkCrashes     other processes, killed or paused anywhere in `commit`
@@ -30,6 +31,7 @@ from sparkonce.testing.sink_crashes import SinkCrashes
 from sparkonce.testing.sink_faults import SinkFaults
 from sparkonce.testing.sink_network import SinkNetwork
 from sparkonce.testing.sink_process import names_in_other_process
+from sparkonce.testing.sink_promises import SinkPromises
 from sparkonce.testing.sink_race import SinkRace
 from sparkonce.testing.sink_rows import SinkRows
 from sparkonce.testing.sink_verbs import SinkVerbs
@@ -39,7 +41,14 @@ _HUNDRED_YEARS_S = 100 * 366 * 24 * 3600
 
 
 class SinkContract(
-    SinkVerbs, SinkFaults, SinkRows, SinkBranches, SinkNetwork, SinkRace, SinkCrashes
+    SinkVerbs,
+    SinkFaults,
+    SinkRows,
+    SinkBranches,
+    SinkPromises,
+    SinkNetwork,
+    SinkRace,
+    SinkCrashes,
 ):
     """Subclass it in a test file and define the fixture `make_world`.
 

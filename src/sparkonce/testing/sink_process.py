@@ -224,15 +224,16 @@ class _Other:
 
 def _run_task(
     sink: AnySink, verb: Verb, args: Sequence[Any], fate: int | None
-) -> list[Committable]:
+) -> tuple[list[Committable], object]:
+    """Write, and perhaps prepare; what was prepared, and the handle."""
     handle = sink.beginTransaction(args[0])
     for batch in args[1:]:
         sink.write(handle, batch)
     if verb == "write":
-        return []
+        return [], handle
     if fate == signal.SIGSTOP:
         os.kill(os.getpid(), fate)
-    return [sink.preCommit(handle)]
+    return [sink.preCommit(handle)], handle
 
 
 def main(folder: Path) -> None:
@@ -249,7 +250,7 @@ def main(folder: Path) -> None:
     sink, verb, args, fate, fatal_line = order
     prepared: list[Committable] = []
     if verb in {"write", "task"}:
-        prepared = _run_task(sink, verb, args, fate)
+        prepared, _handle = _run_task(sink, verb, args, fate)  # it is not freed before the end
     elif verb == "commit":
         trace.begin(sink)
         if fate == signal.SIGSTOP:  # once: a retry would start from the beginning
