@@ -72,9 +72,10 @@ def kafka_world(servers: str, topic: str, proxy: Proxy | None = None) -> Iterato
         finisher.end(payload["transactional_id"], *producer, commit=False)
         finisher.close()
 
-    address = servers if proxy is None else proxy.address
     yield SinkWorld(
-        sink=lambda: KafkaSink(topic, bootstrap_servers=address),
+        sink=lambda: KafkaSink(
+            topic, bootstrap_servers=servers if proxy is None else proxy.address
+        ),
         visible=visible,
         unfinished=lambda: checks.kafka_leaks(servers, f"sparkonce.{OWNER.log_id}."),
         selected=selected,
@@ -132,14 +133,17 @@ class TestPostgresSink(SinkContract):
         table = f"{fresh_schema}.orders"
         port = psycopg.conninfo.conninfo_to_dict(postgres.dsn)["port"]
         proxy = Proxy(int(str(port)))
-        dsn = postgres.dsn.replace(f":{port}/", f":{proxy.port}/")
 
         def make(schema: pa.Schema) -> SinkWorld:
             columns = ", ".join(f"{f.name} {self.types[str(f.type)]}" for f in schema)
             with psycopg.connect(postgres.dsn, autocommit=True) as connection:
                 connection.execute(f"CREATE TABLE {table} ({columns})".encode())
             return SinkWorld(
-                sink=lambda: PostgresSink(dsn, table=table, lock_timeout_s=10.0),
+                sink=lambda: PostgresSink(
+                    postgres.dsn.replace(f":{port}/", f":{proxy.port}/"),
+                    table=table,
+                    lock_timeout_s=10.0,
+                ),
                 visible=lambda: [
                     dict(zip(schema.names, row, strict=True))
                     for row in checks.read_postgres(postgres.dsn, table)
@@ -195,9 +199,13 @@ class TestS3Sink(SinkContract):
                 )
 
         proxy = Proxy(int(s3.endpoint_url.rpartition(":")[2]))
-        settings = {**s3.boto3_settings, "endpoint_url": f"http://{proxy.address}"}
+
+        def connection() -> S3Connection:
+            settings = {**s3.boto3_settings, "endpoint_url": f"http://{proxy.address}"}
+            return S3Connection(**settings)
+
         yield lambda schema: SinkWorld(
-            sink=lambda: S3Sink(f"s3://{fresh_bucket}/out", connection=S3Connection(**settings)),
+            sink=lambda: S3Sink(f"s3://{fresh_bucket}/out", connection=connection()),
             visible=lambda: checks.read_s3_parquet(s3, fresh_bucket, "out"),
             unfinished=lambda: checks.s3_leaks(s3, fresh_bucket),
             lose=lose,

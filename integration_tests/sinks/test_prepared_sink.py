@@ -34,7 +34,6 @@ def world_of(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterato
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     direct = psycopg.conninfo.make_conninfo(postgres.dsn, dbname=name)
     proxy = Proxy(int(str(psycopg.conninfo.conninfo_to_dict(direct)["port"])))
-    dsn = psycopg.conninfo.make_conninfo(direct, port=proxy.port)
 
     def make(schema: pa.Schema, kind: type[PreparedSink] = PreparedSink) -> SinkWorld:
         columns = "id bigint, name text CHECK (length(name) < 30)"
@@ -60,7 +59,7 @@ def world_of(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterato
                 connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
         return SinkWorld(
-            sink=lambda: kind(dsn, "orders"),
+            sink=lambda: kind(psycopg.conninfo.make_conninfo(direct, port=proxy.port), "orders"),
             visible=rows,
             unfinished=unfinished,
             lose=lose,
@@ -178,24 +177,24 @@ class IgnoresRefusedRows(PreparedSink):
 
 def _in_commit(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
     for kind in LOST:
-        contract.test_network_fails_in_commit(stage, sink, kind, is_repeated=False)
+        contract.test_network_fails_in_commit(stage, kind, is_repeated=False)
 
 
 def _in_repeated_commit(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
     for kind in LOST:
-        contract.test_network_fails_in_commit(stage, sink, kind, is_repeated=True)
+        contract.test_network_fails_in_commit(stage, kind, is_repeated=True)
 
 
 def _in_abort(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
-    contract.test_network_fails_in_abort(stage, sink, "request lost")
+    contract.test_network_fails_in_abort(stage, "request lost")
 
 
 def _in_task(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
-    contract.test_network_fails_in_a_task(stage, sink, "request lost")
+    contract.test_network_fails_in_a_task(stage, "request lost")
 
 
 def _between_writes(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
-    contract.test_connections_end_between_two_writes(stage, sink, "commit")
+    contract.test_connections_end_between_two_writes(stage, "commit")
 
 
 @pytest.mark.parametrize(

@@ -327,9 +327,7 @@ def test_proxy_that_no_request_passes(tmp_path: Path) -> None:
     """The sink connects to the server itself, so nothing can be lost."""
 
     def cut(contract: SinkContract, stage: Stage) -> None:
-        contract.test_network_fails_in_commit(
-            stage, stage.sink(), "request lost", is_repeated=False
-        )
+        contract.test_network_fails_in_commit(stage, "request lost", is_repeated=False)
 
     with Proxy(1) as proxy:
         caught(replace(file_world(tmp_path), proxy=proxy), cut)
@@ -348,9 +346,7 @@ def test_request_is_lost(tmp_path: Path) -> None:
     api = serve()
 
     def cut(contract: SinkContract, stage: Stage) -> None:
-        contract.test_network_fails_in_commit(
-            stage, stage.sink(), "request lost", is_repeated=False
-        )
+        contract.test_network_fails_in_commit(stage, "request lost", is_repeated=False)
 
     with api, Proxy(api.server_port) as proxy:
         world = SinkWorld(

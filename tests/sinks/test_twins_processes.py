@@ -236,7 +236,7 @@ def test_question_is_older_than_the_act(tmp_path: Path, kind: str) -> None:
     """Another driver commits between the answer and the rows, which come twice."""
 
     def late(contract: SinkContract, stage: Stage) -> None:
-        contract.test_request_of_commit_is_late(stage, stage.sink(), kind)  # type: ignore[arg-type]
+        contract.test_request_of_commit_is_late(stage, kind)  # type: ignore[arg-type]
 
     with serve() as api, Proxy(api.server_port) as proxy:
         world = SinkWorld(

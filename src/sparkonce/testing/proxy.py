@@ -6,6 +6,8 @@
 
 A *request* is what a client sends on one connection, first of all or after an answer. So the proxy
 knows no protocol, and works with TLS.
+
+Only sinks that are made within `in_between` pass it: it takes time, and races would hide in it.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Self, TypeAlias
 
 _CHUNK = 1 << 16
+_QUIET_S = 0.02
+_MOST_QUIET_S = 1.0
 
 FaultKind: TypeAlias = Literal["request lost", "answer lost", "request late", "answer late"]
 """What happens to one request. When one is lost, all connections end, as if a network were cut; new
@@ -70,15 +75,12 @@ class _Connection:
 class Proxy:
     """Forwards every connection to a server.
 
-    Use it as a context, and give the sink its `address` instead of the server's.
+    Use it as a context, and let the function that makes the sink read `address`, or `host` and
+    `port`, each time: they are the proxy's within `in_between`, and otherwise the server's.
 
     Args:
         port: of the server.
         host: of the server.
-
-    Attributes:
-        host: on which the proxy listens: 127.0.0.1.
-        port: on which the proxy listens.
 
     Raises:
         OSError: nothing can listen on 127.0.0.1.
@@ -87,8 +89,9 @@ class Proxy:
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._upstream = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.host = "127.0.0.1"
-        self.port: int = self._listener.getsockname()[1]
+        self._own: tuple[str, int] = self._listener.getsockname()
+        self._is_in_between = False
+        self._last_data = 0.0
         self._lock = threading.Lock()
         self._fault = Fault(None, 0)
         self._is_away = False
@@ -97,9 +100,28 @@ class Proxy:
         self._threads[0].start()
 
     @property
+    def host(self) -> str:
+        """The host to connect to now."""
+        return (self._own if self._is_in_between else self._upstream)[0]
+
+    @property
+    def port(self) -> int:
+        """The port to connect to now."""
+        return (self._own if self._is_in_between else self._upstream)[1]
+
+    @property
     def address(self) -> str:
-        """Host and port, as `127.0.0.1:40123`."""
+        """Host and port to connect to now, as `127.0.0.1:40123`."""
         return f"{self.host}:{self.port}"
+
+    @contextlib.contextmanager
+    def in_between(self) -> Iterator[Self]:
+        """Sinks that are made in this context pass the proxy."""
+        self._is_in_between = True
+        try:
+            yield self
+        finally:
+            self._is_in_between = False
 
     def __enter__(self) -> Self:
         return self
@@ -137,8 +159,14 @@ class Proxy:
 
     @contextlib.contextmanager
     def fault(self, kind: FaultKind | None = None, at: int = 0) -> Iterator[Fault]:
-        """Let a fault happen to one of the next requests; at the end, a late one is let go."""
+        """Let a fault happen to one of the next requests; at the end, a late one is let go.
+
+        What earlier calls still send, such as a goodbye, arrives before.
+        """
         fault = Fault(kind, at)
+        deadline = time.monotonic() + _MOST_QUIET_S
+        while time.monotonic() < min(deadline, self._last_data + _QUIET_S):
+            time.sleep(_QUIET_S / 4)
         with self._lock:
             self._fault = fault
         try:
@@ -176,6 +204,7 @@ class Proxy:
         answers.start()
         with contextlib.suppress(OSError):
             while data := connection.client.recv(_CHUNK):
+                self._last_data = time.monotonic()
                 if not self._lets_pass(connection):
                     break
                 connection.server.sendall(data)

@@ -35,12 +35,12 @@ class SinkNetwork(SinkCase):
     """What `SinkContract` inherits; see there."""
 
     @pytest.mark.parametrize("kind", LOST)
-    def test_network_fails_in_a_task(self, stage: Stage, sink: AnySink, kind: FaultKind) -> None:
+    def test_network_fails_in_a_task(self, stage: Stage, kind: FaultKind) -> None:
         """The task fails and leaves nothing, or it has prepared all of its rows.
 
         A client that opens a new connection by itself may lose what it wrote on the old one.
         """
-        proxy = proxy_of(stage)
+        proxy, sink = _in_between(stage)
         seen: list[pa.RecordBatch] = []
         clean: list[Committable] = []
         count = _requests(proxy, lambda: clean.extend(stage.prepare(sink, branch(0), A, B)))
@@ -67,11 +67,9 @@ class SinkNetwork(SinkCase):
         stage.nothing_left_by_sweep(sink)
 
     @pytest.mark.parametrize("end", ["commit", "abort"])
-    def test_connections_end_between_two_writes(
-        self, stage: Stage, sink: AnySink, end: str
-    ) -> None:
+    def test_connections_end_between_two_writes(self, stage: Stage, end: str) -> None:
         """As when the server restarts: the task fails, or it has prepared all of its rows."""
-        proxy = proxy_of(stage)
+        proxy, sink = _in_between(stage)
         many = rows_of(range(1000, 1000 + self.large_rows // 10))
         handle = stage.write(sink, BRANCH, many)
         proxy.cut()
@@ -90,13 +88,13 @@ class SinkNetwork(SinkCase):
     @pytest.mark.parametrize("is_repeated", [False, True], ids=["first", "repeated"])
     @pytest.mark.parametrize("kind", LOST)
     def test_network_fails_in_commit(
-        self, stage: Stage, sink: AnySink, kind: FaultKind, is_repeated: bool
+        self, stage: Stage, kind: FaultKind, is_repeated: bool
     ) -> None:
         """If commit returns, readers get the rows; if it raises, the outcome is unknown.
 
         A repeated commit reads the proof of the first one. Silence does not show its absence.
         """
-        proxy = proxy_of(stage)
+        proxy, sink = _in_between(stage)
         seen: list[pa.RecordBatch] = []
 
         def prepared() -> list[Committable]:
@@ -108,7 +106,8 @@ class SinkNetwork(SinkCase):
         with proxy.fault() as none:
             stage.commit(sink, prepared())  # the first one in a target may have more to do
         assert none.requests, (
-            "commit sent no request through world.proxy: let world.sink() connect to its address"
+            "commit sent no request through world.proxy: let world.sink() read proxy.address in "
+            "each call, and connect to it"
         )
         count = _requests(proxy, partial(stage.commit_all, sink, prepared()))
         faults = []
@@ -130,9 +129,9 @@ class SinkNetwork(SinkCase):
         _happened(faults)
 
     @pytest.mark.parametrize("kind", LOST)
-    def test_network_fails_in_abort(self, stage: Stage, sink: AnySink, kind: FaultKind) -> None:
+    def test_network_fails_in_abort(self, stage: Stage, kind: FaultKind) -> None:
         """If abort returns, nothing is left; if it raises, the next sweep repeats it."""
-        proxy = proxy_of(stage)
+        proxy, sink = _in_between(stage)
         parts: list[pa.RecordBatch] = []
         count = _requests(proxy, partial(stage.abort, sink, self._prepare_next(stage, sink, parts)))
         faults = []
@@ -156,13 +155,13 @@ class SinkNetwork(SinkCase):
         stage.sees()
 
     @pytest.mark.parametrize("kind", LATE)
-    def test_request_of_commit_is_late(self, stage: Stage, sink: AnySink, kind: FaultKind) -> None:
+    def test_request_of_commit_is_late(self, stage: Stage, kind: FaultKind) -> None:
         """It arrives, or its answer, when another driver has committed this batch and the next.
 
         Until then its session is open in the server, perhaps with locks.
         """
-        proxy = proxy_of(stage)
-        successor = stage.sink()
+        proxy, sink = _in_between(stage)
+        successor = stage.sink()  # connects to the server itself
         seen: list[pa.RecordBatch] = []
         stage.commit(sink, self._prepare_next(stage, sink, seen))
         ready = self._prepare_next(stage, sink, seen)
@@ -204,11 +203,13 @@ class SinkNetwork(SinkCase):
         return stage.prepare(sink, branch(n, batch_id=n), A)
 
 
-def proxy_of(stage: Stage) -> Proxy:
-    """The proxy in front of the world's server; without one the test is skipped."""
-    if stage.world.proxy is None:
+def _in_between(stage: Stage) -> tuple[Proxy, AnySink]:
+    """The world's proxy, and a sink that passes it; without one the test is skipped."""
+    proxy = stage.world.proxy
+    if proxy is None:
         pytest.skip("the world has no proxy=")
-    return stage.world.proxy
+    with proxy.in_between():
+        return proxy, stage.sink()
 
 
 def _requests(proxy: Proxy, call: Callable[[], object]) -> int:

@@ -52,8 +52,8 @@ class SinkWorld:
         selected: maps a batch to the batch that `write` gets, as Spark would by `select` or
             `columns`; default: the batch.
         lose: destroys a prepared branch as an accident would; its commit must report the loss.
-        proxy: stands between the sink and its server. The tests let it lose and delay requests and
-            answers; each needs the same proxy in every sink of the world.
+        proxy: in front of the sink's server. The tests of the network let it lose and delay
+            requests and answers. `sink` must read the proxy's `address` in each call.
         away: a context in which the target is unreachable, or refuses everything; default: the
             proxy ends every connection.
         refused: rows that the target must refuse, each by itself: too long, of a wrong kind,
@@ -190,6 +190,7 @@ class Stage:
             unsure = [e for _, e in outcomes if isinstance(e, CommitUnresolvedError)]
             for _, error in outcomes:
                 if error is not None and not isinstance(error, CommitUnresolvedError):
+                    error.add_note(f"commit raised it for a branch that is prepared: {left}")
                     raise error
             if unsure and time.monotonic() > deadline:
                 raise AssertionError(
