@@ -17,6 +17,7 @@ from psycopg import sql
 
 from sparkonce.model import Committable
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
+from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.kafka.connecting.settings import KafkaSettings
 from sparkonce.sinks.kafka.finishing.finisher import Finisher
 from sparkonce.sinks.s3.finishing import outcome
@@ -25,7 +26,7 @@ from sparkonce.testing.services import start_services
 from sparkonce.testing.services.containers import choose_backend
 from sparkonce.testing.services.process import free_port
 from sparkonce.testing.sink_network import SinkNetwork
-from sparkonce.testing.sink_world import OWNER
+from sparkonce.testing.sink_world import OWNER, Stage
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -179,8 +180,12 @@ class TestPostgresSink(SinkContract):
     scope="session",
 )
 class TestS3Sink(SinkContract):
-    race_rounds = 10  # each loss takes `PATIENCE_S` in another process
+    race_rounds = 10
     most_faults = 6
+
+    @pytest.mark.slow  # each loss takes `PATIENCE_S`, in another process
+    def test_commit_races_an_abort(self, stage: Stage, sink: AnySink) -> None:
+        super().test_commit_races_an_abort(stage, sink)
 
     @pytest.fixture(autouse=True)
     def _lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
