@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.admin import KafkaAdminClient
 from psycopg import sql
 
+from integration_tests.support.postgres import commits_hang
 from sparkonce.model import Committable
 from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
 from sparkonce.sinks.base import AnySink
@@ -153,6 +154,7 @@ class TestPostgresSink(SinkContract):
                 lose=lose,
                 proxy=proxy,
                 away=lambda: stopped(postgres),
+                stalled=lambda: commits_hang(postgres.dsn),
             )
 
         def unfinished() -> list[checks.Leak]:

@@ -15,6 +15,7 @@ import pytest
 from examples.prepared_sink import PROOFS, PreparedSink, Session
 from psycopg import errors, sql
 
+from integration_tests.support.postgres import commits_hang
 from sparkonce.errors import PreparedBranchLostError, SparkOnceError
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks.base import AnySink
@@ -64,6 +65,7 @@ def world_of(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterato
             unfinished=unfinished,
             lose=lose,
             proxy=proxy,
+            stalled=lambda: commits_hang(direct),
             refused=pa.record_batch([[1], ["n" * 30]], schema=SCHEMA),
         )
 
@@ -208,6 +210,7 @@ def _between_writes(contract: SinkContract, stage: Stage, sink: AnySink) -> None
         (Reconnects, _between_writes),
         (ReconnectsWithoutTransaction, _between_writes),
         (BusyIsLost, SinkContract.test_commits_race),
+        (BusyIsLost, SinkContract.test_commit_while_another_one_hangs),
         (CutsText, SinkContract.test_refused_rows),
         (IgnoresRefusedRows, SinkContract.test_refused_rows),
     ],

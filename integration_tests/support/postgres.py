@@ -331,3 +331,19 @@ def world_on(server: PostgresServer, name: str, *, prepares: bool) -> Iterator[W
         server.start()
         world.close()
         world.run(f"DROP SCHEMA {name} CASCADE")
+
+
+@contextlib.contextmanager
+def commits_hang(dsn: str) -> Iterator[None]:
+    """Each COMMIT waits for a standby that never comes; it holds its locks, and reads go on."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = local")
+        connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        connection.execute("SELECT pg_reload_conf()")
+        while connection.execute("SHOW synchronous_standby_names").fetchone() == ("",):
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")

@@ -10,9 +10,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import pytest
+
+from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
@@ -62,6 +66,31 @@ class SinkRace(SinkCase):
                 f"{'returned' if commit.kind == 'done' else f'raised {commit.text}'}, and readers "
                 f"get its rows {sorted(counts)} times: let the store decide which of them wins"
             )
+
+    def test_commit_while_another_one_hangs(self, stage: Stage, sink: AnySink) -> None:
+        """The server has begun a commit of the branch: it is neither lost nor committed yet."""
+        stalled = stage.world.stalled
+        if stalled is None:
+            pytest.skip("the world has no stalled=")
+        committables = stage.prepare(sink, branch(1), rows := _rows(1))
+        sinks = sink, stage.sink()
+        with ThreadPoolExecutor(2) as pool:
+            with stalled():
+                calls = []
+                for each in sinks:  # the first one hangs in the server when the second one begins
+                    calls.append(pool.submit(verbs.commit_many, each, committables))
+                    wait(calls, self.longest_pause_s)
+                assert not calls[0].done(), (
+                    "commit returned in world.stalled(), so nothing is proven: it must let the "
+                    "server begin a commit, and not end it"
+                )
+            outcomes = [error for call in calls for error in call.result() if error]
+        assert all(isinstance(error, CommitUnresolvedError) for error in outcomes), (
+            f"commit raised {outcomes} while another session was committing the branch: it is not "
+            "lost, so wait for that session, or raise CommitUnresolvedError"
+        )
+        stage.commit_all(stage.sink(), committables)
+        stage.sees(rows)
 
     # -- helpers -----------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class SinkWorld:
             requests and answers. `sink` must read the proxy's `address` in each call.
         away: a context in which the target is unreachable, or refuses everything; default: the
             proxy ends every connection.
+        stalled: a context in which the server begins a commit and does not end it, such as under a
+            global lock or without its synchronous standby. Reads go on.
         refused: rows that the target must refuse, each by itself: too long, of a wrong kind,
             against a constraint. Silent truncation and lax modes lose data.
         one_branch_a_batch: the target accepts one branch of each batch, in the order of the
@@ -77,6 +79,7 @@ class SinkWorld:
     lose: Callable[[Committable], None] | None = None
     proxy: Proxy | None = None
     away: Callable[[], contextlib.AbstractContextManager[object]] | None = None
+    stalled: Callable[[], contextlib.AbstractContextManager[object]] | None = None
     refused: pa.RecordBatch | None = None
     one_branch_a_batch: bool = False
     reads_in_order: bool = False
