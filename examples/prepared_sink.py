@@ -61,8 +61,8 @@ class PreparedSink(RowSink[Session], FindsBranches):
 
     @property
     def target(self) -> str:
-        known = conninfo_to_dict(self._dsn)  # never the whole of it: it may hold a password
-        return f"table {self._table} in {known.get('dbname')} at {known.get('host')}"
+        # Without host and port, which may change; a DSN may also hold a password.
+        return f"table {self._table} in {conninfo_to_dict(self._dsn).get('dbname')}"
 
     def validate(self, schema: pa.Schema) -> None:
         with self._connect(autocommit=True) as connection:
