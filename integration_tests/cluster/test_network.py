@@ -19,7 +19,8 @@ def test_tasks_of_a_host_that_was_cut_off_prepare_late(
     """Its tasks prepare when the batch is decided with other tasks' branches: they are aborted."""
     if farm.network is None:
         pytest.skip("needs hosts with networks of their own")
-    scenario = make_scenario(3)
+    # The cut-off executor must live, on a slow machine too, until its tasks go on.
+    scenario = make_scenario(3, conf={"spark.executor.heartbeat.maxFailures": "1000"})
     driver, points = scenario.driver, scenario.driver.failpoints
     prepared = points.arm("prepare.after", action="note", batch=1)
     paused, complete = driver.arm("prepare.before", batch=1), driver.arm("complete.before", batch=1)
