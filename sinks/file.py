@@ -109,8 +109,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
             raise ConfigurationError(
                 f"FileSink: the folder {self._folder} does not exist: create it"
             )
-        if self._is_sparks():
-            raise self._written_by_spark()
+        if (refusal := self._refusal()) is not None:
+            raise refusal
         try:
             self._hidden.mkdir(exist_ok=True)
             self._id = id_of_folder(self._folder)
@@ -198,8 +198,8 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
             )
 
     def diagnose(self) -> Iterable[Finding]:
-        if self._is_sparks():
-            return [Finding(Level.ERROR, str(self._written_by_spark()))]
+        if (refusal := self._refusal()) is not None:
+            return [Finding(Level.ERROR, str(refusal))]
         return [folder_finding(self._folder)]
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
@@ -209,10 +209,10 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
             )
         return branches_in(self._hidden, owner, _SUFFIX)
 
-    def _is_sparks(self) -> bool:
-        return (self._folder / SPARK_METADATA).is_dir()
-
-    def _written_by_spark(self) -> ConfigurationError:
+    def _refusal(self) -> ConfigurationError | None:
+        """Why the folder cannot take this sink's files, if Spark's own sink wrote into it."""
+        if not (self._folder / SPARK_METADATA).is_dir():
+            return None
         return written_by_spark(f"FileSink: {self._folder}", "another folder")
 
     def _is_here(self, committable: Committable) -> bool:

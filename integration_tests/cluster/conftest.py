@@ -80,6 +80,18 @@ def farm() -> Iterator[Farm]:
 
 
 @pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    """Two hosts of the test's own, which share its folder; start a cluster on them."""
+    if (why := why_no_network()) is not None:
+        pytest.skip(why)
+    made = Network(WORKERS, tmp_path)
+    for host in made.hosts:
+        host.mounts[tmp_path] = tmp_path
+    yield made
+    made.close()
+
+
+@pytest.fixture
 def make_scenario(
     farm: Farm, request: pytest.FixtureRequest, fresh_name: Callable[[], str]
 ) -> Iterator[Callable[..., Scenario]]:

@@ -17,7 +17,6 @@ from sparkonce.testing.services import (
     start_services,
     start_spark_cluster,
     unavailable,
-    why_no_network,
 )
 
 SOURCE = ROOT / "src"
@@ -28,18 +27,6 @@ time.time = lambda: _real() + {shift_s}
 """
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[Network]:
-    why = why_no_network() or unavailable().get("kafka")
-    if why is not None:
-        pytest.skip(why)
-    made = Network(2, tmp_path)
-    for host in made.hosts:
-        host.mounts[tmp_path] = tmp_path
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -65,6 +52,8 @@ def cluster_with(
 def make_scenario(
     network: Network, tmp_path: Path, fresh_name: Callable[[], str]
 ) -> Iterator[Callable[[SparkCluster], Scenario]]:
+    if "kafka" in (missing := unavailable()):
+        pytest.skip(missing["kafka"])
     with ExitStack() as stack:
         services = stack.enter_context(start_services(["kafka"], host=network.server_address))
 
@@ -99,7 +88,7 @@ def test_clocks_that_differ_by_hours_are_named(
     make_scenario: Callable[[SparkCluster], Scenario],
     hours: int,
 ) -> None:
-    """A server's promise to keep a transaction could not be kept track of: no batch is decided."""
+    """Nobody could say until when the broker keeps a transaction, so no batch is decided."""
     scenario = make_scenario(cluster_with(hours * 3600, hours * 3600))
     scenario.driver.start()
     status, said = scenario.driver.ends()

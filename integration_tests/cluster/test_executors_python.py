@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import sparkonce
 from integration_tests.crash.scenario import ROOT, Scenario
 from integration_tests.crash.targets import file_target
-from sparkonce.testing.services import Network, start_spark_cluster, why_no_network
+from sparkonce.testing.services import Network, start_spark_cluster
 
 SOURCE = ROOT / "src"
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[Network]:
-    if (why := why_no_network()) is not None:
-        pytest.skip(why)
-    made = Network(2, tmp_path)
-    for host in made.hosts:
-        host.mounts[tmp_path] = tmp_path
-    yield made
-    made.close()
 
 
 def refusal(network: Network, folder: Path) -> str:

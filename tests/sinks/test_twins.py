@@ -6,6 +6,7 @@ all of them.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -285,6 +286,12 @@ class TargetOfObject(FileSink):
         return f"folder {self._folder} of {id(self):x}"
 
 
+class TargetOfProcess(FileSink):
+    @property
+    def target(self) -> str:
+        return f"folder {self._folder} of process {os.getpid()}"
+
+
 class PromisesMilliseconds(FileSink):
     def preCommit(self, handle: FileHandle) -> Committable:
         return replace(super().preCommit(handle), safe_until=(time.time() + 3600) * 1000)
@@ -347,6 +354,7 @@ PAIRS: list[tuple[type[FileSink | SqliteSink], Callable[..., None], str]] = [
     (LeavesEqualOut, C.test_equal_rows_are_all_kept, "should get 12 rows and get 3"),
     (CutsLongBranches, C.test_large_branch, "should get 50000 rows and get 20000"),
     (TargetOfObject, C.test_name_and_target_are_permanent, "the log keeps name and target"),
+    (TargetOfProcess, C.test_name_and_target_are_permanent, "must be the same in every process"),
     (PromisesMilliseconds, C.test_promise_lasts_long_enough, "must be a Unix time in seconds"),
     (ListsOldOnly, C.test_orphans_are_found_and_aborted, "find_branches does not list"),
     (ListsByPrefix, C.test_orphans_of_others_are_not_listed, "of another log or query"),

@@ -109,12 +109,8 @@ class LeavesBuffered(FileSink):
         return Committable(handle.branch_id, {"folder": self._id}, version=2)
 
 
-class ListsPreparedOnly(FileSink):
-    """An open file has a name that `find_branches` does not know."""
-
-    def beginTransaction(self, branch_id: BranchId) -> FileHandle:
-        path = self._hidden_path(branch_id).with_suffix(".open")
-        return FileHandle(branch_id, path, path.open("xb"))
+class MovesWhenPrepared(FileSink):
+    """Writes somewhere else, and moves the complete file."""
 
     def preCommit(self, handle: FileHandle) -> Committable:
         committable = super().preCommit(handle)
@@ -122,7 +118,15 @@ class ListsPreparedOnly(FileSink):
         return committable
 
 
-class CountsNames(FileSink):
+class ListsPreparedOnly(MovesWhenPrepared):
+    """An open file has a name that `find_branches` does not know."""
+
+    def beginTransaction(self, branch_id: BranchId) -> FileHandle:
+        path = self._hidden_path(branch_id).with_suffix(".open")
+        return FileHandle(branch_id, path, path.open("xb"))
+
+
+class CountsNames(MovesWhenPrepared):
     """Its scratch files have numbers that start with 0 in each process."""
 
     _count: ClassVar = itertools.count()
@@ -130,17 +134,6 @@ class CountsNames(FileSink):
     def beginTransaction(self, branch_id: BranchId) -> FileHandle:
         path = Path(f"{self._folder}-scratch-{next(self._count)}")
         return FileHandle(branch_id, path, path.open("wb"))
-
-    def preCommit(self, handle: FileHandle) -> Committable:
-        committable = super().preCommit(handle)
-        handle.path.rename(self._hidden_path(handle.branch_id))
-        return committable
-
-
-class TargetOfProcess(FileSink):
-    @property
-    def target(self) -> str:
-        return f"folder {self._folder} of process {os.getpid()}"
 
 
 class ShowsByAnyName(FileSink):
@@ -188,13 +181,6 @@ def test_mistake_shows_between_two(
         test(contract, stage, stage.sink())
 
     caught(file_world(tmp_path, sink), run, pa.ArrowInvalid, says=says)
-
-
-def test_target_differs_between_processes(tmp_path: Path) -> None:
-    def run(contract: SinkContract, stage: Stage) -> None:
-        contract.test_name_and_target_are_permanent(stage)
-
-    caught(file_world(tmp_path, TargetOfProcess), run, says="must be the same in every process")
 
 
 class RollsBack(FileSink):

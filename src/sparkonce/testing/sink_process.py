@@ -158,10 +158,24 @@ def task_around_another(
         return Committable.from_json(first.report_at_end(0)["prepared"][0])
 
 
-class _Other:
-    """A process that reports through files, so that it never waits for a reader."""
+class OtherProcess:
+    """A process that gets its order, and reports, through files; so it never waits for a reader.
 
-    def __init__(self, order: _Order) -> None:
+    Args:
+        module: runs its order.
+        order: the sink, the verb, and what else the module needs; pickled as for an executor.
+        fds: file descriptors that the process inherits; their numbers are its last arguments.
+        stdin: of the process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        order: tuple[AnySink, str, *tuple[Any, ...]],
+        *,
+        fds: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
         from pyspark import cloudpickle  # noqa: PLC0415 - Spark's own copy
 
         self._verb = order[1]
@@ -171,11 +185,12 @@ class _Other:
         (folder / "order").write_bytes(cloudpickle.dumps(order))
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sparkonce.testing.sink_process", str(folder)],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-m", module, str(folder), *map(str, fds)],
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **import_path()},
+                pass_fds=fds,
             )
 
     def __enter__(self) -> Self:
@@ -183,8 +198,34 @@ class _Other:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         self._files.cleanup()
+
+    def wait(self) -> int:
+        """Wait for its end, at most `PATIENCE_S`; return its exit code."""
+        try:
+            return self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.failure(f"does not end in {PATIENCE_S:.0f} s")) from None
+
+    def report_at_end(self, *expected: int) -> Any:
+        """Wait for one of the expected exit codes; return the report, an empty one if killed."""
+        status = self.wait()
+        assert status in expected, self.failure(
+            f"failed (exit code {status}): a sink may need only what it is pickled with"
+        )
+        return json.loads(self._report.read_text()) if self._report.exists() else {}
+
+    def failure(self, what: str) -> str:
+        output = self._log.read_text(errors="replace")[-2000:]
+        return f"{self._verb} in another process {what}. Its output:\n{output}"
+
+
+class _Other(OtherProcess):
+    """A process that runs one verb, and may be paused in it."""
+
+    def __init__(self, order: _Order) -> None:
+        super().__init__("sparkonce.testing.sink_process", order)
 
     def pauses(self) -> bool:
         """Wait until it pauses; return False if it ended first."""
@@ -197,29 +238,10 @@ class _Other:
                 self._process.returncode = os.waitstatus_to_exitcode(status)
                 return False
             time.sleep(_POLL_S)
-        raise AssertionError(self._failure(f"does not reach its line in {PATIENCE_S:.0f} s"))
+        raise AssertionError(self.failure(f"does not reach its line in {PATIENCE_S:.0f} s"))
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
-
-    def wait(self) -> int:
-        """Wait for its end, at most `PATIENCE_S`; return its exit code."""
-        try:
-            return self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(self._failure(f"does not end in {PATIENCE_S:.0f} s")) from None
-
-    def report_at_end(self, *expected: int) -> dict[str, Any]:
-        """Wait for one of the expected exit codes; return the report, an empty one if killed."""
-        status = self.wait()
-        assert status in expected, self._failure(
-            f"failed (exit code {status}): a sink may need only what it is pickled with"
-        )
-        return json.loads(self._report.read_text()) if self._report.exists() else {}
-
-    def _failure(self, what: str) -> str:
-        output = self._log.read_text(errors="replace")[-2000:]
-        return f"{self._verb} in another process {what}. Its output:\n{output}"
 
 
 def _run_task(

@@ -15,21 +15,17 @@ import select
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 from sparkonce.errors import CommitUnresolvedError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.services.process import import_path
-
-PATIENCE_S = 120.0
-"""How long a verb may take."""
+from sparkonce.testing.sink_process import PATIENCE_S, OtherProcess
 
 RaceVerb: TypeAlias = Literal["commit", "abort"]
 
@@ -81,35 +77,15 @@ def race(
         return [list(each) for each in zip(*(r.outcomes() for r in runners), strict=True)]
 
 
-class _Racer:
+class _Racer(OtherProcess):
     def __init__(self, sink: AnySink, verb: RaceVerb) -> None:
-        from pyspark import cloudpickle  # noqa: PLC0415 - Spark's own copy
+        self._signals, ours = os.pipe()
+        super().__init__(__name__, (sink, verb), fds=[ours], stdin=subprocess.PIPE)
+        os.close(ours)
 
-        self._verb = verb
-        self._files = tempfile.TemporaryDirectory(prefix="sparkonce-")
-        folder = Path(self._files.name)
-        self._report, self._log = folder / "report", folder / "log"
-        (folder / "order").write_bytes(cloudpickle.dumps((sink, verb)))
-        self._ended, ended = os.pipe()
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(folder), str(ended)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **import_path()},
-                pass_fds=[ended],
-            )
-        os.close(ended)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-        os.close(self._ended)
-        self._files.cleanup()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        os.close(self._signals)
 
     def give(self, committables: Sequence[Committable]) -> None:
         """Send the branches of the next round, and wait until they have arrived."""
@@ -126,26 +102,24 @@ class _Racer:
         self._process.stdin.flush()
 
     def await_signal(self) -> None:
-        ready, _, _ = select.select([self._ended], [], [], PATIENCE_S)
-        if not ready or not os.read(self._ended, 1):
-            output = self._log.read_text(errors="replace")[-2000:]
-            raise AssertionError(
-                f"{self._verb} in another process did not end. Its output:\n{output}"
-            )
+        ready, _, _ = select.select([self._signals], [], [], PATIENCE_S)
+        if not ready or not os.read(self._signals, 1):
+            raise AssertionError(self.failure("did not end"))
 
     def outcomes(self) -> list[Outcome]:
-        self._process.communicate(timeout=PATIENCE_S)
-        return [Outcome(*each) for each in json.loads(self._report.read_text())]
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # there are no more rounds
+        return [Outcome(*each) for each in self.report_at_end(0)]
 
 
-def main(folder: Path, ended: int) -> None:
+def main(folder: Path, signals: int) -> None:
     """Run the verb in each round as soon as it is started; write the report at the end."""
     sink, verb = pickle.loads((folder / "order").read_bytes())  # noqa: S301 - ours
     outcomes: list[tuple[str, str]] = []
     usual_s = 0.0
     while size := sys.stdin.buffer.read(_SIZE.size):
         committables = pickle.loads(sys.stdin.buffer.read(*_SIZE.unpack(size)))  # noqa: S301 - ours
-        os.write(ended, b".")
+        os.write(signals, b".")
         (share,) = _START.unpack(sys.stdin.buffer.read(_START.size))
         begin = time.perf_counter()
         while time.perf_counter() < begin + share * usual_s:
@@ -154,7 +128,7 @@ def main(folder: Path, ended: int) -> None:
         outcomes.append(_outcome(sink, verb, committables))
         took_s = time.perf_counter() - begin
         usual_s = min(usual_s or took_s, took_s)
-        os.write(ended, b".")
+        os.write(signals, b".")
     (folder / "report").write_text(json.dumps(outcomes))
 
 
