@@ -228,11 +228,13 @@ def proxied() -> Iterator[tuple[str, Proxy]]:
     direct, behind, controller = (free_port() for _ in range(3))
     local = "127.0.0.1"
     with Proxy(behind) as proxy:
+        with proxy.in_between():
+            advertised = proxy.address
         listeners = f"PLAINTEXT://{local}:{direct},PROXIED://{local}:{behind}"
         config = {
             "listeners": f"{listeners},CONTROLLER://{local}:{controller}",
             "controller.quorum.voters": f"1@{local}:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{local}:{direct},PROXIED://{proxy.address}",
+            "advertised.listeners": f"PLAINTEXT://{local}:{direct},PROXIED://{advertised}",
             "listener.security.protocol.map": ",".join(
                 f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "PROXIED", "CONTROLLER")
             ),

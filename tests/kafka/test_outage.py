@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaException
@@ -80,7 +81,7 @@ def test_end_of_an_outage_is_logged(
 ) -> None:
     """Each end once. A refusal is a response; an outage soon after the last one is not logged."""
     now = [1000.0]
-    monkeypatch.setattr(outage.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(outage, "time", SimpleNamespace(monotonic=lambda: now[0]))
     seen = Outage("here:1")
     seen.ends()
     seen.failed(errors.InvalidTxnStateError(), "refused")

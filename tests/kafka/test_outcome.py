@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from kafka import errors
@@ -625,7 +626,8 @@ def test_who_is_looked_at(
     if driver_s is not None:
         sink.vote(BRANCH, [branch])
         later = time.monotonic() + driver_s
-        monkeypatch.setattr("sparkonce.sinks.kafka.finishing.fresh.time.monotonic", lambda: later)
+        clocks = SimpleNamespace(time=time.time, monotonic=lambda: later)
+        monkeypatch.setattr("sparkonce.sinks.kafka.finishing.fresh.time", clocks)
     assert sink.commit_many([branch]) == [None]
     assert (
         finisher.looks == looks

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -609,7 +610,7 @@ def test_driver_that_stands_still_looks_once_more(
     """Frozen right behind its first look, for longer than a completion elsewhere may take."""
     clock = iter([0.0, 0.0, 15.0, 15.0])
     monkeypatch.setattr(outcome, "PATIENCE_S", 10.0)
-    monkeypatch.setattr(outcome.time, "monotonic", lambda: next(clock, 15.0))
+    monkeypatch.setattr(outcome, "time", SimpleNamespace(monotonic=lambda: next(clock, 15.0)))
     monkeypatch.setattr(outcome, "pause", lambda seconds: None)
     commit(
         404,

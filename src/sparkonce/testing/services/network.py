@@ -29,12 +29,13 @@ _PATIENCE_S = 10.0
 _HOLD = 'for _ in $(seq "$1"); do unshare --net --uts sleep infinity & echo $!; done; wait'
 _TRY = """
 ip link add name switch type bridge && ip link add one type veth peer name other &&
-mount --bind /tmp /tmp && hostname host1
+mount --bind /tmp /tmp && hostname host1 && echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter
 """
 _ENTER = """
 while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit 1; done
 shift; mount --rbind "$1" /tmp && shift && exec "$@"
 """
+_STRICT = "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter"
 _TMP = Path("/tmp")  # noqa: S108
 
 
@@ -96,7 +97,7 @@ class Host:
         _in_network(self._switch, "link", "set", self.name, "up")
 
     def refuse(self, address: str) -> None:
-        """Lose what this host sends to one address, such as the driver's."""
+        """Lose what this host sends to one address, such as the driver's, and what comes from it."""
         _in_network(self._pid, "route", "add", "blackhole", f"{address}/32")
 
     def accept(self, address: str) -> None:
@@ -164,6 +165,7 @@ class Network:
             _in_network(switch, "link", "add", host.name, "type", "veth", *peer)
             _in_network(switch, "link", "set", host.name, "up", "master", "switch")
             _run("nsenter", "--target", str(pid), "--uts", "hostname", host.name)
+            _run("nsenter", "--target", str(pid), "--net", "sh", "-c", _STRICT)  # see `refuse`
             _in_network(pid, "link", "set", "lo", "up")
             _in_network(pid, "address", "add", f"{host.address}/24", "dev", "eth0")
             _in_network(pid, "link", "set", "eth0", "up")
