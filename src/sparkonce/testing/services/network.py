@@ -97,7 +97,7 @@ class Host:
         _in_network(self._switch, "link", "set", self.name, "up")
 
     def refuse(self, address: str) -> None:
-        """Lose what this host sends to one address, such as the driver's, and what comes from it."""
+        """Lose what this host and one address, such as the driver's, send to each other."""
         _in_network(self._pid, "route", "add", "blackhole", f"{address}/32")
 
     def accept(self, address: str) -> None:
