@@ -700,3 +700,6 @@ def test_archive_of_sparks_classes_is_made_anew_for_new_jars(
         os.utime(jars, (time_s, time_s))
         quick_spark.jvm_options()
     assert asked[0] == asked[1] != asked[2]
+    monkeypatch.setenv("SPARKONCE_CLASS_ARCHIVE", "off")
+    assert "jsa" not in quick_spark.jvm_options()
+    assert len(asked) == 3
