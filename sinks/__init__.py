@@ -27,6 +27,7 @@ from sparkonce.sinks.rows import RowSink
 
 if TYPE_CHECKING:
     from sparkonce.sinks.file import FileSink
+    from sparkonce.sinks.iceberg import IcebergSink
     from sparkonce.sinks.idempotent import IdempotentSink
     from sparkonce.sinks.kafka import KafkaSink
     from sparkonce.sinks.postgres import PostgresSink
@@ -43,6 +44,7 @@ __all__ = [
     "FileSink",
     "FindsBranches",
     "ForgetsProofs",
+    "IcebergSink",
     "IdempotentSink",
     "KafkaSink",
     "Payload",
@@ -59,6 +61,7 @@ __all__ = [
 
 _MODULE_AND_EXTRA = {
     "FileSink": ("file", None),
+    "IcebergSink": ("iceberg", "iceberg"),
     "IdempotentSink": ("idempotent", None),
     "KafkaSink": ("kafka", "kafka"),
     "PostgresSink": ("postgres", "postgres"),

@@ -6,6 +6,7 @@ plain        with `spark.sql.execution.arrow.useLargeVarTypes` the executors get
              than the driver, and each sink would have to handle both
 loosened     a null struct has null fields, even those that Spark declares NOT NULL; Parquet, JSON
              and Arrow's own cast would rely on that declaration
+required     no field is nullable, to compare nothing but types
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ def plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def loosened(schema: pa.Schema) -> pa.Schema:
     """Return the schema in which every field of a nullable struct is nullable too."""
     return pa.schema(map(_loosened, schema)).with_metadata(schema.metadata)
+
+
+def required(schema: pa.Schema) -> pa.Schema:
+    """Return the schema in which no field is nullable."""
+    return pa.schema(map(_required, schema))
+
+
+def _required(field: pa.Field[pa.DataType]) -> pa.Field[pa.DataType]:
+    return field.with_nullable(False).with_type(_rebuilt(field.type, _required))
 
 
 def _loosened(field: pa.Field[pa.DataType], *, within_null: bool = False) -> pa.Field[pa.DataType]:

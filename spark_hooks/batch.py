@@ -36,7 +36,7 @@ from sparkonce.spark_hooks.partition_writer import (
     as_sent,
     shares_of,
 )
-from sparkonce.spark_hooks.probing import check_executors, warn_of_room
+from sparkonce.spark_hooks.probing import check_executors, has_executors, warn_of_room
 from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.shaping import Shapes, arrow_schema, shaped
@@ -122,8 +122,9 @@ class SparkBatch:
         at_once(lambda sink: check(sink, schemas[sink.name]), self._sinks)
         for sink in self._sinks:  # only now: it carries what `validate` found
             check_pickles(sink)
-        check_executors(self._df.sparkSession, self._sinks)
-        warn_of_room(self._df.sparkSession, self._sinks)
+        if has_executors(self._df.sparkSession):
+            check_executors(self._df.sparkSession, self._sinks)
+            warn_of_room(self._df.sparkSession, self._sinks)
 
     def write(
         self, incarnation: Incarnation, rewrite: Rewrite | None = None

@@ -37,6 +37,11 @@ _LOCAL: Final = re.compile(r"local(\[.*)?$")
 """Masters whose executor is the driver's own process. "local-cluster[…]" has real executors."""
 
 
+def has_executors(spark: SparkSession) -> bool:
+    """Whether tasks run in other processes than the driver's own JVM."""
+    return _LOCAL.match(spark.sparkContext.master or "") is None
+
+
 def check_executors(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
     """Load the sinks in Spark tasks, on as many executors as there are now.
 
@@ -45,8 +50,6 @@ def check_executors(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
             of the sinks.
     """
     context = spark.sparkContext
-    if _LOCAL.match(context.master or ""):
-        return
     tasks = context.defaultParallelism * _TASKS_PER_CORE
     look = _look(cloudpickle.dumps([as_sent(sink) for sink in sinks]), __version__)
     with step("probe"):
@@ -69,8 +72,6 @@ def check_executors(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
 def warn_of_room(spark: SparkSession, sinks: Sequence[AnySink]) -> None:
     """Log which servers have fewer connections left than the executors have cores."""
     context = spark.sparkContext
-    if _LOCAL.match(context.master or ""):
-        return
     cores = most_tasks(dict(context.getConf().getAll())) or context.defaultParallelism
     for sink in sinks:
         if reason := verbs.lacks_room(sink, cores):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -42,14 +43,49 @@ def test_host_without_sparkonce_is_named(network: Network, tmp_path: Path) -> No
 
 
 def test_host_with_another_version_is_named(network: Network, tmp_path: Path) -> None:
-    other = tmp_path / "other"
+    network.hosts[0].mounts[SOURCE] = other = tmp_path / "other"
     shutil.copytree(SOURCE, other)
-    init = other / "sparkonce" / "__init__.py"
-    init.write_text(init.read_text().replace(sparkonce.__version__, "0.0.9"))
-    network.hosts[0].mounts[SOURCE] = other
+    set_version(other, "0.0.9")
     error = refusal(network, tmp_path)
     assert f"host1 ({sys.executable}) has sparkonce 0.0.9, and the driver" in error
     assert "host2" not in error
+
+
+def test_hosts_are_upgraded_while_a_query_runs(network: Network, tmp_path: Path) -> None:
+    """New executors have another version than the driver: no row moves until both are equal."""
+    installed = [tmp_path / host.name / "src" for host in network.hosts]
+    for host, folder in zip(network.hosts, installed, strict=True):
+        host.mounts[SOURCE] = folder
+        shutil.copytree(SOURCE, folder)
+    target = file_target(tmp_path / "out", "file")
+    with start_spark_cluster(2, network=network) as cluster:
+        conf, settings = dict(cluster.driver_conf), {"driver_rows": 0}
+        with Scenario(
+            tmp_path, [target], 3, master=cluster.master_url, conf=conf, settings=settings
+        ) as scenario:
+            driver = scenario.driver
+            complete = driver.arm("complete.after", batch=0)
+            driver.start(complete)
+            seen = sorted(target.read())
+            for folder, worker in zip(installed, cluster.workers, strict=True):
+                set_version(folder, "0.0.9")
+                for executor in worker.executors():
+                    executor.kill()
+            driver.let_go(complete)
+            status, said = driver.ends()
+            assert status != 0
+            assert f"driver runs sparkonce {sparkonce.__version__}, and a worker on host" in said
+            assert sorted(target.read()) == seen
+            for folder in installed:
+                set_version(folder, sparkonce.__version__)
+            scenario.finish()
+
+
+def set_version(folder: Path, version: str) -> None:
+    init = folder / "sparkonce" / "__init__.py"
+    init.write_text(
+        re.sub(r"(?m)^__version__ = .*", f'__version__ = "{version}"', init.read_text())
+    )
 
 
 def test_archive_brings_sparkonce_along(network: Network, tmp_path: Path) -> None:

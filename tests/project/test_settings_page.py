@@ -15,6 +15,7 @@ import pytest
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import (
     FileSink,
+    IcebergSink,
     IdempotentSink,
     KafkaSink,
     PostgresSink,
@@ -33,6 +34,7 @@ TEXT: Final = "".join(
 CLASSES: Final[tuple[type, ...]] = (
     ExactlyOnce,
     FileSink,
+    IcebergSink,
     IdempotentSink,
     KafkaSink,
     PostgresSink,

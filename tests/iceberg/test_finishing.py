@@ -1,0 +1,384 @@
+"""What happens to a table between the decision of a batch and its commit, and after it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import StringType
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+)
+from sparkonce.model import DRIVER_ATTEMPT, Committable
+from sparkonce.sinks.iceberg import finishing
+from tests.iceberg.conftest import NAME, SCHEMA, Lake, branch, prepared, rows, task
+
+
+def another_writer(lake: Lake) -> None:
+    lake.table().append(pa.Table.from_batches([rows(100)]))
+
+
+def add_a_column(lake: Lake) -> None:
+    with lake.table().update_schema() as update:
+        update.add_column("note", StringType())
+
+
+def rename_a_column(lake: Lake) -> None:
+    with lake.table().update_schema() as update:
+        update.rename_column("name", "title")
+
+
+def drop_a_column(lake: Lake) -> None:
+    with lake.table().update_schema() as update:
+        update.delete_column("name")
+
+
+def partition_by_id(lake: Lake) -> None:
+    with lake.table().update_spec() as update:
+        update.add_field("id", BucketTransform(4), "bucket")
+
+
+def rewrite_the_table(lake: Lake) -> None:
+    table = lake.table()
+    table.overwrite(table.scan().to_arrow())
+
+
+CHANGES: list[Callable[[Lake], None]] = [
+    another_writer,
+    add_a_column,
+    rename_a_column,
+    drop_a_column,
+    partition_by_id,
+    rewrite_the_table,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_table_changes_before_and_after_the_commit(
+    lake: Lake, change: Callable[[Lake], None]
+) -> None:
+    """The batch is there once, also when its commit is repeated afterwards."""
+    lake.create()
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    sink.commit(prepared(sink, 0, [rows(9)]))
+    committable = prepared(sink, 1, [rows(1, 2)], [rows(3)])
+    change(lake)
+    others = [] if change is not another_writer else [100]
+    for _ in range(2):
+        sink.commit(committable)
+        assert lake.ids() == [1, 2, 3, 9, *others]
+    assert lake.table().scan(row_filter="id = 2").to_arrow()["id"].to_pylist() == [2]
+    rewrite_the_table(lake)
+    lake.sink().commit(committable)
+    assert lake.ids() == [1, 2, 3, 9, *others]
+    assert lake.marks() == []
+
+
+def test_snapshots_expire(lake: Lake) -> None:
+    """The proof is no part of a snapshot."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    sink.commit(committable)
+    first = lake.table().current_snapshot()
+    assert first is not None
+    another_writer(lake)
+    lake.table().maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
+    assert lake.table().snapshot_by_id(first.snapshot_id) is None
+    lake.sink().commit(committable)
+    assert lake.ids() == [1, 100]
+
+
+def test_table_is_rolled_back(lake: Lake) -> None:
+    """Whoever rolls a table back takes the rows away on purpose; a repeated commit adds none."""
+    lake.create()
+    sink = lake.sink()
+    sink.commit(prepared(sink, 0, [rows(1)]))
+    before = lake.table().current_snapshot()
+    assert before is not None
+    sink.commit(committable := prepared(sink, 1, [rows(2)]))
+    lake.table().manage_snapshots().rollback_to_snapshot(before.snapshot_id).commit()
+    lake.sink().commit(committable)
+    assert lake.ids() == [1]
+
+
+def test_table_is_another_one(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    lake.catalog.drop_table(NAME)
+    with pytest.raises(CommitUnresolvedError, match="does not exist, and a batch is prepared"):
+        sink.commit(committable)
+    lake.create()
+    with pytest.raises(CommitUnresolvedError, match="another table now"):
+        sink.commit(committable)
+    assert lake.ids() == []
+
+
+def test_table_is_renamed_and_back(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    lake.catalog.rename_table(NAME, "shop.other")
+    with pytest.raises(CommitUnresolvedError, match="create or rename it back"):
+        sink.commit(committable)
+    lake.catalog.rename_table("shop.other", NAME)
+    sink.commit(committable)
+    assert lake.ids() == [1]
+
+
+def test_table_is_recreated_while_tasks_write(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    done = task(sink, branch(), rows(1))
+    lake.catalog.drop_table(NAME)
+    lake.create()
+    with pytest.raises(PrepareRejectedError, match="dropped and created again"):
+        sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done])
+
+
+class Intruder:
+    """Stands between the sink and the catalog at one commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+        real, intruder = SqlCatalog.commit_table, self
+
+        def commit_table(self: Any, *args: Any) -> Any:
+            intruder.calls += 1
+            before, intruder.before = intruder.before, lambda: None
+            before()
+            answer = real(self, *args)
+            after, intruder.after = intruder.after, lambda: None
+            after()
+            return answer
+
+        monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+
+
+@pytest.fixture
+def intruder(monkeypatch: pytest.MonkeyPatch) -> Intruder:
+    return Intruder(monkeypatch)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_driver_is_paused_between_its_check_and_its_commit(lake: Lake, intruder: Intruder) -> None:
+    """Its successor commits the batch, and the next one, and compacts the table meanwhile."""
+    lake.create()
+    sink, successor = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1, 2)])
+
+    def meanwhile() -> None:
+        successor.commit(committable)
+        successor.commit(prepared(successor, 2, [rows(3)], token=4))
+        rewrite_the_table(lake)
+
+    intruder.before = meanwhile
+    sink.commit(committable)
+    assert intruder.calls > 1
+    assert lake.ids() == [1, 2, 3]
+    assert lake.marks() == []
+
+
+def test_driver_is_paused_while_its_batch_is_aborted(lake: Lake, intruder: Intruder) -> None:
+    lake.create()
+    sink, successor = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    intruder.before = lambda: successor.abort(committable)
+    with pytest.raises(PreparedBranchLostError, match="was aborted"):
+        sink.commit(committable)
+    assert (lake.ids(), lake.marks(), lake.data()) == ([], [], [])
+
+
+def test_abort_is_paused_while_its_batch_is_committed(lake: Lake, intruder: Intruder) -> None:
+    lake.create()
+    sink, successor = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    intruder.before = lambda: successor.commit(committable)
+    sink.abort(committable)
+    assert lake.ids() == [1]
+    with pytest.raises(CommitRejectedError, match="a rewrite would duplicate"):
+        sink.abort_decided(committable)
+
+
+@pytest.mark.parametrize("has_landed", [False, True])
+@pytest.mark.parametrize("error", [CommitStateUnknownException("502"), ConnectionError("reset")])
+def test_catalog_gives_no_answer(
+    lake: Lake, intruder: Intruder, error: Exception, *, has_landed: bool
+) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    setattr(intruder, "after" if has_landed else "before", raising(error))
+    with pytest.raises(type(error)):
+        sink.commit(committable)
+    assert lake.ids() == ([1] if has_landed else [])
+    sink.commit(committable)
+    assert lake.ids() == [1]
+
+
+def test_catalog_calls_a_commit_failed_that_it_made(lake: Lake, intruder: Intruder) -> None:
+    """As when the client sends a request again by itself: the table must stay readable."""
+    lake.create()
+    sink = lake.sink()
+    intruder.after = raising(CommitFailedException("Requirement failed"))
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    assert lake.ids() == [1]
+    assert intruder.calls == 1
+
+
+def test_commit_that_failed_leaves_no_list(lake: Lake, intruder: Intruder) -> None:
+    table = lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    intruder.before = lambda: another_writer(lake)
+    sink.commit(committable)
+    assert lake.ids() == [1, 100]
+    lists = {path.name for path in lake.folder.rglob("snap-*.avro")}
+    used = {each.manifest_list.rpartition("/")[2] for each in lake.table().snapshots()}
+    assert lists == used
+    assert table.name()
+
+
+def test_other_writers_always_come_first(
+    lake: Lake, intruder: Intruder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    monkeypatch.setattr(finishing, "PATIENCE_S", -1.0)
+    intruder.before = lambda: another_writer(lake)
+    with pytest.raises(CommitUnresolvedError, match="came first each time"):
+        sink.commit(committable)
+    sink.commit(committable)
+    assert lake.ids() == [1, 100]
+
+
+@pytest.mark.parametrize("what", ["*.parquet", "sparkonce*.avro", "*a65536.b1.mark"])
+def test_something_prepared_is_gone(lake: Lake, what: str) -> None:
+    """Lost is said only when the table itself refuses the batch from then on."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)], [rows(2)])
+    next(iter(lake.folder.rglob(what))).unlink()
+    for _ in range(2):
+        with pytest.raises(PreparedBranchLostError):
+            lake.sink().commit(committable)
+    assert lake.ids() == []
+    assert '"t3.p0":"1"' in "".join(lake.table().properties.values())
+
+
+def test_zombie_cannot_commit_what_was_called_lost(lake: Lake, intruder: Intruder) -> None:
+    lake.create()
+    zombie, sink = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+
+    def meanwhile() -> None:
+        (mark,) = lake.folder.rglob("*a65536.b1.mark")
+        mark.unlink()
+        with pytest.raises(PreparedBranchLostError):
+            sink.commit(committable)
+
+    intruder.before = meanwhile
+    with pytest.raises(PreparedBranchLostError):
+        zombie.commit(committable)
+    assert lake.ids() == []
+
+
+def test_log_from_a_backup_asks_for_a_batch_of_long_ago(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkonce.sinks.iceberg.proofs.KEPT", 3)
+    lake.create()
+    sink = lake.sink()
+    first = prepared(sink, 0, [rows(0)])
+    sink.commit(first)
+    for n in range(1, 6):
+        sink.commit(prepared(sink, n, [rows(n)], token=3 + n))
+    with pytest.raises(CommitUnresolvedError, match="no longer shows how batch 0 ended"):
+        sink.commit(first)
+    assert lake.ids() == list(range(6))
+
+
+def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(1)], [rows(2)]))
+    task(sink, branch(1, 7), rows(1))
+    (found,) = sink.find_branches(branch().owner)
+    assert found.branch_id.attempt == 7
+    sink.abort(found)
+    assert lake.ids() == [1, 2]
+    assert len(lake.data()) == 2
+    assert lake.marks() == []
+
+
+def test_task_of_a_committed_batch_is_never_deleted(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver died between the commit and the removal of the marks."""
+    lake.create()
+    sink = lake.sink()
+    done = task(sink, branch(), rows(1))
+    (committable,) = sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done])
+    with monkeypatch.context() as patch:
+        patch.setattr("sparkonce.sinks.iceberg.marks.Marks.remove_batch", raising(OSError("died")))
+        with pytest.raises(TypeError):
+            sink.commit(committable)
+    assert len(lake.marks()) == 2
+    sink.abort(done)
+    assert lake.ids() == [1]
+    sink.commit(committable)
+    assert lake.ids() == [1]
+    assert lake.marks() == []
+
+
+def test_sink_is_pickled_without_its_connection(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    copied = pickle.loads(pickle.dumps(sink))  # noqa: S301
+    lake.sinks.append(copied)
+    copied.commit(prepared(copied, 1, [rows(1)]))
+    assert lake.ids() == [1]
+
+
+def test_secrets_are_not_shown(lake: Lake) -> None:
+    lake.settings["token"] = "s3cret"
+    sink = lake.sink()
+    assert "s3cret" not in f"{sink!r} {sink.target} {sink.where}"
+
+
+def test_empty_batch_has_no_branch(lake: Lake) -> None:
+    lake.create()
+    assert lake.sink().vote(replace(branch(), attempt=DRIVER_ATTEMPT), []) == []
+
+
+def test_committable_is_small(lake: Lake) -> None:
+    """It is in every record: 200 tasks must not make it longer."""
+    lake.create()
+    sink = lake.sink()
+    committable: Committable = prepared(sink, 1, *[[rows(n)] for n in range(200)])
+    assert len(str(committable.to_json())) < 1000
+    sink.commit(committable)
+    assert lake.ids() == list(range(200))
