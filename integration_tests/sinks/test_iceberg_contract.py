@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
 from sparkonce.model import Committable
 from sparkonce.sinks import IcebergSink
 from sparkonce.testing import SinkContract, SinkWorld
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TABLE = "shop.orders"
 
