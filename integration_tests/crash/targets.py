@@ -15,6 +15,7 @@ import psycopg
 import pyarrow.parquet as pq
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg import sql
+from pyiceberg.catalog import load_catalog
 
 from integration_tests.crash.scenario import Row, SeenRow, Target
 from sparkonce.model import Committable, Owner
@@ -50,6 +51,37 @@ def file_target(folder: Path, name: str) -> Target:
         (folder / "_sparkonce" / f"{committable.branch_id}.parquet").unlink()
 
     return Target("FileSink", [str(folder)], {"name": name}, read, leaks, lose)
+
+
+def iceberg_target(folder: Path, name: str) -> Target:
+    """A table of a catalog in SQLite, with its files in `folder`."""
+    settings = {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/lake",
+    }
+    folder.mkdir()
+
+    def read() -> Iterator[SeenRow]:
+        with contextlib.closing(load_catalog("default", **settings)) as catalog:
+            if catalog.table_exists("shop.orders"):
+                rows = catalog.load_table("shop.orders").scan().to_arrow().to_pylist()
+                yield from map(_seen, rows)
+
+    def leaks(owner: Owner) -> list[str]:
+        """Marks, and files that no snapshot names."""
+        with contextlib.closing(load_catalog("default", **settings)) as catalog:
+            files = catalog.load_table("shop.orders").inspect.all_files()["file_path"].to_pylist()
+        named = {file.removeprefix("file://") for file in files}
+        left = [path for path in folder.rglob("*.parquet") if str(path) not in named]
+        return [path.name for path in [*left, *folder.rglob(f"{owner.prefix}*.mark")]]
+
+    def lose(committable: Committable) -> None:
+        for path in folder.rglob(f"{committable.branch_id}files/*.parquet"):
+            path.unlink()
+
+    sink = {"name": name, "catalog": settings, "create": "if_missing"}
+    return Target("IcebergSink", ["shop.orders"], sink, read, leaks, lose)
 
 
 def kafka_target(server: KafkaServer, topic: str, **settings: Any) -> Target:

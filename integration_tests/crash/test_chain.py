@@ -13,7 +13,7 @@ import pytest
 
 from integration_tests.crash.chains import batches_of, kill_at_every_step, run_chain
 from integration_tests.crash.scenario import POLICIES, Scenario
-from integration_tests.crash.targets import file_target, real_targets
+from integration_tests.crash.targets import file_target, iceberg_target, real_targets
 from sparkonce.model import DRIVER_ATTEMPT, BranchId
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.kills import Kill, beside_planning, crash_points
@@ -26,8 +26,11 @@ from sparkonce.testing.services import Services
 def test_driver_killed_at_every_point_with_all_real_sinks(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:
-    """Kafka, Postgres and each S3 server in one pipeline: every row is visible once in each."""
-    targets = real_targets(services, fresh_name)
+    """Kafka, Postgres, each S3 server and an Iceberg table: every row is visible once in each."""
+    targets = [
+        *real_targets(services, fresh_name),
+        iceberg_target(tmp_path / "table", "iceberg"),
+    ]
     names = [target.name for target in targets]
     steps = crash_points(names, policy, is_each=False, is_deep=policy == "after_checkpoint")
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
@@ -108,5 +111,17 @@ def test_driver_killed_at_every_point_with_folders_as_sinks(
     """The same with the simplest sinks, to distinguish bugs of the protocol from a sink's."""
     targets = [file_target(tmp_path / name, name) for name in ("left", "right")]
     steps = crash_points(["left", "right"], policy, is_each=False)
+    with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
+        run_chain(scenario, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_driver_killed_at_every_point_with_a_table_and_a_folder(
+    tmp_path: Path, policy: CommitPolicy
+) -> None:
+    """A batch is in the Iceberg table as a whole, or not at all, wherever the driver dies."""
+    targets = [iceberg_target(tmp_path / "table", "table"), file_target(tmp_path / "left", "left")]
+    steps = crash_points(["table", "left"], policy)
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
         run_chain(scenario, steps)

@@ -1,22 +1,33 @@
-"""The contract of sinks on an Iceberg table: SQL catalogs, a local warehouse and S3."""
+"""The contract of sinks on Iceberg tables: catalogs in SQLite and Postgres, files in S3 too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from sparkonce.model import Committable
 from sparkonce.sinks import IcebergSink
-from sparkonce.testing import SinkContract, SinkWorld
+from sparkonce.testing import Proxy, SinkContract, SinkWorld
+from sparkonce.testing.sink_network import SinkNetwork
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from mypy_boto3_s3 import S3Client
+
+    from sparkonce.model import Committable
+    from sparkonce.testing.services import PostgresServer, S3Server
 
 TABLE = "shop.orders"
+
+
+def rows_in(settings: Mapping[str, str]) -> list[dict[str, Any]]:
+    with closing(load_catalog("default", **settings)) as catalog:
+        return catalog.load_table(TABLE).scan().to_arrow().to_pylist()
 
 
 class TestIcebergSink(SinkContract):
@@ -25,27 +36,96 @@ class TestIcebergSink(SinkContract):
     race_rounds = 40
 
     @pytest.fixture
-    def make_world(self, tmp_path: Path) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
+    def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
         settings = {
             "type": "sql",
             "uri": f"sqlite:///{tmp_path}/catalog.db",
             "warehouse": f"file://{tmp_path}/lake",
         }
-        catalog = load_catalog("default", **settings)
-
-        def rows() -> list[dict[str, Any]]:
-            return catalog.load_table(TABLE).scan().to_arrow().to_pylist()
 
         def lose(committable: Committable) -> None:
-            folder = f"{committable.branch_id}files"
-            for file in (tmp_path / "lake" / "shop" / "orders" / "data" / folder).iterdir():
+            for file in tmp_path.rglob(f"{committable.branch_id}files/*.parquet"):
                 file.unlink()
 
-        world = SinkWorld(
+        return lambda schema: SinkWorld(
             sink=lambda: IcebergSink(TABLE, catalog=settings, create="if_missing"),
-            visible=rows,
-            unfinished=lambda: list((tmp_path / "lake").rglob("*.mark")),
+            visible=lambda: rows_in(settings),
+            unfinished=lambda: list(tmp_path.rglob("*.mark")),
             lose=lose,
         )
-        yield lambda schema: world
-        catalog.close()
+
+
+@pytest.fixture
+def s3_settings(
+    postgres: PostgresServer, fresh_schema: str, s3: S3Server, fresh_bucket: str
+) -> dict[str, str]:
+    """A catalog in Postgres, and a warehouse in S3."""
+    parts = psycopg.conninfo.conninfo_to_dict(postgres.dsn)
+    keys = s3.boto3_settings
+    return {
+        "type": "sql",
+        "uri": f"postgresql+psycopg://{parts['user']}:{parts.get('password', '')}"
+        f"@{parts['host']}:{parts['port']}/{parts['dbname']}?options=-csearch_path%3D{fresh_schema}",
+        "warehouse": f"s3://{fresh_bucket}/lake",
+        "s3.endpoint": s3.endpoint_url,
+        "s3.access-key-id": keys["aws_access_key_id"],
+        "s3.secret-access-key": keys["aws_secret_access_key"],
+        "s3.region": "us-east-1",
+    }
+
+
+def marks_in(client: S3Client, bucket: str) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+    return [key for key in keys if key.endswith(".mark")]
+
+
+class TestIcebergSinkOnS3(SinkNetwork):
+    """Requests to the storage are lost, or late."""
+
+    most_faults = 4
+
+    @pytest.fixture
+    def make_world(
+        self, s3_settings: dict[str, str], s3: S3Server, s3_client: S3Client, fresh_bucket: str
+    ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
+        with Proxy(int(s3.endpoint_url.rpartition(":")[2])) as proxy:
+
+            def sink() -> IcebergSink:
+                endpoint = {"s3.endpoint": f"http://{proxy.address}"}
+                return IcebergSink(TABLE, catalog=s3_settings | endpoint, create="if_missing")
+
+            yield lambda schema: SinkWorld(
+                sink=sink,
+                visible=lambda: rows_in(s3_settings),
+                unfinished=lambda: marks_in(s3_client, fresh_bucket),
+                proxy=proxy,
+            )
+
+
+class TestIcebergSinkWithACatalogFarAway(SinkNetwork):
+    """Requests to the catalog are lost, or late: its commit above all."""
+
+    most_faults = 6
+
+    @pytest.fixture
+    def make_world(
+        self,
+        s3_settings: dict[str, str],
+        postgres: PostgresServer,
+        s3_client: S3Client,
+        fresh_bucket: str,
+    ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
+        port = str(psycopg.conninfo.conninfo_to_dict(postgres.dsn)["port"])
+        with Proxy(int(port)) as proxy:
+
+            def sink() -> IcebergSink:
+                uri = s3_settings["uri"].replace(f":{port}/", f":{proxy.port}/")
+                return IcebergSink(TABLE, catalog=s3_settings | {"uri": uri}, create="if_missing")
+
+            yield lambda schema: SinkWorld(
+                sink=sink,
+                visible=lambda: rows_in(s3_settings),
+                unfinished=lambda: marks_in(s3_client, fresh_bucket),
+                proxy=proxy,
+            )

@@ -14,23 +14,13 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from sparkonce.testing.services.cache import cache_dir, cached
+from integration_tests.support.older_spark import packages
 
 ROOT = Path(__file__).parents[2]
 OLDER = ("4.0.0", "4.1.0", "4.2.0")
 SUITES = ("integration_tests/spark", "integration_tests/cluster/test_kills.py")
 FEWEST = 250
 """Tests that must have passed; a suite that skips itself proves nothing."""
-
-
-def packages(version: str) -> Path:
-    """A folder that holds this PySpark and what it needs."""
-
-    def install(folder: Path) -> None:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-        subprocess.run([*pip, f"pyspark=={version}"], check=True)
-
-    return cached(cache_dir() / f"pyspark-{version}", install)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ JAR_SETS: Mapping[str, str] = {
     "s3a": "downloading Hadoop's S3A",
     "committers": "downloading Spark's bridge to S3A's committers",
     "jdbc": "downloading Postgres' JDBC driver",
+    "iceberg": "downloading Iceberg's runtime for Spark",
     "hadoop": "downloading HDFS",
 }
 HADOOP = "3.5.0"
