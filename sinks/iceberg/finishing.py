@@ -14,7 +14,6 @@ its commit fails.
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table.snapshots import Operation, Summary, update_snapshot_summaries
-from pyiceberg.table.update import (
-    AssertTableUUID,
-    SetPropertiesUpdate,
-)
+from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
@@ -39,8 +35,6 @@ from sparkonce.sinks.iceberg.tables import Tables
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
-
-logger = logging.getLogger("sparkonce")
 
 PATIENCE_S: Final = 60.0
 _FIRST_WAIT_S: Final = 0.02
@@ -99,6 +93,7 @@ class Ending:
             marks = Marks(table)
             match proofs.end_of(table, self._branch_id):
                 case "committed":
+                    marks.remove_batch(self._branch_id, keep_files=True)
                     return False
                 case "unknown":
                     raise self._unknown()
@@ -120,8 +115,8 @@ class Ending:
                 table = self._tables.load()
             except NoSuchTableError as error:
                 raise self._unresolved(
-                    f"{self._where} does not exist, and a batch is prepared for it: create or "
-                    "rename it back"
+                    f"{self._where} does not exist, and a batch is prepared for it: bring it "
+                    "back under this name"
                 ) from error
             yield table
             if time.monotonic() > deadline:

@@ -12,6 +12,7 @@ underscore.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,16 @@ class Marks:
 
     def remove(self, branch_id: BranchId) -> None:
         self.storage.remove(self._mark(branch_id))
+
+    def try_out(self) -> None:
+        """Write, list and remove a file among the marks, the data and the manifests."""
+        for folder in (self._folder, self.storage.data, self.storage.metadata):
+            probe = f"sparkonce-{uuid.uuid4().hex}"
+            self.storage.write(f"{folder}/{probe}", b"")
+            is_listed = any(file.name == probe for file in self.storage.files(folder))
+            self.storage.remove(f"{folder}/{probe}")
+            if not is_listed:
+                raise FileNotFoundError(f"{folder}/{probe} was written and is not listed")
 
     def attempts(self, branch_id: BranchId) -> str:
         """The tasks of a batch, as its mark names them; none if the mark is gone."""

@@ -17,11 +17,12 @@ import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
 
 from sparkonce.errors import CommitRejectedError, ConfigurationError, PrepareRejectedError
+from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.capabilities import AbortsDecided, FindsBranches, Votes
+from sparkonce.sinks.capabilities import AbortsDecided, Diagnoses, FindsBranches, Votes
 from sparkonce.sinks.iceberg import proofs
-from sparkonce.sinks.iceberg.checking import check_table, create
+from sparkonce.sinks.iceberg.checking import check_table, create, diagnose
 from sparkonce.sinks.iceberg.files import (
     PreparedBatch,
     WrittenFiles,
@@ -38,7 +39,7 @@ _KEPT_S: Final = (3 * 24 - 1) * 3600.0
 names once they are three days old, by default."""
 
 
-class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsBranches):
+class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsBranches, Diagnoses):
     """Appends each batch to an Apache Iceberg table, in one snapshot.
 
     Readers of every engine get whole batches. Other writers, compaction, expiry of snapshots and
@@ -207,6 +208,9 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
                 raise
             return []  # the first start creates it
         return [Committable(branch_id) for branch_id in marks.of(owner)]
+
+    def diagnose(self) -> Iterable[Finding]:
+        return diagnose(self._tables, self.target, creates=self._create is not None)
 
     def close(self) -> None:
         self._tables.close()

@@ -195,6 +195,8 @@ def fitted(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
         pa.ArrowException: a value does not fit.
     """
     given = batch.schema.names
+    if unknown := sorted(set(given) - set(wanted.names)):
+        raise pa.ArrowInvalid(f"the table no longer has the column {', '.join(unknown)}")
     columns = []
     for each in wanted:
         column = batch.column(each.name) if each.name in given else pa.nulls(batch.num_rows)

@@ -132,7 +132,7 @@ def test_table_is_renamed_and_back(lake: Lake) -> None:
     sink = lake.sink()
     committable = prepared(sink, 1, [rows(1)])
     lake.catalog.rename_table(NAME, "shop.other")
-    with pytest.raises(CommitUnresolvedError, match="create or rename it back"):
+    with pytest.raises(CommitUnresolvedError, match="bring it back under this name"):
         sink.commit(committable)
     lake.catalog.rename_table("shop.other", NAME)
     sink.commit(committable)
@@ -347,6 +347,9 @@ def test_task_of_a_committed_batch_is_never_deleted(
             sink.commit(committable)
     assert len(lake.marks()) == 2
     sink.abort(done)
+    assert lake.ids() == [1]
+    sink.abort(committable)
+    assert lake.marks() == []
     assert lake.ids() == [1]
     sink.commit(committable)
     assert lake.ids() == [1]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import (
@@ -105,7 +106,7 @@ def test_partitions_are_where_readers_look(
     assert sorted(written["id"].to_pylist()) == list(range(30))
     found = lake.table().scan(row_filter=row_filter).to_arrow().to_pylist()
     plain = lake.catalog.create_table("shop.plain", WIDE)
-    plain.append(pa.Table.from_batches([batch.cast(writing.schema_to_pyarrow(WIDE))]))
+    plain.append(pa.Table.from_batches([batch.cast(schema_to_pyarrow(WIDE))]))
     wanted = lake.catalog.load_table("shop.plain").scan(row_filter=row_filter).to_arrow()
     assert sorted(map(str, found)) == sorted(map(str, wanted.to_pylist()))
     assert found
@@ -122,7 +123,7 @@ def test_statistics_are_those_of_the_library(lake: Lake) -> None:
     sink.commit(prepared(sink, 1, [wide_rows(20)]))
     (ours,) = files_of(lake.table())
     plain = lake.catalog.create_table("shop.plain", WIDE)
-    plain.append(pa.Table.from_batches([wide_rows(20).cast(writing.schema_to_pyarrow(WIDE))]))
+    plain.append(pa.Table.from_batches([wide_rows(20).cast(schema_to_pyarrow(WIDE))]))
     (theirs,) = files_of(lake.catalog.load_table("shop.plain"))
     apart = {"file_path", "file_size_in_bytes", "column_sizes", "readable_metrics", "split_offsets"}
     assert {k: v for k, v in ours.items() if k not in apart} == {
@@ -183,6 +184,17 @@ def test_required_column_is_null(lake: Lake) -> None:
         task(sink, branch(), batch)
 
 
+def test_column_is_renamed_while_the_query_runs(lake: Lake) -> None:
+    """Its values have nowhere to go: null would lose them."""
+    lake.create()
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    with lake.table().update_schema() as update:
+        update.rename_column("name", "title")
+    with pytest.raises(PrepareRejectedError, match="no longer has the column name"):
+        task(sink, branch(), rows(1))
+
+
 def test_missing_column_is_null(lake: Lake) -> None:
     lake.create(WIDE)
     sink = lake.sink()
@@ -203,7 +215,7 @@ def test_missing_column_is_null(lake: Lake) -> None:
 def test_columns_that_do_not_fit(lake: Lake, columns: dict[str, Any], message: str) -> None:
     lake.create()
     with pytest.raises(ConfigurationError, match=f"(?s)does not take these columns.*{message}"):
-        lake.sink().validate(pa.schema(list(columns.items())))
+        lake.sink().validate(pa.schema(columns))
 
 
 def test_missing_required_column(lake: Lake) -> None:
@@ -251,3 +263,19 @@ def test_format_version_1_is_refused(lake: Lake) -> None:
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         IcebergSink(catalog={}, **settings)
+
+
+def test_doctor_looks_at_the_table(lake: Lake) -> None:
+    def said(**settings: Any) -> list[tuple[str, str]]:
+        return [(each.level.name, each.what) for each in lake.sink(**settings).diagnose()]
+
+    assert said()[0][0] == "ERROR"
+    assert said(create="if_missing")[0][0] == "OK"
+    lake.create()
+    before = sorted(lake.folder.rglob("*"))
+    ((level, text),) = said()
+    assert level == "OK"
+    assert "can be read" in text
+    assert [path for path in lake.folder.rglob("*") if path.is_file()] == [
+        path for path in before if path.is_file()
+    ]
