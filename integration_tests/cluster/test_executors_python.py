@@ -7,6 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 import sparkonce
 from integration_tests.crash.scenario import ROOT, Scenario
 from integration_tests.crash.targets import file_target
@@ -51,6 +53,7 @@ def test_host_with_another_version_is_named(network: Network, tmp_path: Path) ->
     assert "host2" not in error
 
 
+@pytest.mark.slow
 def test_hosts_are_upgraded_while_a_query_runs(network: Network, tmp_path: Path) -> None:
     """New executors have another version than the driver: no row moves until both are equal."""
     installed = [tmp_path / host.name / "src" for host in network.hosts]

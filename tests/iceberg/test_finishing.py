@@ -86,6 +86,29 @@ def test_table_changes_before_and_after_the_commit(
     assert lake.marks() == []
 
 
+def test_partitions_change_before_the_vote(lake: Lake) -> None:
+    """The manifest is written in the spec of its files."""
+    lake.create()
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    done = task(sink, branch(), rows(1, 2))
+    partition_by_id(lake)
+    (committable,) = sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done])
+    sink.commit(committable)
+    assert lake.table().scan(row_filter="id = 2").to_arrow()["id"].to_pylist() == [2]
+
+
+def test_commit_leaves_the_next_batch_alone(lake: Lake) -> None:
+    """Its tasks may have the same attempt numbers."""
+    lake.create()
+    sink = lake.sink()
+    first, second = (prepared(sink, n, [rows(n)]) for n in (1, 2))
+    sink.commit(first)
+    assert len(lake.marks()) == 2
+    sink.abort(second)
+    assert (lake.ids(), lake.marks(), len(lake.data())) == ([1], [], 1)
+
+
 def test_snapshots_expire(lake: Lake) -> None:
     """The proof is no part of a snapshot."""
     lake.create()

@@ -143,6 +143,8 @@ def test_summary_counts_rows_and_files(lake: Lake) -> None:
     assert snapshot.summary["added-records"] == "2"
     assert snapshot.summary["total-records"] == "6"
     assert snapshot.summary["total-data-files"] == "6"
+    manifests = snapshot.manifests(lake.table().io)
+    assert [(m.added_files_count, m.added_rows_count) for m in manifests] == [(2, 2)] * 3
     lake.table().append(pa.Table.from_batches([rows(99)]))
     assert len(lake.ids()) == 7
 
