@@ -42,16 +42,19 @@ COLUMNS = (
 
 
 def spark_session(
-    services: Services, more_jars: Sequence[Path] = (), conf: Mapping[str, str] | None = None
+    services: Services | None,
+    more_jars: Sequence[Path] = (),
+    conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A local session of two cores, with the connectors that Spark's own sinks need.
+    """A local session of two cores, with the connectors to `services` that Spark's own sinks need.
 
     `conf` changes settings, also "spark.master".
     """
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    jars = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars(), *more_jars]
+    connectors = [*spark_kafka_jars(), *spark_jdbc_jars(), *s3a_jars()] if services else []
+    jars = [*connectors, *more_jars]
     settings = {
         "spark.jars": ",".join(map(str, jars)),
         "spark.ui.enabled": "false",
@@ -63,7 +66,7 @@ def spark_session(
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
     }
-    for s3 in services.s3.values():
+    for s3 in services.s3.values() if services else ():
         settings |= {
             "spark.hadoop.fs.s3a.endpoint": s3.endpoint_url,
             "spark.hadoop.fs.s3a.endpoint.region": s3.region,

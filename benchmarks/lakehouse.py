@@ -29,7 +29,6 @@ from sparkonce import ExactlyOnce
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import IcebergSink
 from sparkonce.sinks.iceberg.files import WrittenFiles, from_json
-from sparkonce.testing.services import start_services
 from sparkonce.testing.services.java import jar_dir
 
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ def spark_with_iceberg(folder: Path) -> SparkSession:
         f"{catalog}.uri": f"jdbc:sqlite:{folder}/catalog.db",
         f"{catalog}.warehouse": f"file://{folder}/lake",
     }
-    with start_services([]) as none:
-        spark = spark_session(none, list(jar_dir("iceberg").glob("*.jar")), conf)
+    spark = spark_session(None, list(jar_dir("iceberg").glob("*.jar")), conf)
     spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.bench")
     return spark
 
