@@ -35,7 +35,8 @@ from sparkonce.sinks.iceberg.marks import Marks
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_WAITING_BYTES = 64 << 20
+_WAITING_BYTES = 16 << 20  # a file is compressed while Spark computes its next rows
+_WAITING_BYTES_PARTITIONED = 64 << 20
 
 
 @dataclass
@@ -119,7 +120,9 @@ class BranchWriter:
                 file.flush()
         self.rows += rows.num_rows
         self._waiting_bytes += rows.nbytes
-        if self._waiting_bytes > _WAITING_BYTES:
+        if self._waiting_bytes > (
+            _WAITING_BYTES if self._spec.is_unpartitioned() else _WAITING_BYTES_PARTITIONED
+        ):
             self._flush()
 
     def finish(self) -> WrittenFiles:
