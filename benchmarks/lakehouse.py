@@ -151,9 +151,9 @@ def with_older_spark() -> None:
 
 
 def main() -> None:
-    if not pyspark.__version__.startswith(SPARK):
-        with_older_spark()
     given = arguments(__doc__, rows=4_000_000)
+    if pyspark.__version__ != SPARK:
+        with_older_spark()
     with scratch() as folder:
         spark = spark_with_iceberg(folder)
         medians = measure(
