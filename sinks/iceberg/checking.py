@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pyiceberg.exceptions import NoSuchTableError
+import pyarrow as pa
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.io.pyarrow import PyArrowFileIO, _check_pyarrow_schema_compatible
+from pyiceberg.types import DoubleType, FloatType
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
 from sparkonce.sinks.arrow_types import in_zone, required
+from sparkonce.sinks.iceberg.appending import Append
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION
 from sparkonce.sinks.iceberg.marks import Marks
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.table import Table
 
     from sparkonce.sinks.iceberg.tables import Tables
@@ -26,6 +29,17 @@ def create(tables: Tables, schema: pa.Schema) -> Table:
     namespace = tables.identifier.rpartition(".")[0]
     tables.catalog.create_namespace_if_not_exists(namespace)
     return tables.catalog.create_table_if_not_exists(tables.identifier, in_zone(schema, "UTC"))
+
+
+def begin(table: Table) -> None:
+    """Give a new table an empty snapshot.
+
+    Not every catalog refuses a commit whose condition is that there is no snapshot yet (Nessie 0.99
+    accepts it), so a batch and its abort could both succeed.
+    """
+    if table.current_snapshot() is None:
+        with suppress(CommitFailedException):  # somebody else made one
+            Append(table).commit_if_unchanged({})
 
 
 def diagnose(tables: Tables, where: str, *, creates: bool) -> Iterator[Finding]:
@@ -45,13 +59,12 @@ def diagnose(tables: Tables, where: str, *, creates: bool) -> Iterator[Finding]:
     except ConfigurationError as error:
         yield Finding(Level.ERROR, str(error))
         return
-    marks = Marks(table)
-    marks.try_out()
+    Marks(table).try_out()
     yield Finding(Level.OK, f"{where} can be read, and its folders written to")
 
 
 def check_table(table: Table, schema: pa.Schema, where: str) -> None:
-    """Compare the table with the rows.
+    """Compare the table with the rows, and try out its folders.
 
     Raises:
         ConfigurationError: naming the column, or what else cannot work, and the fix.
@@ -64,6 +77,13 @@ def check_table(table: Table, schema: pa.Schema, where: str) -> None:
             f"{where} does not take these columns; cast or leave them out (select=), or change the "
             f"table:\n{error}"
         ) from error
+    try:
+        Marks(table).try_out()
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(
+            f"{where}: a file cannot be written, listed and deleted below {table.location()} "
+            f"({error}): give the driver these rights"
+        ) from error
 
 
 def _check_kind(table: Table, where: str) -> None:
@@ -75,4 +95,17 @@ def _check_kind(table: Table, where: str) -> None:
     if not isinstance(table.io, PyArrowFileIO):
         raise ConfigurationError(
             f"{where}: the catalog's py-io-impl is {type(table.io).__name__}: leave it out"
+        )
+    sources = [field.source_id for field in table.spec().fields]
+    names = [table.schema().find_column_name(source) for source in sources]
+    kinds = [table.schema().find_type(source) for source in sources]
+    if floats := [n for n, k in zip(names, kinds, strict=True) if k in {FloatType(), DoubleType()}]:
+        raise ConfigurationError(
+            f"{where} is partitioned by {floats[0]}, which is no exact number (NaN, -0.0): "
+            "partition it by another column"
+        )
+    if twice := {str(name) for name in names if names.count(name) > 1}:
+        raise ConfigurationError(
+            f"{where} has two partition fields of {min(twice)}, which pyiceberg cannot write: "
+            "remove one"
         )

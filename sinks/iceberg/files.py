@@ -25,6 +25,7 @@ from pyiceberg.manifest import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
+from sparkonce.sinks.iceberg.marks import Mark, attempt_of
 from sparkonce.sinks.payload import Payload
 
 if TYPE_CHECKING:
@@ -46,11 +47,13 @@ class WrittenFiles(Payload):
 
     Attributes:
         table: the table's UUID.
+        data: the folder of the batch's files.
         spec: id of the partition spec that the files are written in.
         files: of each file what `to_json` makes of it.
     """
 
     table: str
+    data: str
     spec: int
     files: tuple[Mapping[str, Any], ...]
 
@@ -61,6 +64,7 @@ class PreparedBatch(Payload):
 
     Attributes:
         table: the table's UUID.
+        data: the folder of its data files.
         attempts: of the tasks whose files these are, such as ``"12-15,20"``.
         files: how many data files.
         rows: how many rows.
@@ -69,11 +73,18 @@ class PreparedBatch(Payload):
     """
 
     table: str
+    data: str
     attempts: str
     files: int
     rows: int
     bytes: int
     manifests: tuple[Mapping[str, Any], ...]
+
+    @property
+    def mark(self) -> Mark:
+        """What the batch's mark says."""
+        paths = [each["path"] for each in self.manifests]
+        return Mark(self.table, self.data, self.attempts, paths)
 
 
 def to_json(file: DataFile, spec: PartitionSpec, schema: Schema) -> Mapping[str, Any]:
@@ -181,6 +192,20 @@ def manifest_file(value: Mapping[str, Any], snapshot_id: int) -> ManifestFile:
         ],
         key_metadata=None,
     )
+
+
+def attempts_in(table: Table, manifests: Iterable[str]) -> set[int]:
+    """The task attempts whose files these manifests add."""
+    found: set[int] = set()
+    for path in manifests:
+        manifest = manifest_file({"path": path, **_ANY_MANIFEST}, 0)
+        entries = manifest.fetch_manifest_entry(table.io)
+        names = [entry.data_file.file_path.rpartition("/")[2] for entry in entries]
+        found |= {attempt for attempt in map(attempt_of, names) if attempt is not None}
+    return found
+
+
+_ANY_MANIFEST: Mapping[str, Any] = {"bytes": 0, "spec": 0, "files": 0, "rows": 0, "partitions": ()}
 
 
 def _kinds(spec: PartitionSpec, schema: Schema) -> Sequence[PrimitiveType]:

@@ -2,38 +2,34 @@
 
     load the table ─► proof? ─┬─ committed ─► remove the marks
           ▲                   ├─ aborted ───► lost
-          │                   └─ none: is everything there that was prepared?
-          │                         yes ─► commit: files and proof        ─┐ only if no snapshot
-          │                         no ──► commit: no files, proof "aborted" ┘ came in between
-          └──────── one did ─────────────────────────────────────────────────┘
+          │                   └─ none: does everything exist that was prepared?
+          │                         yes ─► commit: files and proof          ─┐ only if main has
+          │                         no ──► commit: no files, proof "aborted" ─┘ the same snapshot
+          └──────── main has another one ─────────────────────────────────────┘ as at the load
 
 The order matters: the table is loaded before the mark is read. A mark goes after its proof came, so
-a driver that still sees the mark of a batch that was committed holds a table that is too old, and
-its commit fails.
+a driver that still sees the mark of a batch that was committed has loaded the table before, and its
+commit fails. A missing mark proves nothing by itself.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
-from pyiceberg.table.snapshots import Operation, Summary, update_snapshot_summaries
-from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
-from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId
 from sparkonce.sinks.iceberg import proofs
-from sparkonce.sinks.iceberg.files import PreparedBatch, manifest_file
-from sparkonce.sinks.iceberg.marks import Marks
-from sparkonce.sinks.iceberg.ranges import in_ranges
+from sparkonce.sinks.iceberg.appending import Append
+from sparkonce.sinks.iceberg.files import PreparedBatch, attempts_in
+from sparkonce.sinks.iceberg.marks import Marks, batch_of
 from sparkonce.sinks.iceberg.tables import Tables
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
 
 PATIENCE_S: Final = 60.0
@@ -41,7 +37,7 @@ _FIRST_WAIT_S: Final = 0.02
 _LONGEST_WAIT_S: Final = 2.0
 
 
-class Ending:
+class BatchEnd:
     """Ends one batch of one sink.
 
     Args:
@@ -62,26 +58,30 @@ class Ending:
             CommitUnresolvedError: call it again.
             PreparedBranchLostError: proven: it was not added and will not be.
         """
-        for table in self._table_again():
-            self._check_same(table, prepared)
+        for table in self._reloaded_tables():
+            self._check_same(table, prepared.table)
             marks = Marks(table)
             match proofs.end_of(table, self._branch_id):
                 case "committed":
-                    marks.remove_batch(self._branch_id, keep_files=True)
+                    marks.remove_batch(self._branch_id, prepared.mark, keep_files=True)
                     return
                 case "aborted":
                     raise self._lost("it was aborted, or its files were gone")
                 case "unknown":
                     raise self._unknown()
-            if self._is_whole(marks, prepared):
-                if self._add(table, "committed", prepared):
-                    marks.remove_batch(self._branch_id, keep_files=True)
+            self._check_specs(table, prepared)
+            if self._everything_exists(marks, prepared):
+                if self._commit_end(table, "committed", prepared):
+                    marks.remove_batch(self._branch_id, prepared.mark, keep_files=True)
                     return
-            elif self._add(table, "aborted"):
+            elif self._commit_end(table, "aborted"):
                 raise self._lost("files that it had prepared are gone: somebody deleted them")
 
-    def abort(self) -> bool:
+    def abort(self, prepared: PreparedBatch | None) -> bool:
         """Rule the batch out, unless it is committed. Idempotent.
+
+        Args:
+            prepared: the batch; None if only its mark can say what there is.
 
         Returns:
             Whether it is ruled out; False if it is committed.
@@ -89,25 +89,25 @@ class Ending:
         Raises:
             CommitUnresolvedError: the outcome is unknown.
         """
-        for table in self._table_again():
+        for table in self._reloaded_tables():
             marks = Marks(table)
-            match proofs.end_of(table, self._branch_id):
-                case "committed":
-                    marks.remove_batch(self._branch_id, keep_files=True)
-                    return False
-                case "unknown":
-                    raise self._unknown()
-                case None if not marks.exists(self._branch_id):
-                    return True  # it was never prepared
-                case None if not self._add(table, "aborted"):
-                    continue
-            marks.remove_batch(self._branch_id, keep_files=False)
-            return True
+            mark = marks.read(self._branch_id) if prepared is None else prepared.mark
+            if mark is None:
+                return True  # never prepared, or ended since the table was loaded
+            self._check_same(table, mark.table)
+            end = proofs.end_of(table, self._branch_id)
+            if end == "unknown":
+                raise self._unknown()
+            if end is None and not self._commit_end(table, "aborted"):
+                continue
+            is_committed = end == "committed"
+            marks.remove_batch(self._branch_id, mark, keep_files=is_committed)
+            return not is_committed
         raise AssertionError("the table is loaded until it is known")  # pragma: no cover
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _table_again(self) -> Iterator[Table]:
+    def _reloaded_tables(self) -> Iterator[Table]:
         """The table as it is now, again and again while other writers come first."""
         deadline, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
         while True:
@@ -124,41 +124,48 @@ class Ending:
             time.sleep(random.uniform(0, wait_s))  # noqa: S311 - so that writers part
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _add(self, table: Table, end: proofs.End, prepared: PreparedBatch | None = None) -> bool:
+    def _commit_end(
+        self, table: Table, end: proofs.End, prepared: PreparedBatch | None = None
+    ) -> bool:
         """Commit a snapshot with the proof of an end; False if another snapshot came first."""
-        append = _Append(table, prepared)
-        updates, requirements = append._commit()  # noqa: SLF001
-        proof = SetPropertiesUpdate(updates=proofs.proof(table, self._branch_id, end))
-        is_same = AssertTableUUID(uuid=table.metadata.table_uuid)
+        if table.current_snapshot() is None:
+            raise self._unresolved(
+                f"{self._where} has no snapshot, though the start had made one: was it replaced? "
+                f"Start the query again; if the batch's rows are wanted in the new table, "
+                f"{settle_command(self._branch_id)}"
+            )
+        append = Append(table, prepared)
+        proof = proofs.proof(table, self._branch_id, end)
         try:
-            # Table.commit_transaction would repeat it on a newer table, where another driver may
-            # have added the same files.
-            table.catalog.commit_table(table, (*requirements, is_same), (*updates, proof))
+            append.commit_if_unchanged(proof)
         except CommitFailedException:
-            # Also the answer to a request that the client repeated after the first one worked.
-            if self._tables.load().metadata.snapshot_by_id(append.snapshot_id) is None:
-                append.remove_list(Marks(table))
-                return False
+            # A client that repeats a request by itself gets this answer although the first request
+            # succeeded. The first one may also succeed later: so its manifest list stays.
+            reloaded = self._tables.load()
+            return reloaded.metadata.snapshot_by_id(append.snapshot_id) is not None
         return True
 
-    def _is_whole(self, marks: Marks, prepared: PreparedBatch) -> bool:
-        if not marks.exists(self._branch_id):
+    def _everything_exists(self, marks: Marks, prepared: PreparedBatch) -> bool:
+        if marks.read(self._branch_id) is None:
             return False
         if not all(marks.storage.exists(each["path"]) for each in prepared.manifests):
             return False
-        sizes = [
-            file.bytes
-            for attempt, file in marks.files_of_batch(self._branch_id)
-            if in_ranges(prepared.attempts, attempt)
-        ]
+        sizes = [file.bytes for file in marks.files(prepared.data, prepared.attempts)]
         return (len(sizes), sum(sizes)) == (prepared.files, prepared.bytes)
 
-    def _check_same(self, table: Table, prepared: PreparedBatch) -> None:
-        if str(table.metadata.table_uuid) != prepared.table:
+    def _check_same(self, table: Table, expected: str) -> None:
+        if str(table.metadata.table_uuid) != expected:
             raise self._unresolved(
                 f"{self._where} is another table now (UUID {table.metadata.table_uuid}) than the "
-                f"one that the batch was prepared for ({prepared.table}): bring that one back, or "
+                f"one that the batch was prepared for ({expected}): bring that one back, or "
                 f"{settle_command(self._branch_id)}"
+            )
+
+    def _check_specs(self, table: Table, prepared: PreparedBatch) -> None:
+        if gone := [m["spec"] for m in prepared.manifests if m["spec"] not in table.specs()]:
+            raise self._unresolved(
+                f"{self._where} no longer has the partition spec {gone[0]}, in which the batch was "
+                f"written: {settle_command(self._branch_id)}"
             )
 
     def _lost(self, why: str) -> PreparedBranchLostError:
@@ -179,34 +186,40 @@ class Ending:
         return CommitUnresolvedError(why, self._branch_id)
 
 
-class _Append(_FastAppendFiles):
-    """A snapshot that adds manifests which exist already, or nothing."""
+class TaskEnd:
+    """Aborts one task of one sink, which no decision names. See `BatchEnd` for the arguments."""
 
-    def __init__(self, table: Table, prepared: PreparedBatch | None) -> None:
-        super().__init__(Operation.APPEND, table.transaction(), table.io)
-        self._prepared = prepared
+    def __init__(self, tables: Tables, where: str, branch_id: BranchId) -> None:
+        self._tables = tables
+        self._where = where
+        self._branch_id = branch_id
 
-    def _manifests(self) -> list[ManifestFile]:
-        added: Sequence[Mapping[str, Any]] = self._prepared.manifests if self._prepared else ()
-        ours = [manifest_file(each, self._snapshot_id) for each in added]
-        return ours + self._existing_manifests()
+    def abort(self) -> None:
+        """Delete what the task has written, unless its batch is committed with it. Idempotent.
 
-    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
-        added = {}
-        if self._prepared is not None:
-            added = {
-                "added-data-files": str(self._prepared.files),
-                "added-records": str(self._prepared.rows),
-                "added-files-size": str(self._prepared.bytes),
-            }
-        parent = self._parent_snapshot_id
-        before = None if parent is None else self._transaction.table_metadata.snapshot_by_id(parent)
-        return update_snapshot_summaries(
-            Summary(self._operation, **added, **snapshot_properties),
-            before.summary if before is not None else None,
-        )
+        Raises:
+            CommitUnresolvedError: the files belong to another table.
+        """
+        table = self._tables.load()
+        marks = Marks(table)
+        mark = marks.read(self._branch_id)
+        if mark is None:
+            return  # it has ended
+        if mark.table != marks.table:
+            raise CommitUnresolvedError(
+                f"{self._where} is another table now than the one that {self._branch_id} was "
+                f"written for: delete its files in {mark.data}, and its mark",
+                self._branch_id,
+            )
+        if not self._may_be_committed(table, marks):
+            marks.remove_files(mark.data, str(self._branch_id.attempt))
+        marks.remove(self._branch_id)
 
-    def remove_list(self, marks: Marks) -> None:
-        """Delete the manifest list of a commit that failed; the manifests stay."""
-        for path in self._written_manifest_lists:
-            marks.storage.remove(path)
+    def _may_be_committed(self, table: Table, marks: Marks) -> bool:
+        """Whether readers may need the files; they stay where nobody can tell."""
+        batch = batch_of(self._branch_id)
+        if proofs.end_of(table, batch) in {"aborted", None}:
+            return False
+        paths = [marks.manifest(batch, spec) for spec in table.specs()]
+        attempts = attempts_in(table, filter(marks.storage.exists, paths))
+        return not attempts or self._branch_id.attempt in attempts

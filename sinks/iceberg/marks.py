@@ -1,12 +1,12 @@
 """Marks: small files that show which branches exist and are not finished.
 
-    LOCATION/_sparkonce/BRANCH.mark           a task that may have written files, or the batch
-    DATA/sparkonce…BATCH./aATTEMPT-….parquet   files of a task
-    METADATA/BRANCH.….avro                    a manifest of the batch
+    LOCATION/_sparkonce/BRANCH.mark            a task that may have written files, or the batch
+    DATA/sparkonce…BATCH.files/aATTEMPT-….parquet    files of a task
+    METADATA/BRANCH.….avro                     a manifest of the batch
 
-A branch makes its mark before anything else, and its mark goes last. So a list of the marks has
-every branch that left something. Iceberg's procedures leave folders alone whose name begins with an
-underscore.
+A branch writes its mark first and deletes it last. So a list of the marks has every branch that
+left something. A mark holds what is needed to clean up: the table's UUID, and where the files are.
+Iceberg's procedures leave folders alone whose name begins with an underscore.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Owner
 from sparkonce.sinks.iceberg.ranges import in_ranges
@@ -32,57 +32,45 @@ def batch_of(branch_id: BranchId) -> BranchId:
     return replace(branch_id, attempt=DRIVER_ATTEMPT)
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What a mark says.
+
+    Attributes:
+        table: UUID of the table.
+        data: the folder of the batch's data files.
+        attempts: of the tasks whose files the batch has; empty in a task's mark.
+        manifests: of the batch; empty in a task's mark.
+    """
+
+    table: str
+    data: str
+    attempts: str = ""
+    manifests: Sequence[str] = ()
+
+
 class Marks:
-    """The marks, and the names of the files that they stand for."""
+    """The marks, and the files that they stand for."""
 
     def __init__(self, table: Table) -> None:
         self.storage = Storage(table)
+        self.table = str(table.metadata.table_uuid)
         self._folder = f"{table.location().rstrip('/')}/_sparkonce"
 
-    def make(self, branch_id: BranchId) -> None:
-        """Make the mark of a task."""
-        self.storage.write(self._mark(branch_id), b"")
+    def write(self, branch_id: BranchId, mark: Mark | None = None) -> None:
+        """Write a batch's mark, or that of a task."""
+        content = asdict(mark or Mark(self.table, self.data(branch_id)))
+        self.storage.write(self._path(branch_id), json.dumps(content).encode())
 
-    def make_of_batch(self, branch_id: BranchId, attempts: str, specs: Sequence[int]) -> None:
-        """Make the mark of a batch, which says whose files it has, and which manifests."""
-        content = {"attempts": attempts, "specs": list(specs)}
-        self.storage.write(self._mark(branch_id), json.dumps(content).encode())
-
-    def exists(self, branch_id: BranchId) -> bool:
-        return self.storage.exists(self._mark(branch_id))
+    def read(self, branch_id: BranchId) -> Mark | None:
+        """What the mark says; None if there is none."""
+        try:
+            return Mark(**json.loads(self.storage.read(self._path(branch_id))))
+        except FileNotFoundError:
+            return None
 
     def remove(self, branch_id: BranchId) -> None:
-        self.storage.remove(self._mark(branch_id))
-
-    def try_out(self) -> None:
-        """Write, list and remove a file among the marks, the data and the manifests."""
-        for folder in (self._folder, self.storage.data, self.storage.metadata):
-            probe = f"sparkonce-{uuid.uuid4().hex}"
-            self.storage.write(f"{folder}/{probe}", b"")
-            is_listed = any(file.name == probe for file in self.storage.files(folder))
-            self.storage.remove(f"{folder}/{probe}")
-            if not is_listed:
-                raise FileNotFoundError(f"{folder}/{probe} was written and is not listed")
-
-    def attempts(self, branch_id: BranchId) -> str:
-        """The tasks of a batch, as its mark names them; none if the mark is gone."""
-        return str((self._content(branch_id) or {}).get("attempts", ""))
-
-    def remove_batch(self, branch_id: BranchId, *, keep_files: bool) -> None:
-        """Remove the marks of a batch and its tasks, and perhaps their files; its own mark last."""
-        content = self._content(branch_id)
-        if content is None:
-            return
-        for task in self.of(branch_id.owner):
-            is_part = task != branch_id and batch_of(task) == branch_id
-            if is_part and in_ranges(content["attempts"], task.attempt):
-                if not keep_files:
-                    self.remove_files(task)
-                self.remove(task)
-        if not keep_files:
-            for spec_id in content["specs"]:
-                self.storage.remove(self.manifest(branch_id, spec_id))
-        self.remove(branch_id)
+        self.storage.remove(self._path(branch_id))
 
     def of(self, owner: Owner) -> Iterator[BranchId]:
         """The owner's branches that have a mark."""
@@ -92,39 +80,63 @@ class Marks:
                 if branch_id is not None:
                     yield branch_id
 
-    def path(self, branch_id: BranchId, number: int) -> str:
-        """Where a task writes its file of this number."""
-        return f"{self._data(branch_id)}/{_start(branch_id)}{number:05}.parquet"
+    def try_out(self) -> None:
+        """Write, list and remove a file among the marks, the data and the manifests.
+
+        Raises:
+            FileNotFoundError: what was written is not listed.
+        """
+        for folder in (self._folder, self.storage.data, self.storage.metadata):
+            probe = f"sparkonce-{uuid.uuid4().hex}"
+            self.storage.write(f"{folder}/{probe}", b"")
+            is_listed = any(file.name == probe for file in self.storage.files(folder))
+            self.storage.remove(f"{folder}/{probe}")
+            if not is_listed:
+                raise FileNotFoundError(f"{folder}/{probe} was written and is not listed")
+
+    # -- the files ---------------------------------------------------------------------------------
+
+    def data(self, branch_id: BranchId) -> str:
+        """The folder for the data files of a batch."""
+        return f"{self.storage.data}/{batch_of(branch_id)}files"
 
     def manifest(self, branch_id: BranchId, spec_id: int) -> str:
         """Where the driver writes the batch's manifest for a partition spec."""
         return f"{self.storage.metadata}/{branch_id}s{spec_id}.avro"
 
-    def files_of_batch(self, branch_id: BranchId) -> Iterator[tuple[int, Stored]]:
-        """Every data file of the batch, with the attempt that wrote it."""
-        for file in self.storage.files(self._data(branch_id)):
-            attempt = file.name.removeprefix("a").partition("-")[0]
-            if attempt.isdecimal():
-                yield int(attempt), file
+    def files(self, folder: str, attempts: str) -> Iterator[Stored]:
+        """The data files in a batch's folder that these attempts have written."""
+        for file in self.storage.files(folder):
+            attempt = attempt_of(file.name)
+            if attempt is not None and in_ranges(attempts, attempt):
+                yield file
 
-    def remove_files(self, branch_id: BranchId) -> None:
-        """Delete what a task has written."""
-        for file in self.storage.files(self._data(branch_id)):
-            if file.name.startswith(_start(branch_id)):
-                self.storage.remove(f"{self._data(branch_id)}/{file.name}")
+    def remove_files(self, folder: str, attempts: str) -> None:
+        for file in self.files(folder, attempts):
+            self.storage.remove(f"{folder}/{file.name}")
 
-    def _content(self, branch_id: BranchId) -> Any:
-        try:
-            return json.loads(self.storage.read(self._mark(branch_id)))
-        except FileNotFoundError:
-            return None
+    def remove_batch(self, branch_id: BranchId, mark: Mark, *, keep_files: bool) -> None:
+        """Remove the marks of a batch and its tasks, and perhaps their files; its own mark last."""
+        if not keep_files:
+            self.remove_files(mark.data, mark.attempts)
+            for path in mark.manifests:
+                self.storage.remove(path)
+        for task in self.of(branch_id.owner):
+            is_part = task != branch_id and batch_of(task) == branch_id
+            if is_part and in_ranges(mark.attempts, task.attempt):
+                self.remove(task)
+        self.remove(branch_id)
 
-    def _data(self, branch_id: BranchId) -> str:
-        return f"{self.storage.data}/{batch_of(branch_id)}files"
-
-    def _mark(self, branch_id: BranchId) -> str:
+    def _path(self, branch_id: BranchId) -> str:
         return f"{self._folder}/{branch_id}{_SUFFIX}"
 
 
-def _start(branch_id: BranchId) -> str:
-    return f"a{branch_id.attempt}-"
+def file_name(attempt: int, number: int) -> str:
+    """The name of a task's data file of this number."""
+    return f"a{attempt}-{number:05}.parquet"
+
+
+def attempt_of(name: str) -> int | None:
+    """The attempt that wrote a data file; None if the name is not one of ours."""
+    attempt = name.removeprefix("a").partition("-")[0]
+    return int(attempt) if attempt.isdecimal() else None

@@ -4,9 +4,9 @@
     sparkonce.LOG.QUERY.SINK.aborted   = {"t3.p0": "42"}
 
 Driver 3 has committed the batches 0 to 41 in their first write pass. `committed` changes in the
-commit that adds a batch's files, and `aborted` in one that adds no files. Both add a snapshot to
-the main branch, and fail if another one came in between. So one of two drivers wins, and the other
-one sees that before it tries again.
+commit that adds a batch's files, and `aborted` in one that adds no files. Both add a snapshot, and
+succeed only if the main branch still has the snapshot that was read. So one of two drivers wins,
+and the other one sees that before it tries again.
 
 Snapshots expire, and properties stay.
 """
@@ -14,19 +14,21 @@ Snapshots expire, and properties stay.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from sparkonce.model import BranchId
-from sparkonce.sinks.iceberg.ranges import highest, in_ranges, with_number
+from sparkonce.sinks.iceberg.ranges import in_ranges, is_forgotten, with_number
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 KEPT: Final = 500
-"""Drivers and write passes whose batches are kept, 10 to 20 bytes each in every metadata file."""
+"""How many pairs of driver and write pass each property remembers, 10 to 20 bytes each in every
+metadata file."""
 
-_BELOW: Final = "below"
-"""Nothing is known any more of batches below this one."""
+_FORGOTTEN: Final = "forgotten"
+"""Nothing is known any more of the drivers up to this one."""
 
 End: TypeAlias = Literal["committed", "aborted"]
 
@@ -35,24 +37,27 @@ def end_of(table: Table, branch_id: BranchId) -> End | Literal["unknown"] | None
     """How the batch ended; None if it has not; "unknown" if that is no longer kept."""
     if (batch_id := branch_id.batch_id) is None:
         return None
-    is_forgotten = False
+    is_unknown = False
     for end in ("committed", "aborted"):
         kept = _kept(table, branch_id, end)
-        if in_ranges(str(kept.get(_key(branch_id), "")), batch_id):
+        batches = str(kept.get(_key(branch_id), ""))
+        if in_ranges(batches, batch_id):
             return end
-        is_forgotten = is_forgotten or batch_id < int(kept.get(_BELOW, 0))
-    return "unknown" if is_forgotten else None
+        is_old = not batches and branch_id.token <= int(kept.get(_FORGOTTEN, -1))
+        is_unknown = is_unknown or is_old or is_forgotten(batches, batch_id)
+    return "unknown" if is_unknown else None
 
 
 def proof(table: Table, branch_id: BranchId, end: End) -> dict[str, str]:
-    """The property that proves the batch's end, beside those of all earlier ones."""
+    """The property that proves the batch's end, along with those of all earlier ones."""
     kept = _kept(table, branch_id, end)
     key = _key(branch_id)
     kept[key] = with_number(str(kept.pop(key, "")), branch_id.batch_id or 0)  # the newest goes last
     while len(kept) > KEPT:
-        oldest = next(each for each in kept if each != _BELOW)
-        below = highest(str(kept.pop(oldest))) + 1
-        kept[_BELOW] = max(int(kept.get(_BELOW, 0)), below)
+        oldest = next(each for each in kept if each != _FORGOTTEN)
+        del kept[oldest]
+        token = int(re.findall(r"\d+", oldest)[0])
+        kept[_FORGOTTEN] = max(int(kept.get(_FORGOTTEN, -1)), token)
     return {_name(branch_id, end): json.dumps(kept, separators=(",", ":"))}
 
 

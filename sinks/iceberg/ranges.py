@@ -1,16 +1,22 @@
-"""Sets of numbers as short text, such as ``"1-3,7"``: attempts and batches mostly count up."""
+"""Sets of numbers as short text, such as ``"1-3,7"``: attempts and batches mostly count up.
+
+``"?9,12-20"`` is a set of which nothing is known up to 9.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+MOST_RUNS: Final = 200
+"""What `with_number` keeps of a set with gaps, 10 to 20 bytes each."""
+
+_FORGOTTEN: Final = "?"
 
 
 def as_ranges(numbers: Iterable[int]) -> str:
     """Write numbers as ranges."""
-    text = ""
-    for number in sorted(set(numbers)):
-        text = with_number(text, number)
-    return text
+    return _text(-1, _merged([(number, number) for number in numbers]))
 
 
 def in_ranges(text: str, number: int) -> bool:
@@ -18,22 +24,39 @@ def in_ranges(text: str, number: int) -> bool:
     return any(first <= number <= last for first, last in _runs(text))
 
 
+def is_forgotten(text: str, number: int) -> bool:
+    """Whether nothing is known about a number."""
+    return number <= _forgotten(text)
+
+
 def with_number(text: str, number: int) -> str:
-    """The ranges with one more number."""
+    """The ranges with one more number; the oldest are forgotten when there are too many."""
+    merged = _merged([*_runs(text), (number, number)])
+    old, kept = merged[:-MOST_RUNS], merged[-MOST_RUNS:]
+    return _text(max([_forgotten(text), *(last for _, last in old)]), kept)
+
+
+def _merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
-    for first, last in sorted([*_runs(text), (number, number)]):
+    for first, last in sorted(runs):
         if merged and first <= merged[-1][1] + 1:
             merged[-1] = merged[-1][0], max(merged[-1][1], last)
         else:
             merged.append((first, last))
-    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in merged)
+    return merged
 
 
-def highest(text: str) -> int:
-    """The highest number in the ranges; -1 if they are empty."""
-    return max((last for _, last in _runs(text)), default=-1)
+def _text(forgotten: int, runs: Iterable[tuple[int, int]]) -> str:
+    parts = [f"{first}-{last}" if first < last else str(first) for first, last in runs]
+    return ",".join(([f"{_FORGOTTEN}{forgotten}"] if forgotten >= 0 else []) + parts)
+
+
+def _forgotten(text: str) -> int:
+    first = text.partition(",")[0]
+    return int(first[1:]) if first.startswith(_FORGOTTEN) else -1
 
 
 def _runs(text: str) -> list[tuple[int, int]]:
-    pairs = [run.partition("-") for run in text.split(",") if run]
+    known = [run for run in text.split(",") if run and not run.startswith(_FORGOTTEN)]
+    pairs = [run.partition("-") for run in known]
     return [(int(first), int(last or first)) for first, _, last in pairs]

@@ -2,15 +2,16 @@
 
 beginTransaction  a mark                          write   Parquet files, which no table names
 preCommit         the files are complete          vote    one manifest names all tasks' files
-commit            a snapshot adds the manifest, if no other one came in between; in the same commit
-                  a property of the table proves it
+commit            a snapshot adds the manifest, if main still has the snapshot that was read; in the
+                  same commit a property of the table proves it
 abort             a snapshot that adds nothing, with a property that rules the batch out
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Literal
 
 import pyarrow as pa
@@ -21,16 +22,15 @@ from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import AbortsDecided, Diagnoses, FindsBranches, Votes
-from sparkonce.sinks.iceberg import proofs
-from sparkonce.sinks.iceberg.checking import check_table, create, diagnose
+from sparkonce.sinks.iceberg.checking import begin, check_table, create, diagnose
 from sparkonce.sinks.iceberg.files import (
     PreparedBatch,
     WrittenFiles,
     prepared_manifest,
 )
-from sparkonce.sinks.iceberg.finishing import Ending
-from sparkonce.sinks.iceberg.marks import Marks, batch_of
-from sparkonce.sinks.iceberg.ranges import as_ranges, in_ranges
+from sparkonce.sinks.iceberg.finishing import BatchEnd, TaskEnd
+from sparkonce.sinks.iceberg.marks import Mark, Marks, batch_of
+from sparkonce.sinks.iceberg.ranges import as_ranges
 from sparkonce.sinks.iceberg.tables import Tables
 from sparkonce.sinks.iceberg.writing import BranchWriter
 
@@ -98,15 +98,13 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
         return BranchWriter(table, spec_id, branch_id, self._max_open_files)
 
     def write(self, handle: BranchWriter, batch: pa.RecordBatch) -> None:
-        try:
+        with self._rejecting(handle.branch_id):
             handle.write(batch)
-        except (pa.ArrowException, ValueError, KeyError) as error:
-            raise PrepareRejectedError(
-                f"IcebergSink: rows do not fit into {self.target} ({error})", handle.branch_id
-            ) from error
 
     def preCommit(self, handle: BranchWriter) -> Committable:
-        return handle.finish().committable(
+        with self._rejecting(handle.branch_id):
+            written = handle.finish()
+        return written.committable(
             handle.branch_id, safe_until=time.time() + _KEPT_S, rows=handle.rows
         )
 
@@ -130,39 +128,40 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
                 ) from None
             table = create(self._tables, schema)
         check_table(table, schema, self.target)
+        begin(table)
         self._spec_id = table.spec().spec_id
 
     def vote(
         self, branch_id: BranchId, committables: Sequence[Committable]
     ) -> Sequence[Committable]:
-        if not committables:
-            return []
         written = [WrittenFiles.of(committable) for committable in committables]
-        table = self._tables.load()
-        uuid = str(table.metadata.table_uuid)
-        if {uuid} != {each.table for each in written}:
-            raise PrepareRejectedError(
-                f"{self.target} was dropped and created again while tasks wrote to it", branch_id
-            )
-        marks = Marks(table)
         files = [file for each in written for file in each.files]
+        if not files:
+            return []
+        table = self._tables.load()
+        marks = Marks(table)
+        where = (marks.table, marks.data(branch_id))
+        if {where} != {(each.table, each.data) for each in written}:
+            raise PrepareRejectedError(
+                f"{self.target} was moved, or dropped and created again, while tasks wrote to it",
+                branch_id,
+            )
         attempts = as_ranges(committable.branch_id.attempt for committable in committables)
-        specs = sorted({each.spec for each in written})
-        marks.make_of_batch(branch_id, attempts, specs)
+        by_spec = {
+            spec: [file for each in written if each.spec == spec for file in each.files]
+            for spec in sorted({each.spec for each in written if each.files})
+        }
+        paths = {spec: marks.manifest(branch_id, spec) for spec in by_spec}
+        marks.write(branch_id, Mark(*where, attempts, list(paths.values())))
         prepared = PreparedBatch(
-            uuid,
+            *where,
             attempts,
             len(files),
             sum(file["rows"] for file in files),
             sum(file["bytes"] for file in files),
             tuple(
-                prepared_manifest(
-                    table,
-                    spec_id,
-                    [file for each in written if each.spec == spec_id for file in each.files],
-                    marks.manifest(branch_id, spec_id),
-                )
-                for spec_id in specs
+                prepared_manifest(table, spec, of_spec, paths[spec])
+                for spec, of_spec in by_spec.items()
             ),
         )
         return [
@@ -177,23 +176,18 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
         self._ending(committable.branch_id).commit(PreparedBatch.of(committable))
 
     def abort(self, branch: BranchId | Committable) -> None:
-        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
-        batch = batch_of(branch_id)
-        if branch_id == batch:
-            self._ending(batch).abort()
+        found = branch if isinstance(branch, Committable) else Committable(branch)
+        branch_id = found.branch_id
+        if self._is_not_created():
             return
-        table = self._tables.load()
-        marks = Marks(table)
-        if not marks.exists(branch_id):
-            return  # it has ended
-        is_committed = proofs.end_of(table, batch) == "committed"
-        # The mark of a batch goes after those of its tasks, so it still names them.
-        if not (is_committed and in_ranges(marks.attempts(batch), branch_id.attempt)):
-            marks.remove_files(branch_id)
-        marks.remove(branch_id)
+        if branch_id != batch_of(branch_id):
+            TaskEnd(self._tables, self.target, branch_id).abort()
+        else:
+            prepared = PreparedBatch.of(found) if found.payload else None
+            self._ending(branch_id).abort(prepared)
 
     def abort_decided(self, committable: Committable) -> None:
-        if not self._ending(committable.branch_id).abort():
+        if not self._ending(committable.branch_id).abort(PreparedBatch.of(committable)):
             raise CommitRejectedError(
                 f"{committable.branch_id} is committed in {self.target}, and a rewrite would "
                 "duplicate its rows",
@@ -201,13 +195,9 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
             )
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        try:
-            marks = Marks(self._tables.load())
-        except NoSuchTableError:
-            if self._create is None:
-                raise
-            return []  # the first start creates it
-        return [Committable(branch_id) for branch_id in marks.of(owner)]
+        if self._is_not_created():
+            return []
+        return [Committable(found) for found in Marks(self._tables.load()).of(owner)]
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(self._tables, self.target, creates=self._create is not None)
@@ -215,5 +205,20 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
     def close(self) -> None:
         self._tables.close()
 
-    def _ending(self, branch_id: BranchId) -> Ending:
-        return Ending(self._tables, self.target, branch_id)
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _is_not_created(self) -> bool:
+        """Whether the first start has yet to create the table."""
+        return self._create is not None and not self._tables.exists()
+
+    def _ending(self, branch_id: BranchId) -> BatchEnd:
+        return BatchEnd(self._tables, self.target, branch_id)
+
+    @contextlib.contextmanager
+    def _rejecting(self, branch_id: BranchId) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, ValueError, KeyError) as error:
+            raise PrepareRejectedError(
+                f"IcebergSink: rows do not fit into {self.target} ({error})", branch_id
+            ) from error

@@ -30,7 +30,7 @@ from pyiceberg.utils.properties import property_as_int
 from sparkonce.errors import PrepareRejectedError
 from sparkonce.model import BranchId
 from sparkonce.sinks.iceberg.files import WrittenFiles, to_json
-from sparkonce.sinks.iceberg.marks import Marks
+from sparkonce.sinks.iceberg.marks import Marks, file_name
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -82,6 +82,7 @@ class BranchWriter:
         self._spec = table.specs()[spec_id]
         self._arrow = schema_to_pyarrow(self._schema)
         self._marks = Marks(table)
+        self._folder = self._marks.data(branch_id)
         self._max_open_files = max_open_files
         self._settings = {
             **_get_parquet_writer_kwargs(table.properties),
@@ -102,7 +103,7 @@ class BranchWriter:
         self._waiting_bytes = 0
         self._count = 0
         self._files: list[Mapping[str, Any]] = []
-        self._marks.make(branch_id)
+        self._marks.write(branch_id)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows.
@@ -112,7 +113,10 @@ class BranchWriter:
             pa.ArrowException: they do not fit into the table's types.
         """
         rows = fitted(batch, self._arrow)
-        for partition, part in self._by_partition(rows):
+        parts = list(self._by_partition(rows))
+        if sum(part.num_rows for _, part in parts) != rows.num_rows:
+            raise ValueError("some of them belong to no partition, or to two")
+        for partition, part in parts:
             file = self._open.get(partition) or self._opened(partition)
             file.waiting.append(part)
             file.waiting_rows += part.num_rows
@@ -130,8 +134,8 @@ class BranchWriter:
         self._flush()
         for file in list(self._open.values()):
             self._close(file)
-        uuid = str(self._table.metadata.table_uuid)
-        return WrittenFiles(uuid, self._spec.spec_id, tuple(self._files))
+        self._marks.write(self.branch_id)  # a sweep may have aborted the task while it ran
+        return WrittenFiles(self._marks.table, self._folder, self._spec.spec_id, tuple(self._files))
 
     def discard(self) -> None:
         """Delete everything, as far as that works now."""
@@ -139,7 +143,7 @@ class BranchWriter:
             with contextlib.suppress(Exception):
                 file.close()
         with contextlib.suppress(Exception):
-            self._marks.remove_files(self.branch_id)
+            self._marks.remove_files(self._folder, str(self.branch_id.attempt))
             self._marks.remove(self.branch_id)
 
     def _by_partition(self, rows: pa.Table) -> Iterator[tuple[Record, pa.Table]]:
@@ -157,7 +161,7 @@ class BranchWriter:
                 "partition to one task (repartition)",
                 self.branch_id,
             )
-        path = self._marks.path(self.branch_id, self._count)
+        path = f"{self._folder}/{file_name(self.branch_id.attempt, self._count)}"
         self._count += 1
         stream: Any = self._table.io.new_output(path).create(overwrite=True)
         writer = pq.ParquetWriter(
@@ -195,6 +199,20 @@ class BranchWriter:
         self._files.append(to_json(data_file, self._spec, self._schema))
 
 
+def _unknown(given: pa.DataType, wanted: pa.DataType, path: str = "") -> Iterator[str]:
+    """The fields that a cast would leave out, at any depth."""
+    names = [wanted.field(n).name for n in range(wanted.num_fields)]
+    for n in range(given.num_fields):
+        field = given.field(n)
+        where = f"{path}.{field.name}".lstrip(".")
+        if not pa.types.is_struct(given):  # lists and maps call their fields as they like
+            yield from _unknown(field.type, wanted.field(n).type, where)
+        elif field.name not in names:
+            yield where
+        else:
+            yield from _unknown(field.type, wanted.field(names.index(field.name)).type, where)
+
+
 def _texts(schema: pa.Schema) -> list[str]:
     """The paths of the columns, also nested ones, that hold text or bytes."""
     return [
@@ -219,7 +237,7 @@ def fitted(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
         pa.ArrowException: a value does not fit.
     """
     given = batch.schema.names
-    if unknown := sorted(set(given) - set(wanted.names)):
+    if unknown := list(_unknown(pa.struct(list(batch.schema)), pa.struct(list(wanted)))):
         raise pa.ArrowInvalid(f"the table no longer has the column {', '.join(unknown)}")
     columns = []
     for each in wanted:

@@ -14,6 +14,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import IcebergSink
+from sparkonce.sinks.iceberg.checking import begin
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -47,7 +48,9 @@ class Lake:
         spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
     ) -> Table:
         self.catalog.create_namespace_if_not_exists("shop")
-        return self.catalog.create_table(NAME, schema, partition_spec=spec)
+        self.catalog.create_table(NAME, schema, partition_spec=spec)
+        begin(self.table())
+        return self.table()
 
     def table(self) -> Table:
         return self.catalog.load_table(NAME)

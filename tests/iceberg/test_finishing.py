@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.table.update import RemovePartitionSpecsUpdate
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import StringType
 
@@ -264,23 +265,36 @@ def test_catalog_calls_a_commit_failed_that_it_made(lake: Lake, intruder: Intrud
     """As when the client sends a request again by itself: the table must stay readable."""
     lake.create()
     sink = lake.sink()
+    intruder.calls = 0
     intruder.after = raising(CommitFailedException("Requirement failed"))
     sink.commit(prepared(sink, 1, [rows(1)]))
     assert lake.ids() == [1]
     assert intruder.calls == 1
 
 
-def test_commit_that_failed_leaves_no_list(lake: Lake, intruder: Intruder) -> None:
-    table = lake.create()
+def test_first_request_lands_after_the_client_has_sent_it_again(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog said that the commit failed, and the table did not show it yet."""
+    lake.create()
     sink = lake.sink()
-    committable = prepared(sink, 1, [rows(1)])
-    intruder.before = lambda: another_writer(lake)
-    sink.commit(committable)
-    assert lake.ids() == [1, 100]
-    lists = {path.name for path in lake.folder.rglob("snap-*.avro")}
-    used = {each.manifest_list.rpartition("/")[2] for each in lake.table().snapshots()}
-    assert lists == used
-    assert table.name()
+    late: list[Callable[[], Any]] = []
+    real = SqlCatalog.commit_table
+
+    def commit_table(self: Any, *args: Any) -> Any:
+        if not late:
+            late.append(lambda: real(self, *args))
+            raise CommitFailedException("another request is being handled")
+        if len(late) == 1:
+            late.append(late[0]())
+        return real(self, *args)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    assert len(late) == 2
+    assert lake.ids() == [1]
+    sink.commit(prepared(sink, 2, [rows(2)]))
+    assert lake.ids() == [1, 2]
 
 
 def test_other_writers_always_come_first(
@@ -341,6 +355,119 @@ def test_log_from_a_backup_asks_for_a_batch_of_long_ago(
     with pytest.raises(CommitUnresolvedError, match="no longer shows how batch 0 ended"):
         sink.commit(first)
     assert lake.ids() == list(range(6))
+
+
+def test_mark_of_a_committed_task_appears_again(lake: Lake) -> None:
+    """As by a write that arrives late, or where a bucket keeps versions."""
+    lake.create()
+    sink = lake.sink()
+    handle = sink.beginTransaction(branch())
+    sink.write(handle, rows(1))
+    done = sink.preCommit(handle)
+    (mark,) = lake.folder.rglob("*.mark")
+    content = mark.read_bytes()
+    (committable,) = sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done])
+    sink.commit(committable)
+    mark.write_bytes(content)
+    sink.abort(done)
+    assert (lake.ids(), lake.marks()) == ([1], [])
+
+
+def test_task_is_swept_while_it_runs(lake: Lake) -> None:
+    """What it writes afterwards has a mark again, so the next sweep finds it."""
+    lake.create()
+    sink = lake.sink()
+    handle = sink.beginTransaction(branch())
+    sink.write(handle, rows(1))
+    sink.abort(branch())
+    sink.preCommit(handle)
+    for found in sink.find_branches(branch().owner):
+        sink.abort(found)
+    assert (lake.data(), lake.marks()) == ([], [])
+
+
+def test_another_table_of_that_name_is_not_touched(lake: Lake) -> None:
+    """The batch's table is an archive now; both have their files in one folder."""
+    lake.create()
+    sink = lake.sink()
+    done = task(sink, branch(), rows(1))
+    committable = prepared(sink, 2, [rows(2)])
+    sink.commit(prepared(sink, 3, [rows(3)]))
+    lake.catalog.rename_table(NAME, "shop.archive")
+    lake.create()
+    for found in (done, committable, committable.branch_id):
+        with pytest.raises(CommitUnresolvedError, match="another table now"):
+            sink.abort(found)
+    archive = lake.catalog.load_table("shop.archive")
+    assert archive.scan().to_arrow()["id"].to_pylist() == [3]
+    assert len(lake.data()) == 3
+
+
+def test_abort_that_an_operator_wants_is_a_commit(lake: Lake, intruder: Intruder) -> None:
+    """The batch's mark is gone, and a driver is paused before its commit."""
+    lake.create()
+    zombie, sink = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+
+    def meanwhile() -> None:
+        (mark,) = lake.folder.rglob("*a65536.b1.mark")
+        mark.unlink()
+        sink.abort_decided(committable)
+
+    intruder.before = meanwhile
+    with pytest.raises(PreparedBranchLostError):
+        zombie.commit(committable)
+    assert lake.ids() == []
+
+
+def test_partition_spec_is_gone(lake: Lake) -> None:
+    """As after a removal of metadata that has expired: readers could not read the files."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    partition_by_id(lake)
+    table = lake.table()
+    removal = RemovePartitionSpecsUpdate(spec_ids=[0])
+    table.catalog.commit_table(table, (), (removal,))
+    with pytest.raises(CommitUnresolvedError, match="no longer has the partition spec 0"):
+        sink.commit(committable)
+
+
+def test_data_has_another_place(lake: Lake) -> None:
+    """What is prepared is still found; what tasks are writing is written again."""
+    lake.create()
+    sink = lake.sink()
+    committable, aborted = prepared(sink, 1, [rows(1)]), prepared(sink, 2, [rows(2)])
+    done = task(sink, branch(3), rows(3))
+    with lake.table().transaction() as change:
+        change.set_properties({"write.data.path": f"file://{lake.folder}/other"})
+    sink.commit(committable)
+    sink.abort(aborted)
+    with pytest.raises(PrepareRejectedError, match="was moved"):
+        sink.vote(replace(branch(3), attempt=DRIVER_ATTEMPT), [done])
+    sink.abort(done)
+    assert (lake.ids(), len(lake.data()), lake.marks()) == ([1], 1, [])
+
+
+def test_table_without_a_snapshot(lake: Lake) -> None:
+    """Not every catalog can make a commit depend on that there is none."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    lake.table().manage_snapshots().remove_branch("main").commit()
+    with pytest.raises(CommitUnresolvedError, match="has no snapshot"):
+        sink.commit(committable)
+    sink.validate(SCHEMA)
+    sink.commit(committable)
+    assert lake.ids() == [1]
+
+
+def test_batch_of_empty_files_has_no_branch(lake: Lake) -> None:
+    lake.create()
+    partition_by_id(lake)
+    sink = lake.sink()
+    done = task(sink, branch(), rows())
+    assert sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done]) == []
 
 
 def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.sinks.iceberg import proofs
 from sparkonce.sinks.iceberg.proofs import end_of, proof
-from sparkonce.sinks.iceberg.ranges import as_ranges, highest, in_ranges, with_number
+from sparkonce.sinks.iceberg.ranges import (
+    MOST_RUNS,
+    as_ranges,
+    in_ranges,
+    is_forgotten,
+    with_number,
+)
 from tests.iceberg.conftest import branch
 
 if TYPE_CHECKING:
@@ -25,7 +31,6 @@ def test_ranges_hold_what_was_added() -> None:
         numbers = {choice.randrange(40) for _ in range(choice.randrange(30))}
         text = as_ranges(numbers)
         assert {n for n in range(41) if in_ranges(text, n)} == numbers
-        assert highest(text) == max(numbers, default=-1)
         added = choice.randrange(40)
         assert with_number(text, added) == as_ranges({*numbers, added})
 
@@ -34,6 +39,29 @@ def test_ranges_are_short() -> None:
     assert as_ranges(range(100_000)) == "0-99999"
     assert as_ranges([1, 2, 3, 7]) == "1-3,7"
     assert as_ranges([]) == ""
+
+
+def test_oldest_of_many_gaps_are_forgotten() -> None:
+    """As where every second batch has no rows."""
+    text = ""
+    for number in range(0, 20_000, 2):
+        text = with_number(text, number)
+    assert len(text) < 20 * MOST_RUNS
+    newest = range(20_000 - 2 * MOST_RUNS, 20_000)
+    assert [n for n in newest if in_ranges(text, n)] == list(newest)[::2]
+    assert not any(is_forgotten(text, n) for n in newest)
+    assert all(is_forgotten(text, n) for n in range(20_000 - 2 * MOST_RUNS - 1))
+    assert not any(in_ranges(text, n) for n in range(20_000 - 2 * MOST_RUNS))
+
+
+def test_crash_loop_forgets_no_driver_to_come() -> None:
+    """Hundreds of drivers prepare and abort one batch; the next one's is neither known nor lost."""
+    made = table()
+    for token in range(proofs.KEPT + 20):
+        made.properties |= proof(made, branch(42, token=token), "aborted")
+    assert end_of(made, branch(42, token=proofs.KEPT + 20)) is None
+    assert end_of(made, branch(42, token=proofs.KEPT + 19)) == "aborted"
+    assert end_of(made, branch(42, token=3)) == "unknown"
 
 
 def test_ends_of_batches() -> None:

@@ -1,0 +1,64 @@
+"""A snapshot that adds a batch's manifests, or nothing, together with a proof."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.table.snapshots import Operation, Summary, update_snapshot_summaries
+from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+from sparkonce.sinks.iceberg.files import PreparedBatch, manifest_file
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table import Table
+
+
+class Append(_FastAppendFiles):
+    """Adds manifests that exist already to a table as it was loaded.
+
+    Args:
+        table: as loaded.
+        prepared: the batch; None adds nothing.
+    """
+
+    def __init__(self, table: Table, prepared: PreparedBatch | None = None) -> None:
+        super().__init__(Operation.APPEND, table.transaction(), table.io)
+        self._table = table
+        self._prepared = prepared
+
+    def commit_if_unchanged(self, properties: Mapping[str, str]) -> None:
+        """Commit the snapshot and the properties, if main still has the snapshot of the load.
+
+        `Table.commit_transaction` would repeat an append on a newer table, where another driver may
+        have added the same files.
+
+        Raises:
+            CommitFailedException: it has another one.
+        """
+        updates, requirements = self._commit()
+        is_same = AssertTableUUID(uuid=self._table.metadata.table_uuid)
+        more = (SetPropertiesUpdate(updates=dict(properties)),) if properties else ()
+        self._table.catalog.commit_table(self._table, (*requirements, is_same), (*updates, *more))
+
+    def _manifests(self) -> list[ManifestFile]:
+        added: Sequence[Mapping[str, Any]] = self._prepared.manifests if self._prepared else ()
+        ours = [manifest_file(each, self._snapshot_id) for each in added]
+        return ours + self._existing_manifests()
+
+    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
+        added = {}
+        if self._prepared is not None:
+            added = {
+                "added-data-files": str(self._prepared.files),
+                "added-records": str(self._prepared.rows),
+                "added-files-size": str(self._prepared.bytes),
+            }
+        parent = self._parent_snapshot_id
+        before = None if parent is None else self._transaction.table_metadata.snapshot_by_id(parent)
+        return update_snapshot_summaries(
+            Summary(self._operation, **added, **snapshot_properties),
+            before.summary if before is not None else None,
+        )
