@@ -372,6 +372,13 @@ def test_mark_of_a_committed_task_appears_again(lake: Lake) -> None:
     sink.abort(done)
     assert (lake.ids(), lake.marks()) == ([1], [])
 
+    rewrite_the_table(lake)
+    next(lake.folder.rglob("sparkonce*.s0.avro")).unlink()  # expired: nobody can tell any more
+    mark.write_bytes(content)
+    files = lake.data()
+    sink.abort(done)
+    assert (lake.data(), lake.marks()) == (files, [])
+
 
 def test_task_is_swept_while_it_runs(lake: Lake) -> None:
     """What it writes afterwards has a mark again, so the next sweep finds it."""
