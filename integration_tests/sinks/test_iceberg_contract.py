@@ -56,16 +56,22 @@ class TestIcebergSink(SinkContract):
 
 
 @pytest.fixture
-def s3_settings(
-    postgres: PostgresServer, fresh_schema: str, s3: S3Server, fresh_bucket: str
-) -> dict[str, str]:
-    """A catalog in Postgres, and a warehouse in S3."""
+def in_postgres(postgres: PostgresServer, fresh_schema: str) -> dict[str, str]:
+    """A catalog in Postgres."""
     parts = psycopg.conninfo.conninfo_to_dict(postgres.dsn)
-    keys = s3.boto3_settings
     return {
         "type": "sql",
         "uri": f"postgresql+psycopg://{parts['user']}:{parts.get('password', '')}"
         f"@{parts['host']}:{parts['port']}/{parts['dbname']}?options=-csearch_path%3D{fresh_schema}",
+    }
+
+
+@pytest.fixture
+def s3_settings(in_postgres: dict[str, str], s3: S3Server, fresh_bucket: str) -> dict[str, str]:
+    """The same, and a warehouse in S3."""
+    keys = s3.boto3_settings
+    return {
+        **in_postgres,
         "warehouse": f"s3://{fresh_bucket}/lake",
         "s3.endpoint": s3.endpoint_url,
         "s3.access-key-id": keys["aws_access_key_id"],
@@ -110,22 +116,19 @@ class TestIcebergSinkWithACatalogFarAway(SinkNetwork):
 
     @pytest.fixture
     def make_world(
-        self,
-        s3_settings: dict[str, str],
-        postgres: PostgresServer,
-        s3_client: S3Client,
-        fresh_bucket: str,
+        self, in_postgres: dict[str, str], postgres: PostgresServer, tmp_path: Path
     ) -> Iterator[Callable[[pa.Schema], SinkWorld]]:
+        settings = in_postgres | {"warehouse": f"file://{tmp_path}/lake"}
         port = str(psycopg.conninfo.conninfo_to_dict(postgres.dsn)["port"])
         with Proxy(int(port)) as proxy:
 
             def sink() -> IcebergSink:
-                uri = s3_settings["uri"].replace(f":{port}/", f":{proxy.port}/")
-                return IcebergSink(TABLE, catalog=s3_settings | {"uri": uri}, create="if_missing")
+                uri = settings["uri"].replace(f":{port}/", f":{proxy.port}/")
+                return IcebergSink(TABLE, catalog=settings | {"uri": uri}, create="if_missing")
 
             yield lambda schema: SinkWorld(
                 sink=sink,
-                visible=lambda: rows_in(s3_settings),
-                unfinished=lambda: marks_in(s3_client, fresh_bucket),
+                visible=lambda: rows_in(settings),
+                unfinished=lambda: list(tmp_path.rglob("*.mark")),
                 proxy=proxy,
             )
