@@ -321,6 +321,9 @@ def test_folder_that_cannot_be_listed(lake: Lake, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sparkonce.sinks.iceberg.tables.Storage.files", denied)
     with pytest.raises(ConfigurationError, match="ListBucket.*give the driver these rights"):
         lake.sink().validate(SCHEMA)
+    monkeypatch.setattr("sparkonce.sinks.iceberg.tables.Storage.files", lambda *_: iter(()))
+    with pytest.raises(ConfigurationError, match="was written and is not listed"):
+        lake.sink().validate(SCHEMA)
 
 
 def test_format_version_1_is_refused(lake: Lake) -> None:
