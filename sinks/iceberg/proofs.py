@@ -43,7 +43,7 @@ def end_of(table: Table, branch_id: BranchId) -> End | Literal["unknown"] | None
         batches = str(kept.get(_key(branch_id), ""))
         if in_ranges(batches, batch_id):
             return end
-        is_old = not batches and branch_id.token <= int(kept.get(_FORGOTTEN, -1))
+        is_old = branch_id.token <= int(kept.get(_FORGOTTEN, -1))
         is_unknown = is_unknown or is_old or is_forgotten(batches, batch_id)
     return "unknown" if is_unknown else None
 

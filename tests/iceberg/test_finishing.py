@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table.update import RemovePartitionSpecsUpdate
-from pyiceberg.transforms import BucketTransform
+from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import StringType
 
 from sparkonce.errors import (
@@ -383,11 +383,15 @@ def test_mark_of_a_committed_task_appears_again(lake: Lake) -> None:
 def test_task_is_swept_while_it_runs(lake: Lake) -> None:
     """What it writes afterwards has a mark again, so the next sweep finds it."""
     lake.create()
+    with lake.table().update_spec() as update:
+        update.add_field("id", IdentityTransform(), "part")
     sink = lake.sink()
     handle = sink.beginTransaction(branch())
     sink.write(handle, rows(1))
     sink.abort(branch())
+    sink.write(handle, rows(2))
     sink.preCommit(handle)
+    assert len(lake.data()) == len(lake.marks()) == 1
     for found in sink.find_branches(branch().owner):
         sink.abort(found)
     assert (lake.data(), lake.marks()) == ([], [])

@@ -54,6 +54,14 @@ def test_oldest_of_many_gaps_are_forgotten() -> None:
     assert not any(in_ranges(text, n) for n in range(20_000 - 2 * MOST_RUNS))
 
 
+def test_batches_before_many_gaps_are_forgotten() -> None:
+    made = table()
+    for n in range(0, 4 * MOST_RUNS, 2):
+        made.properties |= proof(made, branch(n), "committed")
+    ends = [end_of(made, branch(n)) for n in (0, 1, 4 * MOST_RUNS - 2, 4 * MOST_RUNS - 3)]
+    assert ends == ["unknown", "unknown", "committed", None]
+
+
 def test_crash_loop_forgets_no_driver_to_come() -> None:
     """Hundreds of drivers prepare and abort one batch; the next one's is neither known nor lost."""
     made = table()
