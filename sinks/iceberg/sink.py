@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
@@ -33,6 +33,9 @@ from sparkonce.sinks.iceberg.marks import Mark, Marks, batch_of
 from sparkonce.sinks.iceberg.ranges import as_ranges
 from sparkonce.sinks.iceberg.tables import Tables
 from sparkonce.sinks.iceberg.writing import BranchWriter
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
 
 _KEPT_S: Final = (3 * 24 - 1) * 3600.0
 """How long a prepared file is safe: Iceberg's `remove_orphan_files` deletes files that no snapshot
@@ -178,7 +181,7 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
     def abort(self, branch: BranchId | Committable) -> None:
         found = branch if isinstance(branch, Committable) else Committable(branch)
         branch_id = found.branch_id
-        if self._is_not_created():
+        if self._create is not None and self._table() is None:
             return
         if branch_id != batch_of(branch_id):
             TaskEnd(self._tables, self.target, branch_id).abort()
@@ -195,9 +198,8 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
             )
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        if self._is_not_created():
-            return []
-        return [Committable(found) for found in Marks(self._tables.load()).of(owner)]
+        table = self._table()
+        return [] if table is None else [Committable(found) for found in Marks(table).of(owner)]
 
     def diagnose(self) -> Iterable[Finding]:
         return diagnose(self._tables, self.target, creates=self._create is not None)
@@ -207,9 +209,14 @@ class IcebergSink(TwoPhaseCommitSink[BranchWriter], Votes, AbortsDecided, FindsB
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _is_not_created(self) -> bool:
-        """Whether the first start has yet to create the table."""
-        return self._create is not None and not self._tables.exists()
+    def _table(self) -> Table | None:
+        """The table as it is now; None if the first start has yet to create it."""
+        try:
+            return self._tables.load()
+        except NoSuchTableError:
+            if self._create is None:
+                raise
+            return None
 
     def _ending(self, branch_id: BranchId) -> BatchEnd:
         return BatchEnd(self._tables, self.target, branch_id)

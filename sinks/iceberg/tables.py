@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 if TYPE_CHECKING:
@@ -60,14 +59,6 @@ class Tables:
             NoSuchTableError: there is no such table.
         """
         return self.catalog.load_table(self.identifier)
-
-    def exists(self) -> bool:
-        """Whether the catalog has the table."""
-        try:
-            self.load()
-        except NoSuchTableError:
-            return False
-        return True
 
     def close(self) -> None:
         with self._lock:

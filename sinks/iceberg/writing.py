@@ -99,6 +99,11 @@ class BranchWriter:
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
         )
+        self._plan = compute_statistics_plan(self._schema, table.properties)
+        self._ids = parquet_path_to_id_mapping(self._schema)
+        self._most_waiting_bytes = (
+            _WAITING_BYTES if self._spec.is_unpartitioned() else _WAITING_BYTES_PARTITIONED
+        )
         self._open: dict[Record, _OpenFile] = {}
         self._waiting_bytes = 0
         self._count = 0
@@ -124,9 +129,7 @@ class BranchWriter:
                 file.flush()
         self.rows += rows.num_rows
         self._waiting_bytes += rows.nbytes
-        if self._waiting_bytes > (
-            _WAITING_BYTES if self._spec.is_unpartitioned() else _WAITING_BYTES_PARTITIONED
-        ):
+        if self._waiting_bytes > self._most_waiting_bytes:
             self._flush()
 
     def finish(self) -> WrittenFiles:
@@ -181,9 +184,7 @@ class BranchWriter:
         del self._open[file.partition]
         size = file.close()
         statistics = data_file_statistics_from_parquet_metadata(
-            file.writer.writer.metadata,
-            compute_statistics_plan(self._schema, self._table.properties),
-            parquet_path_to_id_mapping(self._schema),
+            file.writer.writer.metadata, self._plan, self._ids
         )
         data_file = DataFile.from_args(
             content=DataFileContent.DATA,

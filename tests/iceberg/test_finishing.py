@@ -126,7 +126,7 @@ def test_snapshots_expire(lake: Lake) -> None:
 
 
 def test_table_is_rolled_back(lake: Lake) -> None:
-    """Whoever rolls a table back takes the rows away on purpose; a repeated commit adds none."""
+    """An operator removes the rows on purpose, and a repeated commit does not add them again."""
     lake.create()
     sink = lake.sink()
     sink.commit(prepared(sink, 0, [rows(1)]))
@@ -313,7 +313,7 @@ def test_other_writers_always_come_first(
 
 @pytest.mark.parametrize("what", ["*.parquet", "sparkonce*.avro", "*a65536.b1.mark"])
 def test_something_prepared_is_gone(lake: Lake, what: str) -> None:
-    """Lost is said only when the table itself refuses the batch from then on."""
+    """The sink calls a batch lost only after the table itself rules it out."""
     lake.create()
     sink = lake.sink()
     committable = prepared(sink, 1, [rows(1)], [rows(2)])

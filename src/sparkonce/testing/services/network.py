@@ -27,15 +27,16 @@ from sparkonce.testing.services.process import POLL_S, Command, Guard, log_tail
 _TOOLS = ("hostname", "ip", "mount", "nsenter", "unshare")
 _PATIENCE_S = 10.0
 _HOLD = 'for _ in $(seq "$1"); do unshare --net --uts sleep infinity & echo $!; done; wait'
-_TRY = """
+_STRICT = "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter"
+"""Lose packets from an address to which there is no route; see `Host.refuse`."""
+_TRY = f"""
 ip link add name switch type bridge && ip link add one type veth peer name other &&
-mount --bind /tmp /tmp && hostname host1 && echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter
+mount --bind /tmp /tmp && hostname host1 && {_STRICT}
 """
 _ENTER = """
 while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit 1; done
 shift; mount --rbind "$1" /tmp && shift && exec "$@"
 """
-_STRICT = "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter"
 _TMP = Path("/tmp")  # noqa: S108
 
 
@@ -165,7 +166,7 @@ class Network:
             _in_network(switch, "link", "add", host.name, "type", "veth", *peer)
             _in_network(switch, "link", "set", host.name, "up", "master", "switch")
             _run("nsenter", "--target", str(pid), "--uts", "hostname", host.name)
-            _run("nsenter", "--target", str(pid), "--net", "sh", "-c", _STRICT)  # see `refuse`
+            _run("nsenter", "--target", str(pid), "--net", "sh", "-c", _STRICT)
             _in_network(pid, "link", "set", "lo", "up")
             _in_network(pid, "address", "add", f"{host.address}/24", "dev", "eth0")
             _in_network(pid, "link", "set", "eth0", "up")
