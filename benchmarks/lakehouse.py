@@ -28,7 +28,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 from sparkonce import ExactlyOnce
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
 from sparkonce.sinks import IcebergSink
-from sparkonce.sinks.iceberg.files import WrittenFiles, from_json
+from sparkonce.sinks.iceberg.files import from_json
+from sparkonce.sinks.lakehouse.payloads import WrittenFiles
 from sparkonce.testing.services.java import jar_dir
 
 if TYPE_CHECKING:

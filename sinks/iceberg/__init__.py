@@ -1,15 +1,12 @@
 """The Iceberg sink: tasks write Parquet files, and one commit of the table shows a whole batch.
 
-sink        IcebergSink: settings and verbs
+sink        IcebergSink: settings
 checking    can the table take these rows?
-writing     rows to Parquet files
-finishing   the end of a batch or a task: proof, conditional commit, abort
+table       layout of files, conditional commit
 appending   the snapshot of a commit
-proofs      the table properties that prove how a batch ended
-files       a task's files, and a batch's manifest, as payloads
-marks       what exists that is not finished
-ranges      sets of numbers as short text
-tables      catalog, table and its storage
+properties  those of the table that prove how batches ended
+files       data files and manifests as JSON
+tables      catalog, table and its folders
 """
 
 from __future__ import annotations

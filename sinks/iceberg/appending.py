@@ -9,7 +9,8 @@ from pyiceberg.table.snapshots import Operation, Summary, update_snapshot_summar
 from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
-from sparkonce.sinks.iceberg.files import PreparedBatch, manifest_file
+from sparkonce.sinks.iceberg.files import manifest_file
+from sparkonce.sinks.lakehouse.payloads import PreparedBatch
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile

@@ -16,7 +16,7 @@ from sparkonce.finding import Finding, Level
 from sparkonce.sinks.arrow_types import in_zone, required
 from sparkonce.sinks.iceberg.appending import Append
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION
-from sparkonce.sinks.iceberg.marks import Marks
+from sparkonce.sinks.iceberg.table import IcebergTable
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -59,7 +59,7 @@ def diagnose(tables: Tables, where: str, *, creates: bool) -> Iterator[Finding]:
     except ConfigurationError as error:
         yield Finding(Level.ERROR, str(error))
         return
-    Marks(table).try_out()
+    IcebergTable(table).try_out()
     yield Finding(Level.OK, f"{where} can be read, and its folders written to")
 
 
@@ -78,7 +78,7 @@ def check_table(table: Table, schema: pa.Schema, where: str) -> None:
             f"table:\n{error}"
         ) from error
     try:
-        Marks(table).try_out()
+        IcebergTable(table).try_out()
     except (OSError, pa.ArrowException) as error:
         raise ConfigurationError(
             f"{where}: a file cannot be written, listed and deleted below {table.location()} "

@@ -1,13 +1,13 @@
 """A task's data files, and the batch's manifests, in a form that a committable can hold.
 
-task    Parquet files ─► WrittenFiles ─┐ (JSON, to the driver)
-vote    all tasks' files ─► a manifest ─┴► PreparedBatch ─► the record
+task    a data file ─► to_json ─► the committable ─► the driver
+vote    all tasks' files ─► prepared_manifest ─► the record
+commit  the record ─► manifest_file
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.conversions import from_bytes, to_bytes
@@ -25,8 +25,7 @@ from pyiceberg.manifest import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from sparkonce.sinks.iceberg.marks import Mark, attempt_of
-from sparkonce.sinks.payload import Payload
+from sparkonce.sinks.lakehouse.marks import attempt_of
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -39,52 +38,6 @@ FORMAT_VERSION: Final = 2
 _UNASSIGNED = -1
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
-
-
-@dataclass(frozen=True)
-class WrittenFiles(Payload):
-    """What one task wrote.
-
-    Attributes:
-        table: the table's UUID.
-        data: the folder of the batch's files.
-        spec: id of the partition spec that the files are written in.
-        files: of each file what `to_json` makes of it.
-    """
-
-    table: str
-    data: str
-    spec: int
-    files: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True)
-class PreparedBatch(Payload):
-    """A batch that one commit adds to the table.
-
-    Attributes:
-        table: the table's UUID.
-        data: the folder of its data files.
-        attempts: of the tasks whose files these are, such as ``"12-15,20"``.
-        files: how many data files.
-        rows: how many rows.
-        bytes: of all data files.
-        manifests: of each manifest what `prepared_manifest` makes of it.
-    """
-
-    table: str
-    data: str
-    attempts: str
-    files: int
-    rows: int
-    bytes: int
-    manifests: tuple[Mapping[str, Any], ...]
-
-    @property
-    def mark(self) -> Mark:
-        """What the batch's mark says."""
-        paths = [each["path"] for each in self.manifests]
-        return Mark(self.table, self.data, self.attempts, paths)
 
 
 def to_json(file: DataFile, spec: PartitionSpec, schema: Schema) -> Mapping[str, Any]:

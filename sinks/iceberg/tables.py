@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from sparkonce.sinks.lakehouse.storage import Storage
+
 if TYPE_CHECKING:
+    from pyarrow import fs
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
@@ -67,58 +68,21 @@ class Tables:
                 self._catalog = None
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A file in a folder."""
-
-    name: str
-    bytes: int
-
-
-class Storage:
-    """The files below a table's location."""
+class Folders:
+    """Where a table's files are, and the storage that holds them."""
 
     def __init__(self, table: Table) -> None:
-        if not isinstance(table.io, PyArrowFileIO):
-            raise TypeError(f"{type(table.io).__name__} cannot list files")
-        self.io = table.io
+        io = table.io
+        if not isinstance(io, PyArrowFileIO):
+            raise TypeError(f"{type(io).__name__} cannot list files")
         root = table.location().rstrip("/")
         properties = table.properties
+        self.marks = f"{root}/_sparkonce"
         self.data = properties.get("write.data.path", f"{root}/data").rstrip("/")
         self.metadata = properties.get("write.metadata.path", f"{root}/metadata").rstrip("/")
 
-    def files(self, folder: str) -> Iterator[Stored]:
-        """List the files of a folder; none if it does not exist."""
-        system, path = self._at(folder)
-        for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-            if info.type == fs.FileType.File:
-                yield Stored(info.base_name, info.size)
+        def at(location: str) -> tuple[fs.FileSystem, str]:
+            scheme, host, path = io.parse_location(location, io.properties)
+            return io.fs_by_scheme(scheme, host), path
 
-    def exists(self, location: str) -> bool:
-        system, path = self._at(location)
-        return bool(system.get_file_info(path).type == fs.FileType.File)
-
-    def read(self, location: str) -> bytes:
-        """Read a file.
-
-        Raises:
-            FileNotFoundError: it does not exist.
-        """
-        with self.io.new_input(location).open() as file:
-            return bytes(file.read())
-
-    def write(self, location: str, content: bytes) -> None:
-        """Write a file; one of that name is replaced."""
-        with self.io.new_output(location).create(overwrite=True) as file:
-            file.write(content)
-
-    def remove(self, location: str) -> None:
-        """Delete a file that may be gone already."""
-        try:
-            self.io.delete(location)
-        except FileNotFoundError:
-            return
-
-    def _at(self, location: str) -> tuple[fs.FileSystem, str]:
-        scheme, host, path = self.io.parse_location(location, self.io.properties)
-        return self.io.fs_by_scheme(scheme, host), path
+        self.storage = Storage(at)

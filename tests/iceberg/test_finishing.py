@@ -22,7 +22,7 @@ from sparkonce.errors import (
     PrepareRejectedError,
 )
 from sparkonce.model import DRIVER_ATTEMPT, Committable
-from sparkonce.sinks.iceberg import finishing
+from sparkonce.sinks.lakehouse import finishing
 from tests.iceberg.conftest import NAME, SCHEMA, Lake, branch, prepared, rows, task
 
 
@@ -345,7 +345,7 @@ def test_zombie_cannot_commit_what_was_called_lost(lake: Lake, intruder: Intrude
 def test_log_from_a_backup_asks_for_a_batch_of_long_ago(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkonce.sinks.iceberg.proofs.KEPT", 3)
+    monkeypatch.setattr("sparkonce.sinks.lakehouse.proofs.KEPT", 3)
     lake.create()
     sink = lake.sink()
     first = prepared(sink, 0, [rows(0)])
@@ -503,7 +503,9 @@ def test_task_of_a_committed_batch_is_never_deleted(
     done = task(sink, branch(), rows(1))
     (committable,) = sink.vote(replace(branch(), attempt=DRIVER_ATTEMPT), [done])
     with monkeypatch.context() as patch:
-        patch.setattr("sparkonce.sinks.iceberg.marks.Marks.remove_batch", raising(OSError("died")))
+        patch.setattr(
+            "sparkonce.sinks.lakehouse.marks.Marks.remove_batch", raising(OSError("died"))
+        )
         with pytest.raises(TypeError):
             sink.commit(committable)
     assert len(lake.marks()) == 2

@@ -6,9 +6,9 @@ import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from sparkonce.sinks.iceberg import proofs
-from sparkonce.sinks.iceberg.proofs import end_of, proof
-from sparkonce.sinks.iceberg.ranges import (
+from sparkonce.sinks.iceberg.properties import end_of, proof
+from sparkonce.sinks.lakehouse import proofs
+from sparkonce.sinks.lakehouse.ranges import (
     MOST_RUNS,
     as_ranges,
     in_ranges,

@@ -35,7 +35,8 @@ from pyiceberg.types import (
 
 from sparkonce.errors import ConfigurationError, PrepareRejectedError
 from sparkonce.sinks import IcebergSink
-from sparkonce.sinks.iceberg import writing
+from sparkonce.sinks.iceberg import table as iceberg_table
+from sparkonce.sinks.lakehouse import writing
 from tests.iceberg.conftest import SCHEMA, Lake, branch, prepared, rows, task
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def test_partitions_that_cannot_be_written(
 def test_rows_that_belong_to_no_partition(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.create(WIDE, partitioned(4, IdentityTransform()))
     sink = lake.sink()
-    monkeypatch.setattr(writing, "_determine_partitions", lambda *_: [])
+    monkeypatch.setattr(iceberg_table, "_determine_partitions", lambda *_: [])
     with pytest.raises(PrepareRejectedError, match="belong to no partition, or to two"):
         task(sink, branch(), wide_rows(3))
 
@@ -318,10 +319,10 @@ def test_folder_that_cannot_be_listed(lake: Lake, monkeypatch: pytest.MonkeyPatc
     def denied(*_: object) -> None:
         raise PermissionError("ListBucket")
 
-    monkeypatch.setattr("sparkonce.sinks.iceberg.tables.Storage.files", denied)
+    monkeypatch.setattr("sparkonce.sinks.lakehouse.storage.Storage.files", denied)
     with pytest.raises(ConfigurationError, match="ListBucket.*give the driver these rights"):
         lake.sink().validate(SCHEMA)
-    monkeypatch.setattr("sparkonce.sinks.iceberg.tables.Storage.files", lambda *_: iter(()))
+    monkeypatch.setattr("sparkonce.sinks.lakehouse.storage.Storage.files", lambda *_: iter(()))
     with pytest.raises(ConfigurationError, match="was written and is not listed"):
         lake.sink().validate(SCHEMA)
 

@@ -29,6 +29,11 @@ def is_forgotten(text: str, number: int) -> bool:
     return number <= _forgotten(text)
 
 
+def forgotten(number: int) -> str:
+    """A set of which nothing is known up to a number."""
+    return _text(number, [])
+
+
 def with_number(text: str, number: int) -> str:
     """The ranges with one more number; the oldest are forgotten when there are too many."""
     merged = _merged([*_runs(text), (number, number)])

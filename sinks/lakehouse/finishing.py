@@ -16,21 +16,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
-
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId
-from sparkonce.sinks.iceberg import proofs
-from sparkonce.sinks.iceberg.appending import Append
-from sparkonce.sinks.iceberg.files import PreparedBatch, attempts_in
-from sparkonce.sinks.iceberg.marks import Marks, batch_of
-from sparkonce.sinks.iceberg.tables import Tables
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
+from sparkonce.sinks.lakehouse.marks import batch_of
+from sparkonce.sinks.lakehouse.payloads import PreparedBatch
+from sparkonce.sinks.lakehouse.proofs import End
+from sparkonce.sinks.lakehouse.table import LoadedTable
 
 PATIENCE_S: Final = 60.0
 _FIRST_WAIT_S: Final = 0.02
@@ -41,13 +35,15 @@ class BatchEnd:
     """Ends one batch of one sink.
 
     Args:
-        tables: loads the table.
+        load: loads the table; None if there is none.
         where: the table, for messages.
         branch_id: of the batch.
     """
 
-    def __init__(self, tables: Tables, where: str, branch_id: BranchId) -> None:
-        self._tables = tables
+    def __init__(
+        self, load: Callable[[], LoadedTable | None], where: str, branch_id: BranchId
+    ) -> None:
+        self._load = load
         self._where = where
         self._branch_id = branch_id
 
@@ -60,19 +56,17 @@ class BatchEnd:
         """
         for table in self._reloaded_tables():
             self._check_same(table, prepared.table)
-            marks = Marks(table)
-            match proofs.end_of(table, self._branch_id):
+            match table.end_of(self._branch_id):
                 case "committed":
-                    marks.remove_batch(self._branch_id, prepared.mark, keep_files=True)
+                    table.marks.remove_batch(self._branch_id, prepared.mark, keep_files=True)
                     return
                 case "aborted":
                     raise self._lost("it was aborted, or its files were gone")
                 case "unknown":
-                    raise self._unknown()
-            self._check_specs(table, prepared)
-            if self._everything_exists(marks, prepared):
+                    raise self._unknown(table)
+            if self._everything_exists(table, prepared):
                 if self._commit_end(table, "committed", prepared):
-                    marks.remove_batch(self._branch_id, prepared.mark, keep_files=True)
+                    table.marks.remove_batch(self._branch_id, prepared.mark, keep_files=True)
                     return
             elif self._commit_end(table, "aborted"):
                 raise self._lost("files that it had prepared are gone: somebody deleted them")
@@ -89,15 +83,17 @@ class BatchEnd:
         Raises:
             CommitUnresolvedError: the outcome is unknown.
         """
+        if prepared is None and self._load() is None:
+            return True  # no start has created it yet
         for table in self._reloaded_tables():
-            marks = Marks(table)
+            marks = table.marks
             mark = marks.read(self._branch_id) if prepared is None else prepared.mark
             if mark is None:
                 return True  # never prepared, or ended since the table was loaded
             self._check_same(table, mark.table)
-            end = proofs.end_of(table, self._branch_id)
+            end = table.end_of(self._branch_id)
             if end == "unknown":
-                raise self._unknown()
+                raise self._unknown(table)
             if end is None and not self._commit_end(table, "aborted"):
                 continue
             is_committed = end == "committed"
@@ -107,17 +103,16 @@ class BatchEnd:
 
     # -- helpers -----------------------------------------------------------------------------------
 
-    def _reloaded_tables(self) -> Iterator[Table]:
+    def _reloaded_tables(self) -> Iterator[LoadedTable]:
         """The table as it is now, again and again while other writers come first."""
         deadline, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
         while True:
-            try:
-                table = self._tables.load()
-            except NoSuchTableError as error:
+            table = self._load()
+            if table is None:
                 raise self._unresolved(
                     f"{self._where} does not exist, and a batch is prepared for it: bring it "
                     "back under this name"
-                ) from error
+                )
             yield table
             if time.monotonic() > deadline:
                 raise self._unresolved(f"other writers of {self._where} came first each time")
@@ -125,25 +120,18 @@ class BatchEnd:
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     def _commit_end(
-        self, table: Table, end: proofs.End, prepared: PreparedBatch | None = None
+        self, table: LoadedTable, end: End, prepared: PreparedBatch | None = None
     ) -> bool:
-        """Commit a snapshot with the proof of an end; False if another snapshot came first."""
-        if table.current_snapshot() is None:
+        """Commit the end of the batch; False if another commit came first."""
+        if obstacle := table.obstacle(prepared):
             raise self._unresolved(
-                f"{self._where} has no snapshot, though the start had made one: was it replaced? "
-                f"Start the query again; if the batch's rows are wanted in the new table, "
-                f"{settle_command(self._branch_id)}"
+                f"{self._where} {obstacle}; if the rows of batch {self._branch_id.batch_id} are "
+                f"not to be in it as they were prepared, {settle_command(self._branch_id)}"
             )
-        proof = proofs.proof(table, self._branch_id, end)
-        try:
-            Append(table, prepared).commit_if_unchanged(proof)
-        except CommitFailedException:
-            # A client that repeats a request by itself gets this answer although the first request
-            # succeeded, or will succeed later. So the manifest list stays.
-            return False
-        return True
+        return table.commit_end(self._branch_id, end, prepared)
 
-    def _everything_exists(self, marks: Marks, prepared: PreparedBatch) -> bool:
+    def _everything_exists(self, table: LoadedTable, prepared: PreparedBatch) -> bool:
+        marks = table.marks
         if marks.read(self._branch_id) is None:
             return False
         if not all(marks.storage.exists(each["path"]) for each in prepared.manifests):
@@ -151,19 +139,12 @@ class BatchEnd:
         sizes = [file.bytes for file in marks.files(prepared.data, prepared.attempts)]
         return (len(sizes), sum(sizes)) == (prepared.files, prepared.bytes)
 
-    def _check_same(self, table: Table, expected: str) -> None:
-        if str(table.metadata.table_uuid) != expected:
+    def _check_same(self, table: LoadedTable, expected: str) -> None:
+        if table.id != expected:
             raise self._unresolved(
-                f"{self._where} is another table now (UUID {table.metadata.table_uuid}) than the "
-                f"one that the batch was prepared for ({expected}): bring that one back, or "
+                f"{self._where} is another table now ({table.id}) than the one that the batch was "
+                f"prepared for ({expected}): bring that one back, or "
                 f"{settle_command(self._branch_id)}"
-            )
-
-    def _check_specs(self, table: Table, prepared: PreparedBatch) -> None:
-        if gone := [m["spec"] for m in prepared.manifests if m["spec"] not in table.specs()]:
-            raise self._unresolved(
-                f"{self._where} no longer has the partition spec {gone[0]}, in which the batch was "
-                f"written: {settle_command(self._branch_id)}"
             )
 
     def _lost(self, why: str) -> PreparedBranchLostError:
@@ -173,11 +154,10 @@ class BatchEnd:
             self._branch_id,
         )
 
-    def _unknown(self) -> CommitUnresolvedError:
+    def _unknown(self, table: LoadedTable) -> CommitUnresolvedError:
         return self._unresolved(
-            f"{self._where} no longer shows how batch {self._branch_id.batch_id} ended: it keeps "
-            f"that of the newest {proofs.KEPT} drivers. Was the log restored from a backup? Look "
-            f"for the batch's rows, then {settle_command(self._branch_id)}"
+            f"{self._where} no longer shows how batch {self._branch_id.batch_id} ended: "
+            f"{table.forgets}. Look for the batch's rows, then {settle_command(self._branch_id)}"
         )
 
     def _unresolved(self, why: str) -> CommitUnresolvedError:
@@ -185,10 +165,16 @@ class BatchEnd:
 
 
 class TaskEnd:
-    """Aborts one task of one sink, which no decision names. See `BatchEnd` for the arguments."""
+    """Aborts one task of one sink, which no decision names.
 
-    def __init__(self, tables: Tables, where: str, branch_id: BranchId) -> None:
-        self._tables = tables
+    Args:
+        table: as loaded.
+        where: the table, for messages.
+        branch_id: of the task.
+    """
+
+    def __init__(self, table: LoadedTable, where: str, branch_id: BranchId) -> None:
+        self._table = table
         self._where = where
         self._branch_id = branch_id
 
@@ -198,26 +184,22 @@ class TaskEnd:
         Raises:
             CommitUnresolvedError: the files belong to another table.
         """
-        table = self._tables.load()
-        marks = Marks(table)
+        marks = self._table.marks
         mark = marks.read(self._branch_id)
         if mark is None:
             return  # it has ended
-        if mark.table != marks.table:
+        if mark.table != self._table.id:
             raise CommitUnresolvedError(
                 f"{self._where} is another table now than the one that {self._branch_id} was "
                 f"written for: delete its files in {mark.data}, and its mark",
                 self._branch_id,
             )
-        if not self._may_be_committed(table, marks):
+        if not self._may_be_committed():
             marks.remove_files(mark.data, str(self._branch_id.attempt))
         marks.remove(self._branch_id)
 
-    def _may_be_committed(self, table: Table, marks: Marks) -> bool:
+    def _may_be_committed(self) -> bool:
         """Whether readers may need the files; they stay where nobody can tell."""
-        batch = batch_of(self._branch_id)
-        if proofs.end_of(table, batch) in {"aborted", None}:
+        if self._table.end_of(batch_of(self._branch_id)) in {"aborted", None}:
             return False
-        paths = [marks.manifest(batch, spec) for spec in table.specs()]
-        attempts = attempts_in(table, filter(marks.storage.exists, paths))
-        return not attempts or self._branch_id.attempt in attempts
+        return self._table.may_name(self._branch_id)

@@ -2,11 +2,10 @@
 
     LOCATION/_sparkonce/BRANCH.mark            a task that may have written files, or the batch
     DATA/sparkonce…BATCH.files/aATTEMPT-….parquet    files of a task
-    METADATA/BRANCH.….avro                     a manifest of the batch
 
 A branch writes its mark first and deletes it last. So a list of the marks has every branch that
-left something. A mark holds what is needed to clean up: the table's UUID, and where the files are.
-Iceberg's procedures leave folders alone whose name begins with an underscore.
+left something. A mark holds what is needed to clean up: the table's id, and where the files are.
+The maintenance of table formats leaves folders alone whose name begins with an underscore.
 """
 
 from __future__ import annotations
@@ -15,14 +14,10 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
 
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Owner
-from sparkonce.sinks.iceberg.ranges import in_ranges
-from sparkonce.sinks.iceberg.tables import Storage, Stored
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
+from sparkonce.sinks.lakehouse.ranges import in_ranges
+from sparkonce.sinks.lakehouse.storage import Storage, Stored
 
 _SUFFIX = "mark"  # a branch id ends with its own dot
 
@@ -37,7 +32,7 @@ class Mark:
     """What a mark says.
 
     Attributes:
-        table: UUID of the table.
+        table: id of the table.
         data: the folder of the batch's data files.
         attempts: of the tasks whose files the batch has; empty in a task's mark.
         manifests: of the batch; empty in a task's mark.
@@ -50,12 +45,20 @@ class Mark:
 
 
 class Marks:
-    """The marks, and the files that they stand for."""
+    """The marks, and the files that they stand for.
 
-    def __init__(self, table: Table) -> None:
-        self.storage = Storage(table)
-        self.table = str(table.metadata.table_uuid)
-        self._folder = f"{table.location().rstrip('/')}/_sparkonce"
+    Args:
+        storage: of the table.
+        table: id of the table.
+        folder: of the marks.
+        data: folder of the table's data, with a slash at its end if it is not empty.
+    """
+
+    def __init__(self, storage: Storage, table: str, folder: str, data: str) -> None:
+        self.storage = storage
+        self.table = table
+        self.folder = folder
+        self._data = data
 
     def write(self, branch_id: BranchId, mark: Mark | None = None) -> None:
         """Write a batch's mark, or that of a task."""
@@ -74,19 +77,19 @@ class Marks:
 
     def of(self, owner: Owner) -> Iterator[BranchId]:
         """The owner's branches that have a mark."""
-        for file in self.storage.files(self._folder):
+        for file in self.storage.files(self.folder):
             if file.name.startswith(owner.prefix):
                 branch_id = BranchId.from_name(file.name.removesuffix(_SUFFIX))
                 if branch_id is not None:
                     yield branch_id
 
-    def try_out(self) -> None:
-        """Write, list and remove a file among the marks, the data and the manifests.
+    def try_out(self, *folders: str) -> None:
+        """Write, list and remove a file in each of the folders.
 
         Raises:
             FileNotFoundError: what was written is not listed.
         """
-        for folder in (self._folder, self.storage.data, self.storage.metadata):
+        for folder in folders:
             probe = f"sparkonce-{uuid.uuid4().hex}"
             self.storage.write(f"{folder}/{probe}", b"")
             is_listed = any(file.name == probe for file in self.storage.files(folder))
@@ -98,11 +101,7 @@ class Marks:
 
     def data(self, branch_id: BranchId) -> str:
         """The folder for the data files of a batch."""
-        return f"{self.storage.data}/{batch_of(branch_id)}files"
-
-    def manifest(self, branch_id: BranchId, spec_id: int) -> str:
-        """Where the driver writes the batch's manifest for a partition spec."""
-        return f"{self.storage.metadata}/{branch_id}s{spec_id}.avro"
+        return f"{self._data}{batch_of(branch_id)}files"
 
     def files(self, folder: str, attempts: str) -> Iterator[Stored]:
         """The data files in a batch's folder that these attempts have written."""
@@ -119,7 +118,8 @@ class Marks:
         """Remove the marks of a batch and its tasks, and perhaps their files; its own mark last."""
         if not keep_files:
             self.remove_files(mark.data, mark.attempts)
-            for path in mark.manifests:
+        for path in mark.manifests:
+            if not keep_files or path.startswith(f"{self.folder}/"):  # else it is the table's now
                 self.storage.remove(path)
         for task in self.of(branch_id.owner):
             is_part = task != branch_id and batch_of(task) == branch_id
@@ -128,7 +128,7 @@ class Marks:
         self.remove(branch_id)
 
     def _path(self, branch_id: BranchId) -> str:
-        return f"{self._folder}/{branch_id}{_SUFFIX}"
+        return f"{self.folder}/{branch_id}{_SUFFIX}"
 
 
 def file_name(attempt: int, number: int) -> str:

@@ -1,0 +1,154 @@
+"""A table as the catalog had it, and what a commit of a batch changes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import (
+    _determine_partitions,
+    _get_parquet_writer_kwargs,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.table import TableProperties
+from pyiceberg.typedef import Record
+from pyiceberg.utils.properties import property_as_int
+
+from sparkonce.model import BranchId
+from sparkonce.sinks.iceberg import properties
+from sparkonce.sinks.iceberg.appending import Append
+from sparkonce.sinks.iceberg.files import attempts_in, prepared_manifest, to_json
+from sparkonce.sinks.iceberg.tables import Folders
+from sparkonce.sinks.lakehouse.marks import Marks, batch_of
+from sparkonce.sinks.lakehouse.payloads import PreparedBatch
+from sparkonce.sinks.lakehouse.proofs import KEPT, End
+from sparkonce.sinks.lakehouse.table import DataFile, Layout, LoadedTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import Table
+
+
+class IcebergLayout(Layout):
+    """How an Iceberg table wants its files.
+
+    Args:
+        table: as the catalog has it now.
+        spec_id: the partition spec to write in.
+    """
+
+    def __init__(self, table: Table, spec_id: int) -> None:
+        self._schema = table.schema()
+        self._partitions = table.specs()[spec_id]
+        self._plan = compute_statistics_plan(self._schema, table.properties)
+        self._ids = parquet_path_to_id_mapping(self._schema)
+        self.spec = spec_id
+        self.schema = self.file_schema = schema_to_pyarrow(self._schema)
+        self.is_partitioned = not self._partitions.is_unpartitioned()
+        self.parquet = _get_parquet_writer_kwargs(table.properties)
+        self.row_group = _number(
+            table,
+            TableProperties.PARQUET_ROW_GROUP_LIMIT,
+            TableProperties.PARQUET_ROW_GROUP_LIMIT_DEFAULT,
+        )
+        self.file_bytes = _number(
+            table,
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
+            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
+        )
+
+    def split(self, rows: pa.Table) -> Iterator[tuple[Record, pa.Table]]:
+        if not self.is_partitioned:
+            yield Record(), rows
+            return
+        for part in _determine_partitions(self._partitions, self._schema, rows):
+            yield part.partition_key.partition, part.arrow_table_partition
+
+    def describe(self, file: DataFile) -> Mapping[str, Any]:
+        statistics = data_file_statistics_from_parquet_metadata(file.footer, self._plan, self._ids)
+        data_file = IcebergFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=file.path,
+            file_format=FileFormat.PARQUET,
+            partition=file.partition,
+            file_size_in_bytes=file.bytes,
+            sort_order_id=None,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+        return to_json(data_file, self._partitions, self._schema)
+
+
+class IcebergTable(LoadedTable):
+    """A table of a catalog, as it was loaded."""
+
+    forgets = f"it keeps that of the newest {KEPT} drivers. Was the log restored from a backup?"
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._folders = Folders(table)
+        self.id = str(table.metadata.table_uuid)
+        self.marks = Marks(
+            self._folders.storage, self.id, self._folders.marks, f"{self._folders.data}/"
+        )
+
+    def try_out(self) -> None:
+        """Write, list and remove a file in each folder that a batch uses.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        self.marks.try_out(self._folders.marks, self._folders.data, self._folders.metadata)
+
+    def layout(self, spec: int | str | None = None) -> IcebergLayout:
+        return IcebergLayout(self._table, self._table.spec().spec_id if spec is None else int(spec))
+
+    def manifest(self, branch_id: BranchId, spec: int | str) -> str:
+        return f"{self._folders.metadata}/{branch_id}s{spec}.avro"
+
+    def write_manifest(
+        self, path: str, spec: int | str, files: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        return prepared_manifest(self._table, int(spec), files, path)
+
+    def end_of(self, branch_id: BranchId) -> End | Literal["unknown"] | None:
+        return properties.end_of(self._table, branch_id)
+
+    def obstacle(self, prepared: PreparedBatch | None) -> str | None:
+        if self._table.current_snapshot() is None:
+            return (
+                "has no snapshot, though the start had made one: was it replaced? Start the query "
+                "again"
+            )
+        specs = {each["spec"] for each in prepared.manifests} if prepared else set()
+        if gone := specs - set(self._table.specs()):
+            return f"no longer has the partition spec {min(gone)}, in which the batch was written"
+        return None
+
+    def commit_end(
+        self, branch_id: BranchId, end: End, prepared: PreparedBatch | None = None
+    ) -> bool:
+        proof = properties.proof(self._table, branch_id, end)
+        try:
+            Append(self._table, prepared).commit_if_unchanged(proof)
+        except CommitFailedException:
+            # A client that repeats a request by itself gets this answer although the first request
+            # succeeded, or will succeed later. So the manifest list stays.
+            return False
+        return True
+
+    def may_name(self, task: BranchId) -> bool:
+        paths = [self.manifest(batch_of(task), spec) for spec in self._table.specs()]
+        attempts = attempts_in(self._table, filter(self.marks.storage.exists, paths))
+        return not attempts or task.attempt in attempts
+
+
+def _number(table: Table, name: str, default: int) -> int:
+    return property_as_int(table.properties, name, default) or default

@@ -1,0 +1,77 @@
+"""The files of a table, wherever they are."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import fs
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file in a folder."""
+
+    name: str
+    bytes: int
+
+
+class Storage:
+    """Files at locations that mean something to the table's format.
+
+    Args:
+        at: the file system and the path of a location.
+    """
+
+    def __init__(self, at: Callable[[str], tuple[fs.FileSystem, str]]) -> None:
+        self._at = at
+
+    def files(self, folder: str) -> Iterator[Stored]:
+        """List the files of a folder; none if it does not exist."""
+        system, path = self._at(folder)
+        for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+            if info.type == fs.FileType.File:
+                yield Stored(info.base_name, info.size)
+
+    def exists(self, location: str) -> bool:
+        system, path = self._at(location)
+        return bool(system.get_file_info(path).type == fs.FileType.File)
+
+    def read(self, location: str) -> bytes:
+        """Read a file.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        system, path = self._at(location)
+        with system.open_input_file(path) as file:
+            return bytes(file.read())
+
+    def create(self, location: str) -> pa.NativeFile:
+        """Open a file for writing; one of that name is replaced."""
+        system, path = self._at(location)
+        return system.open_output_stream(path)
+
+    def write(self, location: str, content: bytes) -> None:
+        """Write a file; one of that name is replaced."""
+        with self.create(location) as file:
+            file.write(content)
+
+    def remove_folder(self, location: str) -> None:
+        """Delete a folder with all that is in it."""
+        system, path = self._at(location)
+        for info in system.get_file_info(fs.FileSelector(path, recursive=True)):
+            if info.type == fs.FileType.File:
+                system.delete_file(info.path)
+        with contextlib.suppress(OSError):  # some servers do not delete the names of folders
+            system.delete_dir(path)
+
+    def remove(self, location: str) -> None:
+        """Delete a file that may be gone already."""
+        system, path = self._at(location)
+        try:
+            system.delete_file(path)
+        except FileNotFoundError:
+            return

@@ -1,0 +1,114 @@
+"""What a table format must tell of a table, and do to it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkonce.model import BranchId
+from sparkonce.sinks.lakehouse.marks import Marks
+from sparkonce.sinks.lakehouse.payloads import PreparedBatch
+from sparkonce.sinks.lakehouse.proofs import End
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file that is complete.
+
+    Attributes:
+        path: where it is.
+        partition: what `Layout.split` gave for its rows.
+        bytes: its size.
+        footer: what Parquet says of it.
+    """
+
+    path: str
+    partition: Hashable
+    bytes: int
+    footer: pq.FileMetaData
+
+
+class Layout(ABC):
+    """How a table wants its data files.
+
+    Attributes:
+        spec: how they are partitioned, as `WrittenFiles` has it.
+        schema: the table's columns.
+        file_schema: the columns of a file.
+        is_partitioned: whether a task may write several files at once.
+        parquet: more arguments of `pq.ParquetWriter`.
+        row_group: the most rows of a row group.
+        file_bytes: a file of this size is followed by another.
+    """
+
+    spec: int | str
+    schema: pa.Schema
+    file_schema: pa.Schema
+    is_partitioned: bool
+    parquet: Mapping[str, Any]
+    row_group: int
+    file_bytes: int
+
+    @abstractmethod
+    def split(self, rows: pa.Table) -> Iterator[tuple[Hashable, pa.Table]]:
+        """Rows of the table's schema by partition, as rows of the files' schema."""
+
+    @abstractmethod
+    def describe(self, file: DataFile) -> Mapping[str, Any]:
+        """What a manifest must say of a file, among it `rows` and `bytes`, for JSON."""
+
+
+class LoadedTable(ABC):
+    """A table as it was when it was loaded.
+
+    Attributes:
+        id: of the table; another table under the same name has another one.
+        marks: of branches that write to it.
+        forgets: why it may not know any more how a batch ended, for messages.
+    """
+
+    id: str
+    marks: Marks
+    forgets: str
+
+    @abstractmethod
+    def layout(self, spec: int | str | None = None) -> Layout:
+        """How to write files; in the table's newest partitioning, or in this one."""
+
+    @abstractmethod
+    def manifest(self, branch_id: BranchId, spec: int | str) -> str:
+        """Where the batch's manifest for a partitioning is."""
+
+    @abstractmethod
+    def write_manifest(
+        self, path: str, spec: int | str, files: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Write a manifest of files that `Layout.describe` described, and describe it."""
+
+    @abstractmethod
+    def end_of(self, branch_id: BranchId) -> End | Literal["unknown"] | None:
+        """How the batch ended; None if it has not; "unknown" if that is no longer kept."""
+
+    @abstractmethod
+    def obstacle(self, prepared: PreparedBatch | None) -> str | None:
+        """Why a batch, or the proof of an abort, cannot be added now, and what to do about it."""
+
+    @abstractmethod
+    def commit_end(
+        self, branch_id: BranchId, end: End, prepared: PreparedBatch | None = None
+    ) -> bool:
+        """Commit the proof of a batch's end, along with its files, in one conditional commit.
+
+        Returns:
+            False if the table is no longer as it was loaded, or may not be.
+        """
+
+    @abstractmethod
+    def may_name(self, task: BranchId) -> bool:
+        """Whether the table may name files of a task whose batch is, or may be, committed."""
