@@ -26,6 +26,7 @@ from sparkonce.sinks.payload import Payload
 from sparkonce.sinks.rows import RowSink
 
 if TYPE_CHECKING:
+    from sparkonce.sinks.delta import DeltaSink
     from sparkonce.sinks.file import FileSink
     from sparkonce.sinks.iceberg import IcebergSink
     from sparkonce.sinks.idempotent import IdempotentSink
@@ -40,6 +41,7 @@ __all__ = [
     "ChecksLog",
     "CommitsMany",
     "CommitsOnePhase",
+    "DeltaSink",
     "Diagnoses",
     "FileSink",
     "FindsBranches",
@@ -60,6 +62,7 @@ __all__ = [
 ]
 
 _MODULE_AND_EXTRA = {
+    "DeltaSink": ("delta", "delta"),
     "FileSink": ("file", None),
     "IcebergSink": ("iceberg", "iceberg"),
     "IdempotentSink": ("idempotent", None),

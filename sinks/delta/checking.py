@@ -1,0 +1,172 @@
+"""Can the table take these rows? Asked before any data moves."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import CommitProperties
+from deltalake.exceptions import CommitFailedError
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.finding import Finding, Level
+from sparkonce.sinks.arrow_types import in_zone
+from sparkonce.sinks.delta.table import MARKS, DeltaVersion, unsupported
+
+if TYPE_CHECKING:
+    from sparkonce.sinks.delta.places import Place
+
+_AS_PARTITION = (
+    pa.types.is_string,
+    pa.types.is_integer,
+    pa.types.is_boolean,
+    pa.types.is_date,
+    pa.types.is_decimal,
+)
+
+
+def create(place: Place, schema: pa.Schema, where: str) -> None:
+    """Create the table, if nobody else did meanwhile.
+
+    Raises:
+        ConfigurationError: Delta has no type for a column.
+    """
+    try:
+        place.create(in_zone(schema, "UTC"))
+    except Exception as error:  # deltalake raises a bare Exception here
+        first = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"{where} cannot be created with these columns ({first}): cast or leave them out "
+            "(select=)"
+        ) from error
+
+
+def check_table(version: DeltaVersion, place: Place, schema: pa.Schema, where: str) -> None:
+    """Compare the table with the rows, and try out its storage.
+
+    Raises:
+        ConfigurationError: naming the column, or what else cannot work, and the fix.
+    """
+    _check_kind(version, where)
+    table = version.layout().schema
+    if problems := list(_misfits(pa.struct(list(in_zone(schema, "UTC"))), pa.struct(list(table)))):
+        raise ConfigurationError(
+            f"{where} does not take these columns; cast or leave them out (select=), or change the "
+            f"table: {'; '.join(problems)}"
+        )
+    try:
+        version.marks.try_out(MARKS)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(
+            f"{where}: a file cannot be written, listed and deleted below it ({error}): give the "
+            "driver these rights"
+        ) from error
+    check_commits(place, where)
+
+
+def check_commits(place: Place, where: str) -> None:
+    """Try out whether a second commit of one version is refused, in a table of its own.
+
+    Raises:
+        ConfigurationError: the storage overwrites the first one.
+    """
+    name = f"{MARKS}/trial-{uuid.uuid4().hex}"
+    trial, storage = place.below(name), place.storage()
+    try:
+        trial.create(pa.schema([("id", pa.int64())]))
+        tables = [trial.load(), trial.load()]
+        refused = 0
+        for table in tables:
+            if table is None:
+                continue
+            try:
+                table.create_write_transaction(
+                    [],
+                    "append",
+                    table.schema(),
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+            except CommitFailedError:
+                refused += 1
+    finally:
+        storage.remove_folder(name)
+    if refused != 1:
+        raise ConfigurationError(
+            f"{where}: the storage lets two writers commit the same version, and one batch would "
+            "be lost: use a server with conditional writes (If-None-Match), or set "
+            "AWS_S3_LOCKING_PROVIDER in storage_options"
+        )
+
+
+def diagnose(place: Place, where: str, *, creates: bool) -> Iterator[Finding]:
+    """Can the table be read, and batches be committed? For `sparkonce doctor`."""
+    table = place.load()
+    if table is None:
+        level = Level.OK if creates else Level.ERROR
+        yield Finding(
+            level,
+            f"{where} does not exist",
+            "the start creates it" if creates else 'create it, or set create="if_missing"',
+        )
+        return
+    version = DeltaVersion(table, place.storage())
+    try:
+        _check_kind(version, where)
+        check_commits(place, where)
+    except ConfigurationError as error:
+        yield Finding(Level.ERROR, str(error))
+        return
+    version.marks.try_out(MARKS)
+    yield Finding(Level.OK, f"{where} can be read, and files and commits be written")
+
+
+def _check_kind(version: DeltaVersion, where: str) -> None:
+    if reason := unsupported(version.table):
+        raise ConfigurationError(f"{where} {reason}")
+    layout = version.layout()
+    for column in layout.columns:
+        kind = layout.schema.field(column).type
+        if not any(is_kind(kind) for is_kind in _AS_PARTITION):
+            raise ConfigurationError(
+                f"{where} is partitioned by {column}, whose values ({kind}) have no exact text: "
+                "partition it by another column"
+            )
+
+
+def _misfits(given: pa.DataType, wanted: pa.DataType, path: str = "") -> Iterator[str]:
+    """What of these types does not fit, at any depth."""
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        yield from _misfits_of_fields(given, wanted, path)
+    elif given.num_fields and given.id == wanted.id:
+        for n in range(given.num_fields):
+            yield from _misfits(given.field(n).type, wanted.field(n).type, path)
+    elif given != wanted and not _is_wider(wanted, given):
+        yield f"{path} is {given}, and {wanted} in the table"
+
+
+def _misfits_of_fields(given: pa.DataType, wanted: pa.DataType, path: str) -> Iterator[str]:
+    names = [wanted.field(n).name for n in range(wanted.num_fields)]
+    has = [given.field(n).name for n in range(given.num_fields)]
+    for n, name in enumerate(has):
+        where = f"{path}.{name}".lstrip(".")
+        if name not in names:
+            yield f"{where} is not in the table"
+        else:
+            yield from _misfits(given.field(n).type, wanted.field(names.index(name)).type, where)
+    for n, name in enumerate(names):
+        if name not in has and not wanted.field(n).nullable:
+            yield f"{path}.{name} is missing".lstrip(".")
+
+
+def _is_wider(wanted: Any, given: Any) -> bool:
+    """Whether a type holds all values of another one."""
+    if pa.types.is_integer(given) and pa.types.is_integer(wanted):
+        return bool(wanted.bit_width > given.bit_width)
+    if pa.types.is_float32(given):
+        return pa.types.is_float64(wanted)
+    if pa.types.is_decimal(given) and pa.types.is_decimal(wanted):
+        whole = wanted.precision - wanted.scale >= given.precision - given.scale
+        return bool(whole and wanted.scale >= given.scale)
+    return False
