@@ -7,7 +7,6 @@ Prints a line for each look; the test compares them.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import sys
@@ -16,51 +15,17 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import pyarrow as pa
 from pyiceberg.catalog import load_catalog
-from pyspark.sql import SparkSession
 
-from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, Owner
+from integration_tests.support.lake_in_spark import SCHEMA, batch, look, prepared, session
 from sparkonce.sinks import IcebergSink
 
 TABLE = "lake.shop.orders"
-ROWS = 40
-OWNER = Owner("0123456789abcdef", "5a4ae0c8-9c3e-4a0e-8f06-1d0b6a1c7b11")
-SCHEMA = pa.schema(
-    [("id", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("tags", pa.list_(pa.string()))]
-)
 
 
-def batch(number: int) -> pa.RecordBatch:
-    start = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
-    return pa.RecordBatch.from_pylist(
-        [
-            {"id": n, "at": start + dt.timedelta(hours=n), "tags": [f"名 {n}", None]}
-            for n in range(number * ROWS, (number + 1) * ROWS)
-        ],
-        schema=SCHEMA,
-    )
-
-
-def prepared(sink: IcebergSink, number: int) -> Committable:
-    branches = [BranchId(OWNER, number, 1, "iceberg", 0, attempt) for attempt in (0, 1)]
-    tasks = []
-    for part, branch_id in enumerate(branches):
-        handle = sink.beginTransaction(branch_id)
-        sink.write(handle, batch(number).slice(part * ROWS // 2, ROWS // 2))
-        tasks.append(sink.preCommit(handle))
-    (voted,) = sink.vote(BranchId(OWNER, number, 1, "iceberg", 0, DRIVER_ATTEMPT), tasks)
-    return voted
-
-
-def session(folder: Path, jars: str) -> SparkSession:
+def spark_settings(folder: Path) -> dict[str, str]:
     catalog = "spark.sql.catalog.lake"
-    settings = {
-        "spark.jars": jars,
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
+    return {
         "spark.sql.extensions": (
             "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         ),
@@ -70,14 +35,10 @@ def session(folder: Path, jars: str) -> SparkSession:
         f"{catalog}.warehouse": f"file://{folder}/lake",
         f"{catalog}.cache-enabled": "false",
     }
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
 
 
 def main(folder: Path, jars: str) -> None:
-    spark = session(folder, jars)
+    spark = session(jars, spark_settings(folder))
     spark.sql("CREATE NAMESPACE lake.shop")
     spark.sql(
         f"CREATE TABLE {TABLE} (id bigint, at timestamp, tags array<string>) USING iceberg "
@@ -90,13 +51,6 @@ def main(folder: Path, jars: str) -> None:
         "warehouse": f"file://{folder}/lake",
     }
 
-    def look(what: str) -> None:
-        rows = spark.sql(f"SELECT * FROM {TABLE} ORDER BY id").toArrow().cast(SCHEMA)
-        wanted = [row for n in range(rows.num_rows // ROWS) for row in batch(n).to_pylist()]
-        day = spark.sql(f"SELECT id FROM {TABLE} WHERE at < '2026-03-02' AND id > 20").count()
-        is_equal = rows.to_pylist() == wanted
-        print(json.dumps({"what": what, "rows": rows.num_rows, "equal": is_equal, "day": day}))
-
     def call(procedure: str, *arguments: str) -> Sequence[object]:
         said = ", ".join((f"table => '{TABLE}'", *arguments))
         return spark.sql(f"CALL lake.system.{procedure}({said})").collect()
@@ -106,9 +60,9 @@ def main(folder: Path, jars: str) -> None:
         closing(IcebergSink("shop.orders", catalog=settings)) as sink,
     ):
         sink.validate(SCHEMA)
-        sink.commit(prepared(sink, 0))
-        look("one batch")
-        waiting = prepared(sink, 1)
+        sink.commit(prepared(sink, batch(0), 0))
+        look(spark, TABLE, "one batch")
+        waiting = prepared(sink, batch(1), 1)
         call("rewrite_data_files", "options => map('rewrite-all', 'true')")
         call("rewrite_manifests")
         call("expire_snapshots", "older_than => now()", "retain_last => 1")
@@ -119,14 +73,14 @@ def main(folder: Path, jars: str) -> None:
             os.utime(path, (young, young))
         removed = call("remove_orphan_files")
         print(json.dumps({"removed": [str(row) for row in removed]}))
-        look("maintained while a batch waits")
+        look(spark, TABLE, "maintained while a batch waits")
         sink.commit(waiting)
-        look("two batches")
-        sink.commit(prepared(sink, 2))
+        look(spark, TABLE, "two batches")
+        sink.commit(prepared(sink, batch(2), 2))
         call("rewrite_data_files", "options => map('rewrite-all', 'true')")
         call("expire_snapshots", "older_than => now()", "retain_last => 1")
         sink.commit(waiting)
-        look("committed again after the expiry")
+        look(spark, TABLE, "committed again after the expiry")
         print(json.dumps({"marks": [path.name for path in folder.rglob("*.mark")]}))
     spark.stop()
 

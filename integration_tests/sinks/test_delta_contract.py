@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -15,6 +14,7 @@ from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_network import SinkNetwork
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from mypy_boto3_s3 import S3Client
 
     from sparkonce.model import Committable

@@ -69,14 +69,15 @@ class DeltaLayout(Layout):
         if not self.columns:
             yield (), rows
             return
-        ordered = rows.sort_by([(column, "ascending") for column in self.columns])
-        groups = ordered.group_by(self.columns, use_threads=False).aggregate([([], "count_all")])
-        files = ordered.drop_columns(self.columns)
-        start = 0
-        for group in groups.to_pylist():
-            values = tuple(_as_text(group[column]) for column in self.columns)
-            yield values, files.slice(start, group["count_all"])
-            start += group["count_all"]
+        files = rows.drop_columns(self.columns)
+        numbers = pa.array(range(rows.num_rows), pa.int64())
+        keys = [str(n) for n in range(len(self.columns))]
+        table = pa.table([*map(rows.column, self.columns), numbers], names=[*keys, "row"])
+        # Groups come in any order, so each brings the numbers of its rows.
+        for group in table.group_by(keys).aggregate([("row", "list")]).to_batches():
+            for n in range(group.num_rows):
+                values = tuple(_as_text(group.column(key)[n].as_py()) for key in keys)
+                yield values, files.take(group.column("row_list")[n].values)
 
     def describe(self, file: DataFile) -> Mapping[str, Any]:
         return {

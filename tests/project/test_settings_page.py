@@ -14,6 +14,7 @@ import pytest
 
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import (
+    DeltaSink,
     FileSink,
     IcebergSink,
     IdempotentSink,
@@ -33,6 +34,7 @@ TEXT: Final = "".join(
 
 CLASSES: Final[tuple[type, ...]] = (
     ExactlyOnce,
+    DeltaSink,
     FileSink,
     IcebergSink,
     IdempotentSink,

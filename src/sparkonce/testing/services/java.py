@@ -28,6 +28,7 @@ JAR_SETS: Mapping[str, str] = {
     "committers": "downloading Spark's bridge to S3A's committers",
     "jdbc": "downloading Postgres' JDBC driver",
     "iceberg": "downloading Iceberg's runtime for Spark",
+    "delta": "downloading Delta's runtime for Spark",
     "nessie": "downloading the catalog Nessie",
     "hadoop": "downloading HDFS",
 }

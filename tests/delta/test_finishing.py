@@ -1,0 +1,518 @@
+"""What happens to a table between the decision of a batch and its commit, and after it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from deltalake.schema import Field, PrimitiveType
+
+from sparkonce.errors import (
+    CommitRejectedError,
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+)
+from sparkonce.sinks.lakehouse import finishing
+from tests.delta.conftest import SCHEMA, Lake, branch, of_driver, prepared, rows, task
+
+
+def another_writer(lake: Lake) -> None:
+    lake.append(100)
+
+
+def add_a_column(lake: Lake) -> None:
+    lake.table().alter.add_columns([Field("note", PrimitiveType("string"))])
+
+
+def compact(lake: Lake) -> None:
+    lake.table().optimize.compact()
+
+
+def delete_other_rows(lake: Lake) -> None:
+    lake.table().delete("id >= 100")
+
+
+def vacuum(lake: Lake) -> None:
+    lake.table().vacuum(dry_run=False)
+
+
+def checkpoint_and_clean_the_log(lake: Lake) -> None:
+    table = lake.table()
+    table.create_checkpoint()
+    for version in range(table.version()):
+        lake.log(version).unlink(missing_ok=True)
+
+
+CHANGES: list[Callable[[Lake], None]] = [
+    another_writer,
+    add_a_column,
+    compact,
+    delete_other_rows,
+    vacuum,
+    checkpoint_and_clean_the_log,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("columns", [[], ["day"]], ids=["plain", "partitioned"])
+def test_table_changes_before_and_after_the_commit(
+    lake: Lake, change: Callable[[Lake], None], columns: list[str]
+) -> None:
+    """The batch is there once, also when its commit is repeated afterwards."""
+    lake.create(partition_by=columns)
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    sink.commit(prepared(sink, 0, [rows(9)]))
+    committable = prepared(sink, 1, [rows(1, 2)], [rows(3)])
+    change(lake)
+    others = [] if change is not another_writer else [100]
+    for _ in range(2):
+        sink.commit(committable)
+        assert lake.ids() == [1, 2, 3, 9, *others]
+    change(lake)
+    lake.sink().commit(committable)
+    assert lake.ids() == [1, 2, 3, 9, *others, *others]
+    assert lake.left_over() == []
+
+
+def test_pointer_names_the_version_of_the_commit(lake: Lake) -> None:
+    """The version is known before the commit only because the commit is conditional on it."""
+    lake.create()
+    sink = lake.sink()
+    for n in range(4):
+        another_writer(lake)
+        sink.commit(prepared(sink, n, [rows(n)]))
+        pointer = lake.table().transaction_version(f"{branch().owner.prefix}delta")
+        assert pointer == lake.table().version()
+        lines = map(json.loads, lake.log(lake.table().version()).read_text().splitlines())
+        (info,) = [line["commitInfo"] for line in lines if "commitInfo" in line]
+        batches = "0" if n == 0 else f"0-{n}"
+        assert json.loads(info["sparkonce"]) == {"committed": {"t3.p0": batches}}
+
+
+def test_commits_in_another_order(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    first, second, third = (prepared(sink, n, [rows(n)]) for n in (1, 2, 3))
+    sink.commit(third)
+    sink.abort(second)
+    sink.commit(first)
+    for each in (first, third):
+        sink.commit(each)
+    with pytest.raises(PreparedBranchLostError):
+        sink.commit(second)
+    assert lake.ids() == [1, 3]
+
+
+def test_log_is_cleaned_up_after_the_commit(lake: Lake) -> None:
+    """Nobody knows how the old batch ended; new ones are not held up by that."""
+    lake.create()
+    sink = lake.sink()
+    old, later = prepared(sink, 1, [rows(1)]), prepared(sink, 2, [rows(2)])
+    sink.commit(old)
+    another_writer(lake)
+    checkpoint_and_clean_the_log(lake)
+    for act in (sink.commit, sink.abort_decided):
+        with pytest.raises(CommitUnresolvedError, match="no longer shows how batch 1 ended"):
+            act(old)
+    sink.commit(later)
+    sink.commit(later)
+    with pytest.raises(CommitUnresolvedError, match="no longer shows how batch 1 ended"):
+        sink.commit(old)
+    successor = prepared(sink, 3, [rows(3)], token=4)
+    sink.commit(successor)
+    sink.commit(successor)
+    assert lake.ids() == [1, 2, 3, 100]
+
+
+def test_other_drivers_are_not_known_after_a_clean_up(lake: Lake) -> None:
+    """The next commit of the sink begins anew, and must not let theirs look unfinished."""
+    lake.create()
+    sink = lake.sink()
+    old = prepared(sink, 1, [rows(1)])
+    sink.commit(old)
+    another_writer(lake)
+    checkpoint_and_clean_the_log(lake)
+    sink.commit(prepared(sink, 2, [rows(2)], token=4))
+    with pytest.raises(CommitUnresolvedError, match="no longer shows how batch 1 ended"):
+        sink.commit(old)
+    assert lake.ids() == [1, 2, 100]
+
+
+def test_table_is_restored_to_an_older_version(lake: Lake) -> None:
+    """An operator removes the rows on purpose, and a repeated commit does not add them again."""
+    lake.create()
+    sink = lake.sink()
+    sink.commit(prepared(sink, 0, [rows(1)]))
+    before = lake.table().version()
+    sink.commit(committable := prepared(sink, 1, [rows(2)]))
+    lake.table().restore(before)
+    lake.sink().commit(committable)
+    assert lake.ids() == [1]
+
+
+def test_table_is_another_one(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    shutil.rmtree(lake.uri)
+    with pytest.raises(CommitUnresolvedError, match="does not exist, and a batch is prepared"):
+        sink.commit(committable)
+    lake.create()
+    with pytest.raises(CommitUnresolvedError, match="another table now"):
+        sink.commit(committable)
+    assert lake.ids() == []
+
+
+def test_table_is_recreated_while_tasks_write(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    done = task(sink, branch(), rows(1))
+    shutil.rmtree(lake.uri)
+    with pytest.raises(PrepareRejectedError, match="was moved, or dropped"):
+        sink.vote(of_driver(branch()), [done])
+    with pytest.raises(PrepareRejectedError, match="does not exist any more"):
+        sink.beginTransaction(branch())
+    lake.create()
+    with pytest.raises(PrepareRejectedError, match="dropped and created again"):
+        sink.vote(of_driver(branch()), [done])
+
+
+class Intruder:
+    """Stands between the sink and the log at one commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+        real, intruder = DeltaTable.create_write_transaction, self
+
+        def commit(self: Any, *args: Any, **settings: Any) -> None:
+            intruder.calls += 1
+            before, intruder.before = intruder.before, lambda: None
+            before()
+            real(self, *args, **settings)
+            after, intruder.after = intruder.after, lambda: None
+            after()
+
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+
+
+@pytest.fixture
+def intruder(monkeypatch: pytest.MonkeyPatch) -> Intruder:
+    return Intruder(monkeypatch)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_driver_is_paused_between_its_check_and_its_commit(lake: Lake, intruder: Intruder) -> None:
+    """Its successor commits the batch, and the next one, and compacts the table meanwhile."""
+    lake.create()
+    sink, successor = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1, 2)])
+
+    def meanwhile() -> None:
+        successor.commit(committable)
+        successor.commit(prepared(successor, 2, [rows(3)], token=4))
+        compact(lake)
+
+    intruder.before = meanwhile
+    sink.commit(committable)
+    assert lake.ids() == [1, 2, 3]
+    assert lake.left_over() == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_table_changes_between_check_and_commit(
+    lake: Lake, intruder: Intruder, change: Callable[[Lake], None]
+) -> None:
+    lake.create()
+    another_writer(lake)
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    intruder.before = lambda: change(lake)
+    if change is checkpoint_and_clean_the_log:
+        lake.append(101)  # else there is nothing to clean up
+    sink.commit(committable)
+    assert lake.ids().count(1) == 1
+    assert lake.left_over() == []
+
+
+def test_driver_is_paused_for_a_month(lake: Lake, intruder: Intruder) -> None:
+    """The next version's file no longer exists when it wakes, and must not be written again."""
+    lake.create()
+    sink, successor = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+
+    def meanwhile() -> None:
+        successor.commit(committable)
+        another_writer(lake)
+        checkpoint_and_clean_the_log(lake)
+
+    intruder.before = meanwhile
+    with pytest.raises(Exception, match="Invalid table version"):
+        sink.commit(committable)
+    assert lake.ids() == [1, 100]
+    with pytest.raises(CommitUnresolvedError, match="no longer shows"):
+        sink.commit(committable)
+
+
+def test_driver_is_paused_while_its_batch_is_aborted(lake: Lake, intruder: Intruder) -> None:
+    lake.create()
+    sink, successor = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    intruder.before = lambda: successor.abort(committable)
+    with pytest.raises(PreparedBranchLostError, match="was aborted"):
+        sink.commit(committable)
+    assert (lake.ids(), lake.left_over(), lake.data()) == ([], [], [])
+
+
+def test_abort_is_paused_while_its_batch_is_committed(lake: Lake, intruder: Intruder) -> None:
+    lake.create()
+    sink, successor = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    intruder.before = lambda: successor.commit(committable)
+    sink.abort(committable)
+    assert lake.ids() == [1]
+    with pytest.raises(CommitRejectedError, match="a rewrite would duplicate"):
+        sink.abort_decided(committable)
+
+
+@pytest.mark.parametrize("has_landed", [False, True])
+def test_log_gives_no_answer(lake: Lake, intruder: Intruder, *, has_landed: bool) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    setattr(intruder, "after" if has_landed else "before", raising(OSError("reset")))
+    with pytest.raises(OSError, match="reset"):
+        sink.commit(committable)
+    assert lake.ids() == ([1] if has_landed else [])
+    sink.commit(committable)
+    assert lake.ids() == [1]
+
+
+def test_commit_is_called_failed_though_it_landed(lake: Lake, intruder: Intruder) -> None:
+    """As when the client sends a request again by itself."""
+    lake.create()
+    sink = lake.sink()
+    intruder.after = raising(CommitFailedError("0"))
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    assert lake.ids() == [1]
+    assert intruder.calls == 1
+
+
+def test_other_writers_always_come_first(
+    lake: Lake, intruder: Intruder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    monkeypatch.setattr(finishing, "PATIENCE_S", -1.0)
+    intruder.before = lambda: another_writer(lake)
+    with pytest.raises(CommitUnresolvedError, match="came first each time"):
+        sink.commit(committable)
+    sink.commit(committable)
+    assert lake.ids() == [1, 100]
+
+
+@pytest.mark.parametrize("what", ["a0-*.parquet", "*.adds", "*a65536.b1.mark"])
+def test_something_prepared_is_gone(lake: Lake, what: str) -> None:
+    """The sink calls a batch lost only after the table itself rules it out."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)], [rows(2)])
+    next(iter(lake.folder.rglob(what))).unlink()
+    for _ in range(2):
+        with pytest.raises(PreparedBranchLostError):
+            lake.sink().commit(committable)
+    assert lake.ids() == []
+    assert r"\"aborted\":{\"t3.p0\":\"1\"}" in lake.log(lake.table().version()).read_text()
+
+
+def test_zombie_cannot_commit_what_was_called_lost(lake: Lake, intruder: Intruder) -> None:
+    lake.create()
+    zombie, sink = lake.sink(), lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+
+    def meanwhile() -> None:
+        (mark,) = lake.folder.rglob("*a65536.b1.mark")
+        mark.unlink()
+        with pytest.raises(PreparedBranchLostError):
+            sink.commit(committable)
+
+    intruder.before = meanwhile
+    with pytest.raises(PreparedBranchLostError):
+        zombie.commit(committable)
+    assert lake.ids() == []
+
+
+def test_vacuum_takes_a_prepared_file(lake: Lake) -> None:
+    """Without its retention; the batch is lost then, and known to be."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    vacuum(lake)
+    assert lake.data() != []
+    lake.table().vacuum(
+        retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True
+    )
+    assert lake.data() == []
+    with pytest.raises(PreparedBranchLostError, match="somebody deleted them"):
+        sink.commit(committable)
+
+
+def test_mark_of_a_committed_task_appears_again(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    handle = sink.beginTransaction(branch())
+    sink.write(handle, rows(1))
+    done = sink.preCommit(handle)
+    (mark,) = lake.folder.rglob("*.mark")
+    content = mark.read_bytes()
+    (committable,) = sink.vote(of_driver(branch()), [done])
+    sink.commit(committable)
+    mark.write_bytes(content)
+    sink.abort(done)
+    assert (lake.ids(), lake.left_over()) == ([1], [])
+
+
+def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(1)], [rows(2)]))
+    task(sink, branch(1, 7), rows(1))
+    (found,) = sink.find_branches(branch().owner)
+    assert found.branch_id.attempt == 7
+    sink.abort(found)
+    assert lake.ids() == [1, 2]
+    assert len(lake.data()) == 2
+    assert lake.left_over() == []
+
+
+def test_task_of_a_committed_batch_is_never_deleted(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver died between the commit and the removal of the marks."""
+    lake.create()
+    sink = lake.sink()
+    done = task(sink, branch(), rows(1))
+    (committable,) = sink.vote(of_driver(branch()), [done])
+    with monkeypatch.context() as patch:
+
+        def dies(*_: object, **__: object) -> None:
+            raise OSError("died")
+
+        patch.setattr("sparkonce.sinks.lakehouse.marks.Marks.remove_batch", dies)
+        with pytest.raises(OSError, match="died"):
+            sink.commit(committable)
+    assert len(lake.left_over()) == 3
+    sink.abort(done)
+    assert lake.ids() == [1]
+    sink.abort(committable)
+    assert lake.left_over() == []
+    sink.commit(committable)
+    assert lake.ids() == [1]
+
+
+def test_aborted_branches_leave_nothing(lake: Lake) -> None:
+    lake.create(partition_by=["day"])
+    sink = lake.sink()
+    done = task(sink, branch(5), rows(1, 2, 3))
+    committable = prepared(sink, 6, [rows(1, 2, 3)], [rows(4)])
+    for found in (done, committable):
+        sink.abort(found)
+        sink.abort(found)
+    assert (lake.ids(), lake.left_over(), lake.data()) == ([], [], [])
+
+
+def add_a_constraint(lake: Lake) -> None:
+    lake.table().alter.add_constraint({"positive": "id > 0"})
+
+
+def let_proofs_expire(lake: Lake) -> None:
+    lake.table().alter.set_table_properties(
+        {"delta.setTransactionRetentionDuration": "interval 7 days"}, raise_if_not_exists=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (add_a_constraint, "has a CHECK constraint .*drop it"),
+        (let_proofs_expire, "forgets after a while how batches ended: unset"),
+    ],
+)
+def test_table_gets_what_the_sink_cannot_handle(
+    lake: Lake, change: Callable[[Lake], None], message: str
+) -> None:
+    """A batch in doubt waits, and nothing is called lost."""
+    lake.create()
+    sink = lake.sink()
+    committable, gone = prepared(sink, 1, [rows(1)]), prepared(sink, 2, [rows(2)])
+    change(lake)
+    for path in lake.folder.rglob("*b2.files/*.parquet"):
+        path.unlink()
+    for each in (committable, gone):
+        with pytest.raises(CommitUnresolvedError, match=message):
+            sink.commit(each)
+    assert lake.ids() == []
+
+
+def test_table_is_partitioned_otherwise(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    write_deltalake(
+        lake.uri,
+        pa.Table.from_batches([rows(9)]),
+        mode="overwrite",
+        schema_mode="overwrite",
+        partition_by=["day"],
+    )
+    with pytest.raises(CommitUnresolvedError, match="partitioned by|another table now"):
+        sink.commit(committable)
+    assert lake.ids() == [9]
+
+
+def test_sink_is_pickled(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    copied = pickle.loads(pickle.dumps(sink))  # noqa: S301
+    copied.commit(prepared(copied, 1, [rows(1)]))
+    assert lake.ids() == [1]
+
+
+def test_secrets_are_not_shown(lake: Lake) -> None:
+    sink = lake.sink(storage_options={"AWS_SECRET_ACCESS_KEY": "s3cret"})
+    assert "s3cret" not in f"{sink!r} {sink.target} {sink.where}"
+
+
+def test_committable_is_small(lake: Lake) -> None:
+    """It is in every record: 200 tasks must not make it longer."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, *[[rows(n)] for n in range(200)])
+    assert len(str(committable.to_json())) < 1000
+    sink.commit(committable)
+    assert lake.ids() == list(range(200))
+
+
+def test_empty_batch_has_no_branch(lake: Lake) -> None:
+    lake.create(partition_by=["day"])
+    sink = lake.sink()
+    assert sink.vote(of_driver(branch()), []) == []
+    assert sink.vote(of_driver(branch()), [task(sink, branch(), rows())]) == []

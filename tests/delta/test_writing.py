@@ -1,0 +1,443 @@
+"""Rows to Parquet files: types, partitions, statistics, sizes and refusals."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from deltalake.schema import Field, PrimitiveType, Schema
+
+from sparkonce.errors import ConfigurationError, PrepareRejectedError
+from sparkonce.sinks import DeltaSink
+from sparkonce.sinks.delta.statistics import statistics_of
+from sparkonce.sinks.lakehouse import writing
+from tests.delta.conftest import SCHEMA, Lake, branch, prepared, rows, task
+
+INNER = pa.struct([("a", pa.int64()), ("b", pa.string())])
+WIDE = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        ("small", pa.int16()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("city", pa.string()),
+        ("amount", pa.decimal128(12, 2)),
+        ("score", pa.float64()),
+        ("is_new", pa.bool_()),
+        ("raw", pa.binary()),
+        ("inner", INNER),
+        ("many", pa.list_(INNER)),
+        ("by_name", pa.map_(pa.string(), pa.int32())),
+    ]
+)
+
+
+def wide_rows(count: int, seed: int = 0) -> pa.RecordBatch:
+    chosen = random.Random(seed)  # noqa: S311
+    start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    inner = {"a": 1, "b": "x"}
+
+    def maybe(value: Any) -> Any:
+        return None if chosen.random() < 0.2 else value
+
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "id": n,
+                "small": maybe(n % 7),
+                "day": maybe(dt.date(2026, 1, 1 + n % 3)),
+                "at": maybe(start + dt.timedelta(microseconds=1_234_567_891 * n)),
+                "city": maybe(chosen.choice(["Köln", "Lima", "a/b=c d%", "名前" * 40])),
+                "amount": maybe(Decimal(n) / 4),
+                "score": maybe(chosen.choice([n / 3, float("nan"), -0.0])),
+                "is_new": maybe(n % 2 == 0),
+                "raw": maybe(bytes([n % 256])),
+                "inner": maybe(inner),
+                "many": maybe([inner, inner]),
+                "by_name": maybe([("k", n)]),
+            }
+            for n in range(count)
+        ],
+        schema=WIDE,
+    )
+
+
+def written(lake: Lake) -> list[dict[str, Any]]:
+    table = lake.table().to_pyarrow_table()
+    return sorted(table.to_pylist(), key=lambda row: int(row["id"]))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [[], ["day"], ["city"], ["amount"], ["is_new", "small"], ["id"]],
+    ids=lambda columns: "+".join(columns) or "none",
+)
+def test_rows_are_read_back_equal(lake: Lake, columns: list[str]) -> None:
+    lake.create(WIDE, partition_by=columns)
+    sink = lake.sink(max_open_files=1000)
+    sink.validate(WIDE)
+    batch = wide_rows(60)
+    sink.commit(prepared(sink, 1, [batch.slice(0, 25), batch.slice(25, 15)], [batch.slice(40)]))
+    for found, given in zip(written(lake), batch.to_pylist(), strict=True):
+        assert str(found) == str(given)
+
+
+def test_partition_columns_are_not_in_the_files(lake: Lake) -> None:
+    lake.create(partition_by=["day"])
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(*range(9))]))
+    assert len(lake.data()) == 3
+    for path in lake.data():
+        assert pq.read_schema(path).names == ["id", "name"]
+    found = lake.table().to_pyarrow_table(filters=[("day", "=", dt.date(2026, 1, 2))])
+    assert sorted(found["id"].to_pylist()) == [1, 4, 7]
+
+
+def test_empty_text_in_a_partition_column_is_null(lake: Lake) -> None:
+    """Delta's log knows no other way, whoever writes it."""
+    lake.create(partition_by=["name"])
+    sink = lake.sink()
+    day = dt.date(2026, 1, 1)
+    given = [{"id": 1, "name": "", "day": day}, {"id": 2, "name": None, "day": day}]
+    sink.commit(prepared(sink, 1, [pa.RecordBatch.from_pylist(given, SCHEMA)]))
+    assert len(lake.data()) == 1
+    assert [row["name"] for row in written(lake)] == [None, None]
+
+
+# -- statistics ------------------------------------------------------------------------------------
+
+
+def statistics(lake: Lake) -> list[dict[str, Any]]:
+    adds = pa.table(lake.table().get_add_actions()).to_pylist()
+    logs = sorted(Path(lake.uri, "_delta_log").glob("*.json"))
+    lines = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    found = [json.loads(line["add"]["stats"]) for line in lines if "add" in line]
+    assert len(found) == len(adds)
+    return found
+
+
+def test_statistics_hold_for_every_row(lake: Lake) -> None:
+    """What readers skip, they must not miss."""
+    lake.create(WIDE)
+    sink = lake.sink()
+    batches = [wide_rows(40, seed) for seed in range(3)]
+    sink.commit(prepared(sink, 1, *[[batch] for batch in batches]))
+    for found, batch in zip(statistics(lake), batches, strict=True):
+        assert found["numRecords"] == 40
+        assert set(found["minValues"]) == {"id", "small", "day", "at", "city"}
+        for name, nulls in found["nullCount"].items():
+            assert nulls == batch.column(name).null_count, name
+        assert set(found["nullCount"]) == set(WIDE.names) - {"inner", "many", "by_name"}
+        for name in found["minValues"]:
+            column = batch.column(name).drop_null()
+            least, most = pc.min(column).as_py(), pc.max(column).as_py()
+            low, high = found["minValues"][name], found["maxValues"][name]
+            if name == "day":
+                low, high = dt.date.fromisoformat(low), dt.date.fromisoformat(high)
+            if name == "at":
+                low, high = dt.datetime.fromisoformat(low), dt.datetime.fromisoformat(high)
+                assert least - low < dt.timedelta(milliseconds=1)
+                assert high - most < dt.timedelta(milliseconds=1)
+            assert low <= least, name
+            assert high >= most, name
+
+
+def test_long_texts_are_cut_off(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    text = "z" * 100
+    batch = pa.RecordBatch.from_pylist([{"id": 1, "name": text, "day": None}], SCHEMA)
+    sink.commit(prepared(sink, 1, [batch]))
+    (found,) = statistics(lake)
+    low, high = found["minValues"]["name"], found["maxValues"]["name"]
+    assert low < text < high
+    assert len(high) == len(low) + 1 == 33
+
+
+def test_nan_has_no_bounds() -> None:
+    """Spark takes it for the greatest number, and Parquet leaves it out."""
+    table = pa.table({"score": [1.0, float("nan")], "id": [1, 2]})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema) as writer:
+        writer.write_table(table)
+    found = json.loads(statistics_of(writer.writer.metadata, table.schema, table.schema.names))
+    assert found["maxValues"] == {"id": 2}
+    assert found["nullCount"] == {"score": 0, "id": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "described"),
+    [
+        ({"delta.dataSkippingNumIndexedCols": "1"}, {"id"}),
+        ({"delta.dataSkippingNumIndexedCols": "-1"}, {"id", "name", "day"}),
+        ({"delta.dataSkippingStatsColumns": "name,day"}, {"name", "day"}),
+    ],
+)
+def test_table_says_which_columns_are_described(
+    lake: Lake, settings: dict[str, str], described: set[str]
+) -> None:
+    lake.create(configuration=settings)
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    (found,) = statistics(lake)
+    assert set(found["minValues"]) == set(found["nullCount"]) == described
+
+
+def test_column_with_nothing_but_nulls(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    batch = pa.RecordBatch.from_pylist([{"id": 1, "name": None, "day": None}], SCHEMA)
+    sink.commit(prepared(sink, 1, [batch]))
+    (found,) = statistics(lake)
+    assert found["nullCount"] == {"id": 0, "name": 1, "day": 1}
+    assert found["minValues"] == {"id": 1}
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_small_batches_become_one_row_group(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(n) for n in range(50)]))
+    (path,) = lake.data()
+    assert pq.read_metadata(path).num_row_groups == 1
+
+
+def test_large_file_is_followed_by_another(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.create()
+    monkeypatch.setattr("sparkonce.sinks.delta.table.DeltaLayout.file_bytes", 2000)
+    monkeypatch.setattr(writing, "_WAITING_BYTES", 1000)
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [rows(*range(n, n + 100)) for n in range(0, 2000, 100)]))
+    assert lake.ids() == list(range(2000))
+    assert len(lake.data()) > 3
+
+
+def test_too_many_partitions(lake: Lake) -> None:
+    lake.create(partition_by=["id"])
+    sink = lake.sink(max_open_files=5)
+    handle = sink.beginTransaction(branch())
+    with pytest.raises(PrepareRejectedError, match="more than 5 partitions .* max_open_files"):
+        sink.write(handle, rows(*range(6)))
+    sink.discard(handle)
+    assert (lake.data(), lake.left_over()) == ([], [])
+
+
+# -- types -----------------------------------------------------------------------------------------
+
+
+def test_required_column_is_null(lake: Lake) -> None:
+    lake.create(WIDE)
+    batch = pa.RecordBatch.from_pylist([{"id": None}], schema=pa.schema([("id", pa.int64())]))
+    with pytest.raises(PrepareRejectedError, match="id is required, and a row has none"):
+        task(lake.sink(), branch(), batch)
+
+
+def test_missing_column_is_null(lake: Lake) -> None:
+    lake.create(WIDE)
+    sink = lake.sink()
+    batch = pa.RecordBatch.from_pylist([{"id": 1}], schema=pa.schema([("id", pa.int64())]))
+    sink.validate(batch.schema)
+    sink.commit(prepared(sink, 1, [batch]))
+    (row,) = written(lake)
+    assert row["city"] is None
+
+
+def test_column_is_added_while_the_query_runs(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    lake.table().alter.add_columns([Field("note", PrimitiveType("string"))])
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    (row,) = written(lake)
+    assert row["note"] is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"id": pa.int64(), "nam": pa.string()}, "nam is not in the table; id.*|nam is not in"),
+        ({"id": pa.string()}, "id is string, and int64 in the table"),
+        ({"id": pa.int64(), "city": pa.int64()}, "city is int64, and string"),
+        ({"city": pa.string()}, "id is missing"),
+        ({"id": pa.int64(), "amount": pa.decimal128(13, 2)}, "amount is decimal128"),
+        ({"id": pa.int64(), "amount": pa.decimal128(12, 3)}, "amount is decimal128"),
+        ({"id": pa.int64(), "small": pa.int32()}, "small is int32, and int16"),
+        (
+            {"id": pa.int64(), "inner": pa.struct([("a", pa.int64()), ("c", pa.int64())])},
+            "inner.c is not in the table",
+        ),
+        (
+            {"id": pa.int64(), "many": pa.list_(pa.struct([("a", pa.string())]))},
+            "many.a is string, and int64",
+        ),
+        (
+            {"id": pa.int64(), "by_name": pa.map_(pa.string(), pa.string())},
+            "by_name.value is string",
+        ),
+        ({"id": pa.int64(), "inner": pa.list_(pa.int64())}, "inner is list"),
+    ],
+)
+def test_columns_that_do_not_fit(lake: Lake, columns: dict[str, Any], message: str) -> None:
+    lake.create(WIDE)
+    with pytest.raises(ConfigurationError, match=f"(?s)does not take these columns.*{message}"):
+        lake.sink().validate(pa.schema(columns))
+
+
+def test_narrower_types_fit(lake: Lake) -> None:
+    """Spark's int and decimal(10,2) into long and decimal(12,2)."""
+    lake.create(WIDE)
+    given = pa.schema(
+        [
+            ("id", pa.int32()),
+            ("amount", pa.decimal128(10, 2)),
+            ("score", pa.float32()),
+            ("at", pa.timestamp("us", "Europe/Berlin")),
+        ]
+    )
+    sink = lake.sink()
+    sink.validate(given)
+    at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    row = {"id": 1, "amount": Decimal("1.25"), "score": 0.5, "at": at}
+    sink.commit(prepared(sink, 1, [pa.RecordBatch.from_pylist([row], schema=given)]))
+    assert {name: written(lake)[0][name] for name in row} == row
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_table_is_created_if_missing(lake: Lake) -> None:
+    with pytest.raises(ConfigurationError, match="does not exist: create it"):
+        lake.sink().validate(SCHEMA)
+    sink = lake.sink(create="if_missing")
+    assert list(sink.find_branches(branch().owner)) == []
+    sink.abort(branch())
+    sink.validate(SCHEMA)
+    lake.sink(create="if_missing").validate(SCHEMA)
+    sink.commit(prepared(sink, 1, [rows(1)]))
+    assert lake.ids() == [1]
+    assert lake.left_over() == []
+
+
+def test_column_that_delta_has_no_type_for(lake: Lake) -> None:
+    schema = pa.schema([("id", pa.int64()), ("took", pa.duration("us"))])
+    with pytest.raises(ConfigurationError, match="cannot be created with these columns") as found:
+        lake.sink(create="if_missing").validate(schema)
+    assert "\n" not in str(found.value)
+
+
+def with_rule(name: str, value: str) -> Schema:
+    rule = Field("n", PrimitiveType("long"), metadata={name: value})
+    return Schema([Field("id", PrimitiveType("long")), rule])
+
+
+@pytest.mark.parametrize(
+    ("schema", "settings", "message"),
+    [
+        (SCHEMA, {"delta.columnMapping.mode": "name"}, "maps its columns to other names"),
+        (SCHEMA, {"delta.constraints.positive": "id > 0"}, "has a CHECK constraint"),
+        (
+            SCHEMA,
+            {"delta.setTransactionRetentionDuration": "interval 1 day"},
+            "forgets after a while how batches ended",
+        ),
+        (
+            with_rule("delta.invariants", '{"expression":{"expression":"n > 3"}}'),
+            {},
+            "has a rule for the column n",
+        ),
+        (with_rule("delta.generationExpression", "id + 1"), {}, "has a rule for the column n"),
+    ],
+)
+def test_tables_that_are_refused(
+    lake: Lake, schema: Any, settings: dict[str, str], message: str
+) -> None:
+    """Nothing would check the rows, or readers would not find them."""
+    made = lake.create(SCHEMA)
+    log = lake.log(0)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:  # deltalake itself refuses to make some of these tables
+        if "metaData" in line:
+            line["metaData"]["configuration"] = settings
+            if isinstance(schema, Schema):
+                line["metaData"]["schemaString"] = schema.to_json()
+    log.write_text("\n".join(map(json.dumps, lines)))
+    assert made.version() == 0
+    with pytest.raises(ConfigurationError, match=message):
+        lake.sink().validate(SCHEMA)
+    (finding,) = lake.sink().diagnose()
+    assert finding.level.name == "ERROR"
+
+
+def test_unknown_feature_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.create(pa.schema([("at", pa.timestamp("us"))]))
+    monkeypatch.setattr("sparkonce.sinks.delta.table._KNOWN_FEATURES", frozenset())
+    with pytest.raises(ConfigurationError, match="the feature timestampNtz, which DeltaSink does"):
+        lake.sink().validate(pa.schema([("at", pa.timestamp("us"))]))
+
+
+def test_partition_column_without_exact_text(lake: Lake) -> None:
+    lake.create(WIDE, partition_by=["score"])
+    with pytest.raises(ConfigurationError, match="partitioned by score, whose values"):
+        lake.sink().validate(WIDE)
+
+
+def test_storage_that_overwrites_commits(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As S3 servers without conditional writes do."""
+    lake.create()
+
+    def accepts(*_: object, **__: object) -> None:
+        return
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", accepts)
+    with pytest.raises(ConfigurationError, match="lets two writers commit the same version"):
+        lake.sink().validate(SCHEMA)
+    (finding,) = lake.sink().diagnose()
+    assert "lets two writers" in finding.what
+
+
+def test_folder_that_cannot_be_listed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.create()
+
+    def denied(*_: object) -> None:
+        raise PermissionError("ListBucket")
+
+    monkeypatch.setattr("sparkonce.sinks.lakehouse.storage.Storage.files", denied)
+    with pytest.raises(ConfigurationError, match="ListBucket.*give the driver these rights"):
+        lake.sink().validate(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"uri": "gs://bucket/orders"}, "neither a folder nor s3://"),
+        ({"uri": "/orders", "create": "always"}, "if_missing"),
+    ],
+)
+def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DeltaSink(**settings)
+
+
+def test_doctor_looks_at_the_table(lake: Lake) -> None:
+    def said(**settings: Any) -> list[tuple[str, str]]:
+        return [(each.level.name, each.what) for each in lake.sink(**settings).diagnose()]
+
+    assert said()[0][0] == "ERROR"
+    assert said(create="if_missing")[0][0] == "OK"
+    lake.create()
+    before = sorted(path for path in lake.folder.rglob("*") if path.is_file())
+    ((level, text),) = said()
+    assert level == "OK"
+    assert "can be read" in text
+    assert sorted(path for path in lake.folder.rglob("*") if path.is_file()) == before
