@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka.admin import AdminClient, NewTopic
+from deltalake import DeltaTable
 from psycopg import sql
 from pyiceberg.catalog import load_catalog
 
@@ -82,6 +84,32 @@ def iceberg_target(folder: Path, name: str) -> Target:
 
     sink = {"name": name, "catalog": settings, "create": "if_missing"}
     return Target("IcebergSink", ["shop.orders"], sink, read, leaks, lose)
+
+
+def delta_target(folder: Path, name: str) -> Target:
+    """A Delta table in `folder`."""
+
+    def read() -> Iterator[SeenRow]:
+        if DeltaTable.is_deltatable(str(folder)):
+            yield from map(_seen, DeltaTable(str(folder)).to_pyarrow_table().to_pylist())
+
+    def leaks(owner: Owner) -> list[str]:
+        """Marks, lists of files, and files that the table does not name."""
+        named = set(pa.table(DeltaTable(str(folder)).get_add_actions())["path"].to_pylist())
+        left = [
+            path
+            for path in folder.rglob("a*.parquet")
+            if str(path.relative_to(folder)) not in named
+        ]
+        return [path.name for path in [*left, *(folder / "_sparkonce").glob(f"{owner.prefix}*")]]
+
+    def lose(committable: Committable) -> None:
+        for path in folder.rglob(f"{committable.branch_id}files/*.parquet"):
+            path.unlink()
+
+    return Target(
+        "DeltaSink", [str(folder)], {"name": name, "create": "if_missing"}, read, leaks, lose
+    )
 
 
 def kafka_target(server: KafkaServer, topic: str, **settings: Any) -> Target:

@@ -13,7 +13,13 @@ import pytest
 
 from integration_tests.crash.chains import batches_of, kill_at_every_step, run_chain
 from integration_tests.crash.scenario import POLICIES, Scenario
-from integration_tests.crash.targets import file_target, iceberg_target, real_targets
+from integration_tests.crash.targets import (
+    Target,
+    delta_target,
+    file_target,
+    iceberg_target,
+    real_targets,
+)
 from sparkonce.model import DRIVER_ATTEMPT, BranchId
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.testing.kills import Kill, beside_planning, crash_points
@@ -26,10 +32,11 @@ from sparkonce.testing.services import Services
 def test_driver_killed_at_every_point_with_all_real_sinks(
     tmp_path: Path, services: Services, fresh_name: Callable[[], str], policy: CommitPolicy
 ) -> None:
-    """Kafka, Postgres, each S3 server and an Iceberg table: every row is visible once in each."""
+    """Kafka, Postgres, each S3 server, two tables: every row is visible once in each."""
     targets = [
         *real_targets(services, fresh_name),
-        iceberg_target(tmp_path / "table", "iceberg"),
+        iceberg_target(tmp_path / "iceberg", "iceberg"),
+        delta_target(tmp_path / "delta", "delta"),
     ]
     names = [target.name for target in targets]
     steps = crash_points(names, policy, is_each=False, is_deep=policy == "after_checkpoint")
@@ -117,11 +124,12 @@ def test_driver_killed_at_every_point_with_folders_as_sinks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("table", [iceberg_target, delta_target])
 def test_driver_killed_at_every_point_with_a_table_and_a_folder(
-    tmp_path: Path, policy: CommitPolicy
+    tmp_path: Path, table: Callable[[Path, str], Target], policy: CommitPolicy
 ) -> None:
-    """A batch is in the Iceberg table as a whole, or not at all, wherever the driver dies."""
-    targets = [iceberg_target(tmp_path / "table", "table"), file_target(tmp_path / "left", "left")]
+    """A batch is in the table as a whole, or not at all, wherever the driver dies."""
+    targets = [table(tmp_path / "table", "table"), file_target(tmp_path / "left", "left")]
     steps = crash_points(["table", "left"], policy)
     with Scenario(tmp_path, targets, batches_of(steps), policy) as scenario:
         run_chain(scenario, steps)

@@ -80,6 +80,7 @@ class BranchWriter:
         self._most_waiting_bytes = (
             _WAITING_BYTES_PARTITIONED if self._layout.is_partitioned else _WAITING_BYTES
         )
+        self._known: pa.Schema | None = None
         self._open: dict[Hashable, _OpenFile] = {}
         self._waiting_bytes = 0
         self._count = 0
@@ -93,6 +94,9 @@ class BranchWriter:
             PrepareRejectedError: they belong to too many partitions.
             pa.ArrowException: they do not fit into the table's types.
         """
+        if batch.schema != self._known:
+            check_known(batch.schema, self._layout.schema)
+            self._known = batch.schema
         rows = fitted(batch, self._layout.schema)
         parts = list(self._layout.split(rows))
         if sum(part.num_rows for _, part in parts) != rows.num_rows:
@@ -183,6 +187,16 @@ def _columns(schema: pa.Schema) -> Iterator[pq.ColumnSchema]:
     return (described.column(n) for n in range(len(described)))
 
 
+def check_known(given: pa.Schema, wanted: pa.Schema) -> None:
+    """Check that the table has every column of the rows, and every field within.
+
+    Raises:
+        pa.ArrowInvalid: it lacks one, and Arrow's cast would drop its values.
+    """
+    if unknown := list(_unknown(pa.struct(list(given)), pa.struct(list(wanted)))):
+        raise pa.ArrowInvalid(f"the table no longer has the column {', '.join(unknown)}")
+
+
 def fitted(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
     """Rows with the table's columns and types; columns that the rows lack are null.
 
@@ -190,8 +204,6 @@ def fitted(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
         pa.ArrowException: a value does not fit.
     """
     given = batch.schema.names
-    if unknown := list(_unknown(pa.struct(list(batch.schema)), pa.struct(list(wanted)))):
-        raise pa.ArrowInvalid(f"the table no longer has the column {', '.join(unknown)}")
     columns = []
     for each in wanted:
         column = batch.column(each.name) if each.name in given else pa.nulls(batch.num_rows)
