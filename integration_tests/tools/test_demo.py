@@ -52,9 +52,17 @@ def start_demo(scratch: Path, arguments: Sequence[str]) -> subprocess.Popen[str]
 
 
 @pytest.mark.usefixtures("services")  # downloads come before the demo's own time
-def test_the_demo_loses_duplicates_and_leaks_nothing(scratch: Path) -> None:
+@pytest.mark.parametrize(
+    "lake",
+    [
+        "files",
+        pytest.param("iceberg", marks=pytest.mark.slow),
+        pytest.param("delta", marks=pytest.mark.slow),
+    ],
+)
+def test_the_demo_loses_duplicates_and_leaks_nothing(scratch: Path, lake: str) -> None:
     """Four kills at four states, and every sink equals the source; nothing stays behind."""
-    with start_demo(scratch, ["--rows", "20000"]) as demo:
+    with start_demo(scratch, ["--rows", "20000", "--lake", lake]) as demo:
         out, err = demo.communicate(timeout=900)
     print(out)
     assert demo.returncode == 0, err

@@ -19,7 +19,7 @@ from sparkonce.demo.orders import (
     Order,
     expected,
     from_kafka,
-    from_parquet,
+    from_lake,
     from_postgres,
     generate,
 )
@@ -97,9 +97,10 @@ def test_an_order_is_the_same_in_every_sink() -> None:
         ORDER,
         from_kafka(KafkaMessage(b"7", json.dumps(value).encode())),
         from_postgres(tuple(ORDER._replace(placed_at=in_tokyo))),
-        from_parquet(row),
+        from_lake(row),
+        from_lake(ORDER._asdict()),
     ]
-    assert Counter(orders) == {ORDER: 4}
+    assert Counter(orders) == {ORDER: 5}
 
 
 # -- comparison ------------------------------------------------------------------------------------
@@ -225,6 +226,12 @@ def test_plain_output_has_no_control_characters(
     assert first.count("a long line") == 30
     assert "kafka 5 postgres 5 s3 5" in second
     assert all(character.isprintable() for character in first + second)
+
+
+def test_naive_writer_knows_no_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--writer", "naive", "--lake", "delta"])
+    assert "--writer naive writes files only" in capsys.readouterr().err
 
 
 def test_too_few_rows_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from sparkonce.demo.kills import PLANS
+from sparkonce.demo.lakes import LAKES
 from sparkonce.demo.show import Options, play
 from sparkonce.testing.checks import StuckError
 from sparkonce.testing.services import ServiceError
@@ -31,6 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="exactly-once",
         help="naive: Spark's own sinks in foreachBatch, for contrast",
     )
+    parser.add_argument(
+        "--lake",
+        choices=list(LAKES),
+        default="files",
+        help="what is written to S3: Parquet files, or a table; default: files",
+    )
     parser.add_argument("--rows", type=int, default=ROWS, help=f"orders; default {ROWS}")
     parser.add_argument("--seed", type=int, help="seed of the orders; default: a new one")
     parser.add_argument(
@@ -39,11 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rows < FEWEST_ROWS:
         parser.error(f"--rows: at least {FEWEST_ROWS}")
+    if options.writer == "naive" and options.lake != "files":
+        parser.error("--writer naive writes files only")
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     # `kill` ends us as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return play(Options(options.writer, options.rows, seed, options.keep))
+        return play(Options(options.writer, options.lake, options.rows, seed, options.keep))
     except KeyboardInterrupt:
         print("sparkonce: interrupted; everything it started is stopped and removed.")  # noqa: T201
         return 130

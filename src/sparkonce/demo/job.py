@@ -19,10 +19,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, from_json
 
 from sparkonce import ExactlyOnce
+from sparkonce.demo.lakes import lake_of
 from sparkonce.demo.naive import Naive
 from sparkonce.demo.orders import DERIVED, KAFKA_COLUMNS, SOURCE_SCHEMA
 from sparkonce.demo.settings import PIPELINE, Job
-from sparkonce.sinks import KafkaSink, PostgresSink, S3Connection, S3Sink
+from sparkonce.sinks import KafkaSink, PostgresSink
 from sparkonce.testing.quick_spark import jvm_options
 
 if TYPE_CHECKING:
@@ -39,16 +40,7 @@ def exactly_once(job: Job) -> Writer:
         sinks=[
             KafkaSink(job.topic, bootstrap_servers=job.kafka, select=KAFKA_COLUMNS),
             PostgresSink(job.postgres, table=job.table),
-            S3Sink(
-                f"s3://{job.bucket}/{job.prefix}",
-                partition_by=["day"],
-                connection=S3Connection(
-                    endpoint_url=job.s3_endpoint,
-                    region_name=job.s3_region,
-                    aws_access_key_id=job.s3_access_key,
-                    aws_secret_access_key=job.s3_secret_key,
-                ),
-            ),
+            lake_of(job).sink(),
         ],
         log=job.log,
     )

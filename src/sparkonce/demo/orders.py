@@ -238,6 +238,7 @@ def from_postgres(row: tuple[Any, ...]) -> Order:
     return Order(*row)
 
 
-def from_parquet(row: Mapping[str, Any]) -> Order:
+def from_lake(row: Mapping[str, Any]) -> Order:
     values = {name: row[name] for name in Order._fields}
-    return Order(**{**values, "day": date.fromisoformat(row["day"])})
+    day = row["day"]  # text where it is the name of a folder
+    return Order(**{**values, "day": date.fromisoformat(day) if isinstance(day, str) else day})

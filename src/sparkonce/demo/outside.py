@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from typing import Self
 
 import psycopg
-import pyarrow as pa
-import pyarrow.parquet as pq
-from botocore.exceptions import ClientError
 from kafka.admin import KafkaAdminClient
 from psycopg import sql
 
 from sparkonce.demo.kills import SINKS
+from sparkonce.demo.lakes import lake_of
 from sparkonce.demo.settings import Job
 from sparkonce.testing.checks import (
     CommittedReader,
     Leak,
     open_transactions,
-    open_uploads,
-    parquet_keys,
     prepared_and_staged,
     s3_client,
 )
@@ -63,7 +59,7 @@ class Outside:
             stack.callback(self._kafka.close)
             self._stack = stack.pop_all()
         self._messages = 0
-        self._files: dict[str, int] = {}
+        self._lake = lake_of(job)
 
     def look(self) -> Seen:
         job = self._job
@@ -71,24 +67,13 @@ class Outside:
             standing = {
                 "kafka": list(open_transactions(self._kafka)),
                 "postgres": list(prepared_and_staged(self._postgres)),
-                "s3": list(open_uploads(self._s3, job.bucket)),
+                "s3": list(self._lake.unfinished(self._s3)),
             }
             self._messages += sum(1 for _ in self._reader.read_visible())
             query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(job.table))
             (in_table,) = self._postgres.execute(query).fetchone() or (0,)
-            rows = (self._messages, int(in_table), self._rows_in_files())
+            rows = (self._messages, int(in_table), self._lake.count(self._s3))
         return Seen(dict(zip(SINKS, rows, strict=True)), standing)
-
-    def _rows_in_files(self) -> int:
-        job = self._job
-        for key in parquet_keys(self._s3, job.bucket, job.prefix):
-            if key not in self._files:
-                try:
-                    body = self._s3.get_object(Bucket=job.bucket, Key=key)["Body"].read()
-                except ClientError:
-                    continue  # renamed since it was listed: S3A renames by copy and delete
-                self._files[key] = pq.ParquetFile(pa.BufferReader(body)).metadata.num_rows
-        return sum(self._files.values())
 
     def __enter__(self) -> Self:
         return self

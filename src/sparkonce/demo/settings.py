@@ -15,6 +15,7 @@ class Job:
     """Everything that the program needs to know."""
 
     writer: str
+    lake: str
     rows: int
     rows_per_batch: int
     folder: str

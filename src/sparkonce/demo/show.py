@@ -51,6 +51,7 @@ STATE_TIMEOUT_S = 300.0
 @dataclass(frozen=True, slots=True)
 class Options:
     writer: str
+    lake: str
     rows: int
     seed: int
     keep: bool
@@ -264,6 +265,7 @@ def _make_places(
 ) -> Job:
     job = Job(
         writer=options.writer,
+        lake=options.lake,
         rows=options.rows,
         rows_per_batch=-(-options.rows // BATCHES) + PARTITIONS,  # Spark rounds down in each
         folder=str(folder),

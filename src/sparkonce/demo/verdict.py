@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from sparkonce.demo.orders import Order, expected, from_kafka, from_parquet, from_postgres
+from sparkonce.demo.lakes import lake_of, leaks_in
+from sparkonce.demo.orders import Order, expected, from_kafka, from_lake, from_postgres
 from sparkonce.demo.settings import PIPELINE, Job
 from sparkonce.testing.checks import (
     Leak,
@@ -16,7 +17,6 @@ from sparkonce.testing.checks import (
     multiset_difference,
     read_kafka_committed,
     read_postgres,
-    read_s3_parquet,
 )
 from sparkonce.testing.services import S3Server
 from sparkonce.txn_log import open_log
@@ -85,15 +85,17 @@ def judge(job: Job, s3: S3Server) -> Verdict:
     """Read the source and every sink, with readers that know nothing of sparkonce."""
     source = read_kafka_committed(job.kafka, job.source_topic)
     wanted = Counter(expected(message.value or b"") for message in source)
+    lake = lake_of(job)
     readers: Mapping[str, Callable[[], Iterable[Order]]] = {
         "kafka, read_committed": lambda: map(
             from_kafka, read_kafka_committed(job.kafka, job.topic)
         ),
         "postgres, SQL": lambda: map(from_postgres, read_postgres(job.postgres, job.table)),
-        "s3, Parquet files": lambda: map(from_parquet, read_s3_parquet(s3, job.bucket, job.prefix)),
+        lake.readers: lambda: map(from_lake, lake.rows(s3)),
     }
     sinks = {name: compare(wanted, read()) for name, read in readers.items()}
     leaks = find_leaks(kafka=job.kafka, postgres=job.postgres, s3=(s3, job.bucket))
+    leaks += [leak for leak in leaks_in(job, s3) if leak not in leaks]
     if job.writer == "exactly-once":
         log = open_log(job.log)
         leaks += [Leak("unfinished record", str(r.id)) for r in log.unfinished(PIPELINE)]

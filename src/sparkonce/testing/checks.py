@@ -174,12 +174,18 @@ def s3_client(server: S3Server, *, connections: int = 10) -> S3Client:
 def parquet_keys(client: S3Client, bucket: str, prefix: str) -> Iterator[str]:
     """Keys of the Parquet files below `prefix`, without hidden ones (starting with _ or a dot)."""
     folder = f"{prefix.rstrip('/')}/" if prefix else ""
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=folder):
+    for key in keys_in(client, bucket, folder):
+        segments = key.removeprefix(folder).split("/")
+        hidden = any(segment.startswith(("_", ".")) for segment in segments)
+        if segments[-1].endswith(".parquet") and not hidden:
+            yield key
+
+
+def keys_in(client: S3Client, bucket: str, prefix: str = "") -> Iterator[str]:
+    """Every key that begins with `prefix`."""
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for item in page.get("Contents", ()):
-            segments = item["Key"].removeprefix(folder).split("/")
-            hidden = any(segment.startswith(("_", ".")) for segment in segments)
-            if segments[-1].endswith(".parquet") and not hidden:
-                yield item["Key"]
+            yield item["Key"]
 
 
 def read_s3_parquet(server: S3Server, bucket: str, prefix: str) -> list[dict[str, Any]]:
