@@ -79,7 +79,6 @@ class Target:
         read: returns every row that a reader gets.
         leaks: lists everything of the owner that is left over.
         lose: destroys a prepared branch, as a timeout or an administrator does.
-        unpublished: lists objects that only plain readers, or only readers of whole batches, see.
     """
 
     kind: str
@@ -88,7 +87,6 @@ class Target:
     read: Callable[[], Iterable[SeenRow]]
     leaks: Callable[[Owner], list[str]]
     lose: Callable[[Committable], None]
-    unpublished: Callable[[], list[str]] = list
 
     @property
     def name(self) -> str:
@@ -349,7 +347,6 @@ class Scenario:
             assert rows == wanted, f"{target.name}: lost {wanted - rows}, too much {rows - wanted}"
         self.check_agreement()
         assert self.leaks() == []
-        assert [found for target in self.targets for found in target.unpublished()] == []
         with self.log() as log:
             assert log.unfinished(PIPELINE) == []
             records = log.history(PIPELINE, self.batches + 1)

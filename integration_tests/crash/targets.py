@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -206,18 +205,6 @@ def s3_target(
                     Bucket=bucket, Key=file["key"], UploadId=file["upload_id"]
                 )
 
-    def unpublished() -> list[str]:
-        with contextlib.closing(checks.s3_client(server)) as client:
-            seen = set(checks.parquet_keys(client, bucket, "out"))
-            listed = client.list_objects_v2(Bucket=bucket, Prefix="out/_sparkonce/")["Contents"]
-            published = set()
-            for entry in listed:
-                body = client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()
-                lines = gzip.decompress(body) if entry["Key"].endswith(".gz") else body
-                for manifest in map(json.loads, lines.splitlines()):
-                    published |= {f"out/{file['key']}" for file in manifest["objects"]}
-        return [f"{name}: {key}" for key in sorted(seen ^ published)]
-
     settings = {
         "name": name,
         "connection": {
@@ -226,7 +213,7 @@ def s3_target(
         },
         "partition_by": ["day"],
     }
-    return Target("S3Sink", [f"s3://{bucket}/out"], settings, read, leaks, lose, unpublished)
+    return Target("S3Sink", [f"s3://{bucket}/out"], settings, read, leaks, lose)
 
 
 def _seen(value: Mapping[str, Any]) -> SeenRow:

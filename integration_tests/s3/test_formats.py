@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from integration_tests.support.spark import session_zone
-from sparkonce.errors import ConfigurationError
-from sparkonce.sinks.s3.manifests.readers import _arrow_format
 from sparkonce.sinks.s3.writing.columns import check_schema
 from sparkonce.sinks.s3.writing.formats import FileFormat, spark_read_options
 
@@ -207,26 +204,6 @@ def test_text_of_times(spark: SparkSession, tmp_path: Path, name: Any, zoned: li
     assert path.read_text().splitlines()[-2:] == wanted
 
 
-@pytest.mark.parametrize(("name", "compression"), CASES[:-2])
-def test_arrow_reads_what_was_written(
-    spark: SparkSession, tmp_path: Path, name: Any, compression: Any
-) -> None:
-    """Through the format that `committed_dataset` uses; without what it refuses."""
-    wanted = FileFormat(name, (), compression, 8 << 20, 32)
-    # NaN and infinity too: it fails on them.
-    not_read = {"float", "double", "bytes", "map", "date"} if name == "json" else set()
-
-    @settings(SLOWLY, max_examples=4)
-    @given(tables(name))
-    def check(table: pa.Table) -> None:
-        table = table.drop_columns(sorted(not_read))
-        path = write(spark, table, wanted, tmp_path)
-        read = ds.dataset(str(path), format=_arrow_format(name, table.schema), schema=table.schema)
-        assert said(read.to_table().to_pylist()) == said(table.to_pylist())
-
-    check()
-
-
 DUCKDB_READS = {
     "parquet": "read_parquet($path)",
     "json": "read_json($path, format = 'newline_delimited', columns = $columns)",
@@ -258,12 +235,3 @@ def test_duckdb_reads_what_was_written(
         assert said(read.cast(table.schema).to_pylist()) == said(table.to_pylist())
 
     check()
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.binary(), pa.list_(pa.date32()), pa.map_(pa.string(), pa.int64())]
-)
-def test_json_that_arrow_would_take_for_something_else(kind: pa.DataType) -> None:
-    """It is refused rather than read as other values."""
-    with pytest.raises(ConfigurationError, match="use read_committed"):
-        _arrow_format("json", pa.schema([("x", kind)]))

@@ -2,12 +2,10 @@
 
     sink                    S3Sink: the verbs, and its settings
       ├─ finishing          commits, aborts and finds the uploads of a branch
-      ├─ manifests          lists the objects of each batch, for readers of whole batches
-      │    writing          turns rows into files, and files into multipart uploads
+      ├─── writing          turns rows into files, and files into multipart uploads
       └─── connecting       reaches the server: settings, clients, checks, diagnosis
 
-Imports go down only; `finishing` and `manifests` do not know each other. Only `sink` imports
-`manifests`.
+Imports go down only.
 """
 
 from sparkonce.sinks.s3.connecting.settings import S3Connection

@@ -3,7 +3,6 @@
 write         rows ─► file ─► parts           nothing is visible at the keys
 preCommit     every part is stored            the uploads stay open as long as needed
 commit        complete each, prove by HEAD    each object appears whole, at once
-publish       put the batch's manifest        the whole batch appears to `read_committed`
 abort         abort each                      nothing was ever visible
 """
 
@@ -24,15 +23,13 @@ from sparkonce.errors import (
     ProtocolError,
 )
 from sparkonce.finding import Finding
-from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
-from sparkonce.sinks.arrow_types import loosened
+from sparkonce.model import BranchId, Committable, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
     ChecksLog,
     Diagnoses,
     FindsBranches,
-    Publishes,
 )
 from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
 from sparkonce.sinks.s3.connecting.checks import check_server
@@ -43,8 +40,6 @@ from sparkonce.sinks.s3.connecting.settings import ClientFactory, S3Connection
 from sparkonce.sinks.s3.finishing.branch import BranchOutcome, committable_of
 from sparkonce.sinks.s3.finishing.listing import open_uploads
 from sparkonce.sinks.s3.finishing.outcome import FileOutcome
-from sparkonce.sinks.s3.manifests.manifest import Layout, Manifest, source_folder
-from sparkonce.sinks.s3.manifests.publisher import Publisher
 from sparkonce.sinks.s3.writing.columns import check_schema
 from sparkonce.sinks.s3.writing.formats import PART_BYTES, Compression, FileFormat, Format
 from sparkonce.sinks.s3.writing.objects import S3Objects
@@ -55,7 +50,6 @@ from sparkonce.sinks.s3.writing.writer import BranchWriter
 class S3Sink(
     TwoPhaseCommitSink[BranchWriter],
     AbortsDecided,
-    Publishes,
     FindsBranches,
     ChecksLog,
     Diagnoses,
@@ -66,12 +60,12 @@ class S3Sink(
     default settings a task needs less than 256 MiB of memory for files of any size. After 9,000
     parts, which are 242 GiB on Amazon's S3, a task starts another file (`docs/howto/s3.md`).
 
-    Each object appears whole; all objects of a batch appear together to `sparkonce.read_committed`
-    and `sparkonce.committed_dataset`, through a manifest below ``_sparkonce/``.
+    Each object appears whole, but the objects of a batch appear one by one. Where readers need
+    whole batches, use `IcebergSink` or `DeltaSink`.
 
     Rights: s3:PutObject, s3:GetObject, s3:AbortMultipartUpload and s3:ListMultipartUploadParts on
-    the prefix, and s3:DeleteObject on ``_sparkonce/`` below it; s3:ListBucket and
-    s3:ListBucketMultipartUploads on the bucket. docs/howto/s3-operations.md has more.
+    the prefix; s3:ListBucket and s3:ListBucketMultipartUploads on the bucket.
+    docs/howto/s3-operations.md has more.
 
     Args:
         url: ``s3://BUCKET/PREFIX``. The bucket must exist.
@@ -142,7 +136,6 @@ class S3Sink(
         )
         self._objects = objects or S3Objects()
         self._clients = _clients(connection, client)
-        self._schema: pa.Schema | None = None
         if self._format.is_lines:
             self.columns = self._lines
 
@@ -165,7 +158,6 @@ class S3Sink(
             file_format,
             branch_id,
             objects=self._objects,
-            schema=self._schema,
         )
 
     def write(self, handle: BranchWriter, batch: pa.RecordBatch) -> None:
@@ -175,11 +167,7 @@ class S3Sink(
     def preCommit(self, handle: BranchWriter) -> Committable:
         with self._rejecting(handle.branch_id):
             files = handle.finish()
-        layout = None
-        if handle.schema is not None:
-            of_format = (self._format.name, self._format.partition_by)
-            layout = Layout.of(*of_format, handle.schema).to_json()
-        return committable_of(self._clients, self._place, handle.branch_id, files, layout)
+        return committable_of(self._clients, self._place, handle.branch_id, files)
 
     def discard(self, handle: BranchWriter) -> None:
         handle.discard()
@@ -222,11 +210,6 @@ class S3Sink(
     def commit(self, committable: Committable) -> None:
         BranchOutcome.of(committable, self._clients).commit()
 
-    def publish(self, batch: CommittedBatch) -> None:
-        folder = source_folder(batch.pipeline, batch.owner.digest, self.name)
-        publisher = Publisher(self._clients, self._place, folder, self._objects)
-        publisher.publish(Manifest.of(batch, self.name, self._place.prefix))
-
     def abort(self, branch: BranchId | Committable) -> None:
         """Abort the branch's uploads; objects that it has committed stay.
 
@@ -255,8 +238,6 @@ class S3Sink(
 
     def _lines(self, schema: pa.Schema, row: str) -> list[str]:
         check_schema(schema, self._format)
-        # The executors get only the lines; the sink is pickled to them later, with this schema.
-        self._schema = loosened(schema)
         return self._format.lines(schema, row)
 
     def _uploads_of(self, owner: Owner) -> dict[BranchId, list[StagedFile]]:

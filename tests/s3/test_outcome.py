@@ -28,8 +28,6 @@ from sparkonce.sinks.s3.connecting.place import Place
 from sparkonce.sinks.s3.finishing import outcome
 from sparkonce.sinks.s3.finishing.branch import committable_of
 from sparkonce.sinks.s3.finishing.outcome import FileOutcome
-from sparkonce.sinks.s3.manifests.manifest import Manifest
-from sparkonce.sinks.s3.manifests.publisher import Publisher
 from sparkonce.sinks.s3.writing.objects import S3Objects
 from sparkonce.sinks.s3.writing.staged import StagedFile, crc32c, etag_of_parts
 from sparkonce.sinks.s3.writing.upload import PartSizes, PartStream, Transfers
@@ -543,55 +541,6 @@ def test_settings_of_every_object() -> None:
             },
         )
         assert stream._upload() == ("key", "upload")
-
-
-@pytest.fixture
-def publishing() -> Iterator[tuple[Publisher, Stubber]]:
-    clients = nowhere()
-    with Stubber(clients.client(Purpose.ASK)) as stubber:
-        yield Publisher(clients, Place("lake", "orders/"), "_sparkonce/x/", KMS), stubber
-        stubber.assert_no_pending_responses()
-    clients.close()
-
-
-def put(*, first: bool) -> dict[str, Any]:
-    return {
-        "Bucket": "lake",
-        "Key": "orders/_sparkonce/x/000000000001.json",
-        "Body": ANY,
-        "ContentMD5": ANY,
-        "ContentType": "application/json",
-        "ServerSideEncryption": "aws:kms",
-        "SSEKMSKeyId": "arn:aws:kms:key",
-        "ACL": "bucket-owner-full-control",
-        **({"IfNoneMatch": "*"} if first else {}),
-    }
-
-
-def test_manifest_is_encrypted_as_the_objects_are(
-    publishing: tuple[Publisher, Stubber],
-) -> None:
-    """A bucket's policy may demand it; it is put only where none is."""
-    publisher, stubber = publishing
-    stubber.add_response("put_object", {}, put(first=True))
-    publisher.publish(Manifest("x", "q", "s3", 1, 0))
-
-
-def test_server_without_conditional_puts(publishing: tuple[Publisher, Stubber]) -> None:
-    """The manifest is put all the same: whoever else writes it writes the same."""
-    publisher, stubber = publishing
-    stubber.add_client_error("put_object", "NotImplemented", http_status_code=501)
-    stubber.add_response("put_object", {}, put(first=False))
-    publisher.publish(Manifest("x", "q", "s3", 1, 0))
-
-
-def test_conflict_of_two_puts(publishing: tuple[Publisher, Stubber]) -> None:
-    """S3 answers 409 to one of them, when nobody's is there yet: it is called again."""
-    publisher, stubber = publishing
-    stubber.add_client_error("put_object", "ConditionalRequestConflict", http_status_code=409)
-    stubber.add_client_error("get_object", "NoSuchKey", http_status_code=404)
-    with pytest.raises(CommitUnresolvedError, match="NoSuchKey"):
-        publisher.publish(Manifest("x", "q", "s3", 1, 0))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sparkonce.errors import ConfigurationError
 
 MAX_KEY_BYTES: Final = 1024
 _MAX_PREFIX_BYTES: Final = 900
-"""The key of a manifest adds up to 123 bytes, with the longest names of pipeline and sink."""
+"""The name of a file adds up to 110 bytes, and folders of partitions add more."""
 
 _URL: Final = re.compile(
     r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(?P<prefix>.*))?", re.DOTALL

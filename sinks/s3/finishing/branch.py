@@ -40,15 +40,13 @@ def committable_of(
     place: Place,
     branch_id: BranchId,
     files: Sequence[StagedFile],
-    layout: JsonValue = None,
 ) -> Committable:
-    """The committable of a branch with these files; its manifest will show the `layout`."""
+    """The committable of a branch with these files."""
     payload: dict[str, JsonValue] = {
         "bucket": place.bucket,
         "endpoint": clients.other_server,
         "partition": clients.partition,
         "files": [file.to_json() for file in files],
-        "layout": layout,
     }
     text = _text(place.bucket, [file.key for file in files])
     return Committable(branch_id, payload, _PAYLOAD_VERSION, text=text)
@@ -155,8 +153,7 @@ class BranchOutcome:
                 f"{len(visible)} of the {len(self.files)} files of {branch_id} exist, so that a "
                 f"rewrite would show their rows twice: {names}. Delete these, and start again; or "
                 "keep them, write the rows of the other files manually, and run "
-                f"{settle_command(branch_id, 'committed')}, which leaves all of them out of the "
-                "manifest",
+                f"{settle_command(branch_id, 'committed')}",
                 branch_id,
             )
 

@@ -159,8 +159,8 @@ class FileFormat:
     def _check_parquet(self) -> None:
         if self.parquet.get("flavor"):
             raise ConfigurationError(
-                "S3Sink: parquet= contains a flavor, with which pyarrow renames columns, so that "
-                "read_committed does not find them: leave it out, and rename columns by select="
+                "S3Sink: parquet= contains a flavor, with which pyarrow renames columns: leave it "
+                "out, and rename columns by select="
             )
         for name, value in self.parquet.items():
             if isinstance(value, str) and value.lower() in {"true", "false"}:

@@ -53,12 +53,7 @@ class _OpenFile:
 
 
 class BranchWriter:
-    """The open files of one branch; used by one thread.
-
-    Attributes:
-        schema: of the rows as readers see them: the given one, or that of the rows written. None
-            before the first rows.
-    """
+    """The open files of one branch; used by one thread."""
 
     def __init__(
         self,
@@ -68,11 +63,8 @@ class BranchWriter:
         branch_id: BranchId,
         *,
         objects: S3Objects,
-        schema: pa.Schema | None = None,
     ) -> None:
         self.branch_id = branch_id
-        self.schema: pa.Schema | None = None
-        self._declared = schema
         self._objects = objects
         self._clients = clients
         self._place = place
@@ -89,11 +81,6 @@ class BranchWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows; return when no more than the bounded amount waits in memory."""
-        if self.schema is None:
-            schema = self._declared or batch.schema
-            for name in self._format.partition_by:  # the zone of its type names the folders
-                schema = schema.set(schema.get_field_index(name), batch.schema.field(name))
-            self.schema = schema
         for folder, rows in split(batch, self._format.partition_by):
             file = self._open.get(folder) or self._open_file(folder, rows.schema)
             file.waiting.append(rows)
