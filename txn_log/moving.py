@@ -14,6 +14,7 @@ checkpoint. That id moves along with the pipeline (`Head.log_id`), so all names 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -107,7 +108,7 @@ def _movable(
 def _close(store: Store, pipeline: str, source: TransactionLog, target: TransactionLog) -> Head:
     head = _movable(store.head(pipeline), source, target, pipeline)
     if head.moved_to is None:
-        head = replace(head, token=head.token + 1, moved_to=target.address)
+        head = replace(head, token=head.token + 1, started_at=time.time(), moved_to=target.address)
         store.put_head(head)
     return head
 

@@ -94,10 +94,15 @@ def _timeout(own_ms: int | None, allowed_ms: int) -> Finding:
         return Finding(Level.OK, setting)
     return Finding(
         Level.WARNING,
-        f"{setting}: the brokers abort a prepared transaction {timeout_s / 60:.0f} min after it "
+        f"{setting}: the brokers abort a prepared transaction {_span(timeout_s)} after it "
         "began; a driver that is down for longer must rewrite it",
         f'set {enough} or more on {where}; commit="after_checkpoint" depends on it',
     )
+
+
+def _span(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes > 1 else f"{seconds:g} s"
 
 
 def _replicas(config: Mapping[str, int]) -> Iterator[Finding]:

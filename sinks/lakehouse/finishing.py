@@ -21,7 +21,7 @@ from typing import Final
 
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
 from sparkonce.model import BranchId
-from sparkonce.sinks.lakehouse.marks import batch_of
+from sparkonce.sinks.lakehouse.marks import Mark, batch_of
 from sparkonce.sinks.lakehouse.payloads import PreparedBatch
 from sparkonce.sinks.lakehouse.proofs import End
 from sparkonce.sinks.lakehouse.table import LoadedTable
@@ -90,7 +90,8 @@ class BatchEnd:
             mark = marks.read(self._branch_id) if prepared is None else prepared.mark
             if mark is None:
                 return True  # never prepared, or ended since the table was loaded
-            self._check_same(table, mark.table)
+            if mark.table != table.id:
+                raise _left_in_another_table(table, mark, self._where, self._branch_id)
             end = table.end_of(self._branch_id)
             if end == "unknown":
                 raise self._unknown(table)
@@ -100,6 +101,14 @@ class BatchEnd:
             marks.remove_batch(self._branch_id, mark, keep_files=is_committed)
             return not is_committed
         raise AssertionError("the table is loaded until it is known")  # pragma: no cover
+
+    def abort_ruled(self, prepared: PreparedBatch) -> bool:
+        """The same where an operator wants the rows written again, into the table as it is now.
+
+        A batch that was prepared for another table is not in this one, and will not be.
+        """
+        table = self._load()
+        return (table is not None and table.id != prepared.table) or self.abort(prepared)
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -189,11 +198,7 @@ class TaskEnd:
         if mark is None:
             return  # it has ended
         if mark.table != self._table.id:
-            raise CommitUnresolvedError(
-                f"{self._where} is another table now than the one that {self._branch_id} was "
-                f"written for: delete its files in {mark.data}, and its mark",
-                self._branch_id,
-            )
+            raise _left_in_another_table(self._table, mark, self._where, self._branch_id)
         if not self._may_be_committed():
             marks.remove_files(mark.data, str(self._branch_id.attempt))
         marks.remove(self._branch_id)
@@ -203,3 +208,14 @@ class TaskEnd:
         if self._table.end_of(batch_of(self._branch_id)) in {"aborted", None}:
             return False
         return self._table.may_name(self._branch_id)
+
+
+def _left_in_another_table(
+    table: LoadedTable, mark: Mark, where: str, branch_id: BranchId
+) -> CommitUnresolvedError:
+    return CommitUnresolvedError(
+        f"{where} is another table now ({table.id}) than the one that {branch_id} was written for "
+        f"({mark.table}): if that one is gone for good, delete the folder {mark.data} and the file "
+        f"{table.marks.path(branch_id)}",
+        branch_id,
+    )

@@ -63,17 +63,17 @@ class Marks:
     def write(self, branch_id: BranchId, mark: Mark | None = None) -> None:
         """Write a batch's mark, or that of a task."""
         content = asdict(mark or Mark(self.table, self.data(branch_id)))
-        self.storage.write(self._path(branch_id), json.dumps(content).encode())
+        self.storage.write(self.path(branch_id), json.dumps(content).encode())
 
     def read(self, branch_id: BranchId) -> Mark | None:
         """What the mark says; None if there is none."""
         try:
-            return Mark(**json.loads(self.storage.read(self._path(branch_id))))
+            return Mark(**json.loads(self.storage.read(self.path(branch_id))))
         except FileNotFoundError:
             return None
 
     def remove(self, branch_id: BranchId) -> None:
-        self.storage.remove(self._path(branch_id))
+        self.storage.remove(self.path(branch_id))
 
     def of(self, owner: Owner) -> Iterator[BranchId]:
         """The owner's branches that have a mark."""
@@ -127,7 +127,8 @@ class Marks:
                 self.remove(task)
         self.remove(branch_id)
 
-    def _path(self, branch_id: BranchId) -> str:
+    def path(self, branch_id: BranchId) -> str:
+        """Where a branch's mark is."""
         return f"{self.folder}/{branch_id}{_SUFFIX}"
 
 

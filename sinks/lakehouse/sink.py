@@ -163,7 +163,7 @@ class LakehouseSink(
             TaskEnd(table, self.target, branch_id).abort()
 
     def abort_decided(self, committable: Committable) -> None:
-        if not self._ending(committable.branch_id).abort(PreparedBatch.of(committable)):
+        if not self._ending(committable.branch_id).abort_ruled(PreparedBatch.of(committable)):
             raise CommitRejectedError(
                 f"{committable.branch_id} is committed in {self.target}, and a rewrite would "
                 "duplicate its rows",

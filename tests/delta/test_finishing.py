@@ -169,6 +169,7 @@ def test_table_is_another_one(lake: Lake) -> None:
     lake.create()
     with pytest.raises(CommitUnresolvedError, match="another table now"):
         sink.commit(committable)
+    sink.abort_decided(committable)
     assert lake.ids() == []
 
 

@@ -102,6 +102,17 @@ def test_partition_columns_are_not_in_the_files(lake: Lake) -> None:
     assert sorted(found["id"].to_pylist()) == [1, 4, 7]
 
 
+def test_log_has_values_as_delta_writes_them(lake: Lake) -> None:
+    """Spark reads true and false only; readers of changes skip files that change no data."""
+    lake.create(WIDE, partition_by=["is_new"])
+    sink = lake.sink()
+    sink.commit(prepared(sink, 1, [wide_rows(60)]))
+    lines = map(json.loads, lake.log(1).read_text().splitlines())
+    adds = [line["add"] for line in lines if "add" in line]
+    assert {add["partitionValues"]["is_new"] for add in adds} == {"true", "false", None}
+    assert all(add["dataChange"] for add in adds)
+
+
 def test_empty_text_in_a_partition_column_is_null(lake: Lake) -> None:
     """Delta's log knows no other way, whoever writes it."""
     lake.create(partition_by=["name"])
@@ -125,12 +136,19 @@ def statistics(lake: Lake) -> list[dict[str, Any]]:
     return found
 
 
-def test_statistics_hold_for_every_row(lake: Lake) -> None:
-    """What readers skip, they must not miss."""
+@pytest.mark.parametrize("row_group", [1000, 7])
+def test_statistics_hold_for_every_row(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, row_group: int
+) -> None:
+    """What readers skip, they must not miss; also where a file has several row groups."""
+    monkeypatch.setattr("sparkonce.sinks.delta.table.DeltaLayout.row_group", row_group)
     lake.create(WIDE)
     sink = lake.sink()
     batches = [wide_rows(40, seed) for seed in range(3)]
-    sink.commit(prepared(sink, 1, *[[batch] for batch in batches]))
+    tasks = [[batch.slice(n, 8) for n in range(0, 40, 8)] for batch in batches]
+    sink.commit(prepared(sink, 1, *tasks))
+    groups = [pq.read_metadata(path).num_row_groups for path in lake.data()]
+    assert groups == [5 if row_group == 7 else 1] * 3
     for found, batch in zip(statistics(lake), batches, strict=True):
         assert found["numRecords"] == 40
         assert set(found["minValues"]) == {"id", "small", "day", "at", "city"}

@@ -409,9 +409,14 @@ def test_another_table_of_that_name_is_not_touched(lake: Lake) -> None:
     for found in (done, committable, committable.branch_id):
         with pytest.raises(CommitUnresolvedError, match="another table now"):
             sink.abort(found)
+    sink.abort_decided(committable)
+    again = replace(committable.branch_id, write_pass=1, attempt=0)
+    (rewritten,) = sink.vote(replace(again, attempt=DRIVER_ATTEMPT), [task(sink, again, rows(2))])
+    sink.commit(rewritten)
+    assert lake.ids() == [2]
     archive = lake.catalog.load_table("shop.archive")
     assert archive.scan().to_arrow()["id"].to_pylist() == [3]
-    assert len(lake.data()) == 3
+    assert len(lake.data()) == 4
 
 
 def test_abort_that_an_operator_wants_is_a_commit(lake: Lake, intruder: Intruder) -> None:

@@ -539,8 +539,6 @@ def test_json_is_made_by_spark() -> None:
     line, folder = sink.columns(pa.schema([TEXT, pa.field("day", pa.date32())]), "row")
     assert line.startswith("to_json(struct(row.`text` AS `text`), map(")
     assert folder == "row.`day` AS `day`"
-    copy = pickle.loads(pickle.dumps(sink))  # noqa: S301
-    assert copy._schema.names == ["text", "day"]  # the executors get the lines alone
     with pytest.raises(ConfigurationError, match="partition_by names"):
         sink.columns(pa.schema([TEXT]), "row")
 

@@ -58,8 +58,8 @@ _MEANING = {
     "tables: if you need rows from there, copy them first",
     Ruling.ABORTED: "abandoned: its rows will be missing in this sink, while the other sinks keep "
     "theirs",
-    Ruling.REDO: "rewritten from Spark's replay: if any of its rows are visible already, they will "
-    "be there twice",
+    Ruling.REDO: "committed if that is still possible, and rewritten from Spark's replay if not: "
+    "rows that are visible already, without a proof, will be there twice",
 }
 
 
