@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ def start_spark_cluster(
         ServiceError: a process cannot be started, with the reason. None is left running then.
     """
     address = LOCALHOST if network is None else network.driver_address
-    environment = {**os.environ, **import_path(), **_settings(), **(env or {})}
+    environment = {**os.environ, **_import_path(), **_settings(), **(env or {})}
     hosts = [None] * workers if network is None else network.hosts[:workers]
     with contextlib.ExitStack() as on_error:
         plan = _Plan(make_root(None), address, environment, on_error)
@@ -176,6 +177,14 @@ class _Plan:
             command = host.enter(command)
         program = Command(command, folder / "log", own)
         return LocalRuntime(LocalPlan(f"Spark's {name}", program, None, is_ready), guard)
+
+
+def _import_path() -> dict[str, str]:
+    """What this process can import, without its standard library: each interpreter has its own."""
+    own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    paths = import_path()["PYTHONPATH"].split(os.pathsep)
+    kept = [p for p in paths if p not in own and not p.endswith((".zip", "lib-dynload"))]
+    return {"PYTHONPATH": os.pathsep.join(kept)}
 
 
 def _settings() -> dict[str, str]:
