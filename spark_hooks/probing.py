@@ -91,23 +91,31 @@ def _refusal(wrong: Iterable[str]) -> ConfigurationError:
 
 def _other_pythons(context: SparkContext, tasks: int) -> set[str]:
     """Each host whose interpreter has another minor version than the driver's, or does not run."""
-    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-    command = ["sh", "-c", _ASK, context.pythonExec, _VERSION]
     # Not of a range, which PySpark computes in Python workers.
     numbers: Any = context.parallelize(list(range(tasks)), tasks)._jrdd  # noqa: SLF001
-    wrong = set()
     try:
-        answers = list(numbers.pipe(command).collect())
+        answers = list(numbers.pipe(question(context.pythonExec)).collect())
     except Exception as error:  # noqa: BLE001 - the error of the probe itself is raised
         logger.warning("the executors could not be asked for their Python's version: %s", error)
         return set()
-    for answer in filter(None, map(_ANSWER.fullmatch, answers)):
-        host, version, python, failure = answer.groups()
-        if version is None:
-            wrong.add(f"{host} ({context.pythonExec}) cannot run Python: {failure}")
-        elif version != mine:
-            wrong.add(f"{host} ({python}) has Python {version}, and the driver {mine}")
-    return wrong
+    return {what for answer in answers if (what := complaint(answer, context.pythonExec))}
+
+
+def question(interpreter: str) -> list[str]:
+    """A command that prints the host's name and the interpreter's version."""
+    return ["sh", "-c", _ASK, interpreter, _VERSION]
+
+
+def complaint(answer: str, interpreter: str) -> str | None:
+    """What is wrong with the interpreter that gave this answer; None if nothing is known."""
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    match = _ANSWER.fullmatch(answer)
+    if match is None:
+        return None
+    host, version, python, failure = match.groups()
+    if version is None:
+        return f"{host} ({interpreter}) cannot run Python: {failure}"
+    return None if version == mine else f"{host} ({python}) has Python {version}, the driver {mine}"
 
 
 def warn_of_room(spark: SparkSession, sinks: Sequence[AnySink]) -> None:

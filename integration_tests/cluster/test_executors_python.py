@@ -90,7 +90,7 @@ def test_host_with_another_python_is_named(
     error = refusal(network, tmp_path)
     mine = f"{sys.version_info.major}.{sys.version_info.minor}"
     for number, host in enumerate(network.hosts):
-        has_other = rf"{host.name} \(\S+\) has Python {version}, and the driver {mine}"
+        has_other = rf"{host.name} \(\S+\) has Python {version}, the driver {mine}"
         assert (re.search(has_other, error) is not None) == (number in bad), error
     assert "Give every executor the driver's Python version" in error
 
