@@ -112,7 +112,7 @@ def start_spark_cluster(
         memory_mb: of each worker, for its executors, in MiB.
         network: gives each worker a host of its own; default: all are on 127.0.0.1.
         env: more environment variables of the executors. By default they import what this process
-            can import.
+            can import, with the standard library of their own Python.
 
     Raises:
         ServiceError: a process cannot be started, with the reason. None is left running then.
@@ -181,9 +181,10 @@ class _Plan:
 
 def _import_path() -> dict[str, str]:
     """What this process can import, without its standard library: each interpreter has its own."""
-    own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
-    paths = import_path()["PYTHONPATH"].split(os.pathsep)
-    kept = [p for p in paths if p not in own and not p.endswith((".zip", "lib-dynload"))]
+    library = Path(sysconfig.get_path("stdlib"))
+    zipped = library.with_name(f"python{sysconfig.get_python_version().replace('.', '')}.zip")
+    own = {str(library), sysconfig.get_path("platstdlib"), f"{library}/lib-dynload", str(zipped)}
+    kept = (path for path in import_path()["PYTHONPATH"].split(os.pathsep) if path not in own)
     return {"PYTHONPATH": os.pathsep.join(kept)}
 
 
