@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sparkonce")
 
 _TASKS_PER_CORE: Final = 2
+_PATIENCE_S: Final = 60.0
+_PAUSE_S: Final = 0.5
 _REMEDY: Final = (
     f"Give every executor the driver's Python version, sparkonce {__version__} with the extras of "
     "the pipeline's sinks, and your own modules: docs/howto/install.md shows how to send them along"
@@ -41,9 +44,13 @@ _NO_PYTHON: Final = re.compile(r'\[PYTHON_VERSION_MISMATCH\][^\n]*|Cannot run pr
 _VERSION: Final = (
     'import sys; print(*sys.version_info[:3], sep=".", end=" "); print(sys.executable)'
 )
-_ASK: Final = 'cat > /dev/null; echo "$(uname -n) $("$0" -E -S -c "$1" 2>&1 | tail -n 1)"'
-"""Shell: `HOST VERSION INTERPRETER`, or the host and why the interpreter does not run."""
-_ANSWER: Final = re.compile(r"(\S+) (?:(\d+\.\d+)\.\d+ (.*)|(.*))")
+_ASK: Final = (
+    "cat > /dev/null; "
+    'printf "%s\\t%s %s\\n" "$PWD" "$(uname -n)" "$("$0" -E -S -c "$1" 2>&1 | tail -n 1)"'
+)
+"""Shell: `FOLDER HOST VERSION INTERPRETER`, or why the interpreter does not run in the place of the
+last two. Each executor has a folder of its own, or a host."""
+_ANSWER: Final = re.compile(r"[^\t]*\t(\S+) (?:(\d+\.\d+)\.\d+ (.*)|(.*))")
 _HOST: Final = re.compile(r"\(TID \d+\) \((\S+) executor")
 _LOCAL: Final = re.compile(r"local(\[.*)?$")
 """Masters whose executor is the driver's own process. "local-cluster[…]" has real executors."""
@@ -91,14 +98,26 @@ def _refusal(wrong: Iterable[str]) -> ConfigurationError:
 
 def _other_pythons(context: SparkContext, tasks: int) -> set[str]:
     """Each host whose interpreter has another minor version than the driver's, or does not run."""
-    # Not of a range, which PySpark computes in Python workers.
-    numbers: Any = context.parallelize(list(range(tasks)), tasks)._jrdd  # noqa: SLF001
     try:
-        answers = list(numbers.pipe(question(context.pythonExec)).collect())
+        answers = _answers(context, tasks)
     except Exception as error:  # noqa: BLE001 - the error of the probe itself is raised
         logger.warning("the executors could not be asked for their Python's version: %s", error)
         return set()
     return {what for answer in answers if (what := complaint(answer, context.pythonExec))}
+
+
+def _answers(context: SparkContext, tasks: int) -> set[str]:
+    """What the executors answer; an executor that is busy with the failed tasks is asked again."""
+    # Not of a range, which PySpark computes in Python workers.
+    numbers: Any = context.parallelize(list(range(tasks)), tasks)._jrdd  # noqa: SLF001
+    tracker: Any = context._jsc.sc().statusTracker()  # noqa: SLF001
+    deadline, found = time.monotonic() + _PATIENCE_S, set()
+    while True:
+        found |= set(numbers.pipe(question(context.pythonExec)).collect())
+        executors = len(tracker.getExecutorInfos()) - 1  # the driver is one of them
+        if len(found) >= executors or time.monotonic() > deadline:
+            return found
+        time.sleep(_PAUSE_S)
 
 
 def question(interpreter: str) -> list[str]:
