@@ -7,6 +7,9 @@ servers then listen on an address of the network, and localhost is wrong on ever
 from __future__ import annotations
 
 import contextlib
+import os
+import random
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -102,6 +105,8 @@ def make_scenario(
             batches: int,
             *targets: Target,
             conf: Mapping[str, str] | None = None,
+            job: str = "integration_tests.crash.job",
+            is_tagged: bool = True,
             **settings: object,
         ) -> Scenario:
             folder = farm.shared / fresh_name()
@@ -113,10 +118,20 @@ def make_scenario(
                 master=farm.cluster.master_url,
                 conf={**farm.conf(folder / "driver-0" / "failpoints"), **(conf or {})},
                 settings={"driver_rows": 0, **settings},
+                command=(sys.executable, "-m", job),
+                is_tagged=is_tagged,
             )
             return stack.enter_context(scenario)
 
         yield make
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    """Chances that `SPARKONCE_SEED` repeats; its seed is printed."""
+    seed = int(os.environ.get("SPARKONCE_SEED") or random.SystemRandom().randrange(1_000_000))
+    print(f"SPARKONCE_SEED={seed}")
+    return random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
 
 
 def three_targets(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,15 +17,20 @@ from integration_tests.crash.targets import file_target
 from sparkonce.testing.services import Network, start_spark_cluster
 
 SOURCE = ROOT / "src"
+ON_ALL_HOSTS = {
+    "spark.cores.max": "4",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "10min",
+}
+"""No task runs before the driver has the executors of both hosts."""
 
 
 def refusal(network: Network, folder: Path) -> str:
     """What a driver says whose query starts on the two hosts."""
     with start_spark_cluster(2, network=network) as cluster:
         target = file_target(folder / "out", "file")
-        scenario = Scenario(
-            folder, [target], 1, master=cluster.master_url, conf=cluster.driver_conf
-        )
+        conf = {**cluster.driver_conf, **ON_ALL_HOSTS}
+        scenario = Scenario(folder, [target], 1, master=cluster.master_url, conf=conf)
         with scenario:
             scenario.driver.start()
             status, said = scenario.driver.ends()
@@ -51,6 +58,41 @@ def test_host_with_another_version_is_named(network: Network, tmp_path: Path) ->
     error = refusal(network, tmp_path)
     assert f"host1 ({sys.executable}) has sparkonce 0.0.9, and the driver" in error
     assert "host2" not in error
+
+
+def other_python() -> tuple[Path, str]:
+    """An interpreter of another minor version, and that version."""
+    beside = Path(sys.base_prefix).parent.glob("*/bin/python3.[0-9]*[0-9]")
+    names = (f"python3.{minor}" for minor in range(15, 8, -1))
+    on_path = (Path(found) for name in (*names, "pypy3") if (found := shutil.which(name)))
+    show = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for python in (*on_path, *sorted(beside)):
+        ran = subprocess.run([python, "-c", show], capture_output=True, text=True, check=False)
+        version = ran.stdout.strip()
+        if version.startswith("3.") and version != f"3.{sys.version_info.minor}":
+            return python, version
+    pytest.skip("needs an interpreter of another minor version (apt install pypy3)")
+
+
+@pytest.mark.parametrize("bad", [(1,), (0, 1)])
+def test_host_with_another_python_is_named(
+    network: Network, tmp_path: Path, bad: Sequence[int]
+) -> None:
+    """On one host, whose tasks Spark runs again on the other; and on both."""
+    python, version = other_python()
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    wrapper = folder / Path(sys.executable).name
+    wrapper.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+    wrapper.chmod(0o755)
+    for number in bad:
+        network.hosts[number].mounts[Path(sys.executable).parent] = folder
+    error = refusal(network, tmp_path)
+    mine = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for number, host in enumerate(network.hosts):
+        has_other = rf"{host.name} \(\S+\) has Python {version}, the driver {mine}"
+        assert (re.search(has_other, error) is not None) == (number in bad), error
+    assert "Give every executor the driver's Python version" in error
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ Each kill waits until a process has reached a point of the protocol, which a see
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,12 +87,11 @@ def test_each_kind_of_process_is_killed(farm: Farm, make_scenario: Callable[...,
 
 
 @pytest.mark.slow
-def test_a_hundred_random_kills(farm: Farm, make_scenario: Callable[..., Scenario]) -> None:
-    seed = int(os.environ.get("SPARKONCE_SEED") or random.SystemRandom().randrange(1_000_000))
-    print(f"SPARKONCE_SEED={seed}")
-    chosen = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
+def test_a_hundred_random_kills(
+    farm: Farm, make_scenario: Callable[..., Scenario], dice: random.Random
+) -> None:
     kills = []
     for _ in range(100):
-        victim = chosen.choices(VICTIMS, weights=(5, 4, 2, 1))[0]
-        kills.append(ClusterKill(victim, chosen.choice((*IN_TASKS, *ON_DRIVER))))
+        victim = dice.choices(VICTIMS, weights=(5, 4, 2, 1))[0]
+        kills.append(ClusterKill(victim, dice.choice((*IN_TASKS, *ON_DRIVER))))
     run_kills(farm, make_scenario(len(kills) + 1), kills)

@@ -6,7 +6,8 @@ CONFIG holds
 
 * `source`, `checkpoint`, and `folder` for everything else;
 * `master`: Spark's, such as "local[2]"; `conf`: its settings;
-* `sinks`: for each sink its class `kind`, its positional `target` and its `settings`;
+* `sinks`: for each sink its class `kind`, its positional `target` and its `settings`, in which a
+  `transform` is a condition in SQL;
 * `removed`: the same for sinks that the pipeline had before;
 * `pipeline`: the settings of `ExactlyOnce`;
 * `is_tagged`: whether the column `run` of each row has the id of the process that wrote it.
@@ -17,8 +18,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.functions import lit
 
@@ -26,11 +28,16 @@ from sparkonce import ExactlyOnce, sinks
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.job import FILES_PER_BATCH, quiet_session
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 def made(sink: dict[str, Any]) -> AnySink:
     settings = dict(sink["settings"])
     if "connection" in settings:
         settings["connection"] = sinks.S3Connection(**settings["connection"])
+    if (condition := settings.get("transform")) is not None:
+        settings["transform"] = lambda df: df.where(condition)
     built: AnySink = getattr(sinks, sink["kind"])(*sink["target"], **settings)
     return built
 
@@ -44,14 +51,22 @@ def make_pipeline(config: dict[str, Any]) -> ExactlyOnce:
     )
 
 
-def main(config: dict[str, Any]) -> None:
+def unchanged(df: DataFrame) -> DataFrame:
+    return df
+
+
+def main(config: dict[str, Any], transformed: Callable[[DataFrame], DataFrame] = unchanged) -> None:
+    """Run the query over the source, or over what `transformed` makes of it, to its end."""
     spark = quiet_session(config["master"], Path(config["folder"]), config["conf"])
     pipeline = make_pipeline(config)
-    query = (
+    rows = (
         spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")
         .option("maxFilesPerTrigger", FILES_PER_BATCH)
         .json(config["source"])
         .withColumn("run", lit(os.getpid() if config["is_tagged"] else 0).cast("long"))
+    )
+    query = (
+        transformed(rows)
         .writeStream.foreachBatch(pipeline)
         .option("checkpointLocation", config["checkpoint"])
         .trigger(availableNow=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -111,13 +112,13 @@ def start_spark_cluster(
         memory_mb: of each worker, for its executors, in MiB.
         network: gives each worker a host of its own; default: all are on 127.0.0.1.
         env: more environment variables of the executors. By default they import what this process
-            can import.
+            can import, with the standard library of their own Python.
 
     Raises:
         ServiceError: a process cannot be started, with the reason. None is left running then.
     """
     address = LOCALHOST if network is None else network.driver_address
-    environment = {**os.environ, **import_path(), **_settings(), **(env or {})}
+    environment = {**os.environ, **_import_path(), **_settings(), **(env or {})}
     hosts = [None] * workers if network is None else network.hosts[:workers]
     with contextlib.ExitStack() as on_error:
         plan = _Plan(make_root(None), address, environment, on_error)
@@ -176,6 +177,15 @@ class _Plan:
             command = host.enter(command)
         program = Command(command, folder / "log", own)
         return LocalRuntime(LocalPlan(f"Spark's {name}", program, None, is_ready), guard)
+
+
+def _import_path() -> dict[str, str]:
+    """What this process can import, without its standard library: each interpreter has its own."""
+    library = Path(sysconfig.get_path("stdlib"))
+    zipped = library.with_name(f"python{sysconfig.get_python_version().replace('.', '')}.zip")
+    own = {str(library), sysconfig.get_path("platstdlib"), f"{library}/lib-dynload", str(zipped)}
+    kept = (path for path in import_path()["PYTHONPATH"].split(os.pathsep) if path not in own)
+    return {"PYTHONPATH": os.pathsep.join(kept)}
 
 
 def _settings() -> dict[str, str]:
