@@ -151,6 +151,7 @@ def test_small_batch_whose_snapshot_is_lost(
     assert not is_by_driver(scenario, 3)
 
 
+@pytest.mark.slow
 def test_executor_dies_while_it_computes_the_rows_of_a_small_batch(
     farm: Farm, make_scenario: Callable[..., Scenario]
 ) -> None:
