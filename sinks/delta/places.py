@@ -77,6 +77,8 @@ class Place:
         given = {name: os.environ[name] for name in names} | self._options
         plain = {name.lower().removeprefix("aws_"): value for name, value in given.items()}
         settings: dict[str, Any] = {_S3[name]: plain[name] for name in plain if name in _S3}
+        # A small file is one request, and no upload that a killed task leaves incomplete.
+        settings["allow_delayed_open"] = True
         return fs.S3FileSystem(**settings)
 
 

@@ -103,6 +103,8 @@ class Files(Lake):
 
 
 class _Table(Lake):
+    """A table; its client library leaves uploads of killed tasks to the bucket's lifecycle rule."""
+
     def unfinished(self, client: S3Client) -> Iterator[Leak]:
         for key in keys_in(client, self.job.bucket, self.job.prefix):
             if key.endswith(".mark"):

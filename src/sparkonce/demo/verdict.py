@@ -94,8 +94,7 @@ def judge(job: Job, s3: S3Server) -> Verdict:
         lake.readers: lambda: map(from_lake, lake.rows(s3)),
     }
     sinks = {name: compare(wanted, read()) for name, read in readers.items()}
-    leaks = find_leaks(kafka=job.kafka, postgres=job.postgres, s3=(s3, job.bucket))
-    leaks += [leak for leak in leaks_in(job, s3) if leak not in leaks]
+    leaks = [*find_leaks(kafka=job.kafka, postgres=job.postgres), *leaks_in(job, s3)]
     if job.writer == "exactly-once":
         log = open_log(job.log)
         leaks += [Leak("unfinished record", str(r.id)) for r in log.unfinished(PIPELINE)]
