@@ -160,6 +160,14 @@ class BusyIsLost(PreparedSink):
                     raise PreparedBranchLostError("gone", branch_id) from error
 
 
+class BusyIsGone(PreparedSink):
+    """Its abort takes a branch that another session ends at this moment for one that is gone."""
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        with suppress(errors.ObjectNotInPrerequisiteState):
+            super().abort(branch)
+
+
 class CutsText(PreparedSink):
     """As MySQL does without its strict mode."""
 
@@ -195,6 +203,10 @@ def _in_task(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
     contract.test_network_fails_in_a_task(stage, "request lost")
 
 
+def _abort_in_a_stall(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
+    contract.test_abort_while_a_commit_hangs(stage, sink, "abort")
+
+
 def _between_writes(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
     contract.test_connections_end_between_two_writes(stage, "commit")
 
@@ -211,6 +223,7 @@ def _between_writes(contract: SinkContract, stage: Stage, sink: AnySink) -> None
         (ReconnectsWithoutTransaction, _between_writes),
         (BusyIsLost, SinkContract.test_commits_race),
         (BusyIsLost, SinkContract.test_commit_while_another_one_hangs),
+        (BusyIsGone, _abort_in_a_stall),
         (CutsText, SinkContract.test_refused_rows),
         (IgnoresRefusedRows, SinkContract.test_refused_rows),
     ],

@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkonce.errors import CommitUnresolvedError
+from sparkonce.errors import CommitUnresolvedError, SparkOnceError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import AbortsDecided
 from sparkonce.testing.sink_case import SinkCase
 from sparkonce.testing.sink_racers import Outcome, RaceVerb, race
-from sparkonce.testing.sink_world import Stage, branch, canonical, rows_of
+from sparkonce.testing.sink_world import GUIDE, Stage, branch, canonical, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS = 3
 _RACERS = 3
+_NOT_STALLED = (
+    "commit returned in world.stalled(), so nothing is proven: it must let the server begin a "
+    "commit, and not end it"
+)
 
 
 class SinkRace(SinkCase):
@@ -80,10 +85,7 @@ class SinkRace(SinkCase):
                 for each in sinks:  # the first one hangs in the server when the second one begins
                     calls.append(pool.submit(verbs.commit_many, each, committables))
                     wait(calls, self.longest_pause_s)
-                assert not calls[0].done(), (
-                    "commit returned in world.stalled(), so nothing is proven: it must let the "
-                    "server begin a commit, and not end it"
-                )
+                assert not calls[0].done(), _NOT_STALLED
             outcomes = [error for call in calls for error in call.result() if error]
         assert all(isinstance(error, CommitUnresolvedError) for error in outcomes), (
             f"commit raised {outcomes} while another session was committing the branch: it is not "
@@ -91,6 +93,37 @@ class SinkRace(SinkCase):
         )
         stage.commit_all(stage.sink(), committables)
         stage.sees(rows)
+
+    @pytest.mark.parametrize("end", ["abort", "abort_decided"])
+    def test_abort_while_a_commit_hangs(self, stage: Stage, sink: AnySink, end: str) -> None:
+        """Abort raises, waits, or prevents the commit: its rows never appear after it returned."""
+        stalled = stage.world.stalled
+        if stalled is None:
+            pytest.skip("the world has no stalled=")
+        if end == "abort_decided" and not isinstance(sink, AbortsDecided):
+            pytest.skip("the sink has no abort_decided")
+        committables = stage.prepare(sink, branch(1), rows := _rows(1))
+        other = stage.sink()
+        with ThreadPoolExecutor(2) as pool:
+            with stalled():
+                commit = pool.submit(verbs.commit_many, sink, committables)
+                wait([commit], self.longest_pause_s)
+                assert not commit.done(), _NOT_STALLED
+                abort = pool.submit(_aborted, other, committables, end)
+                wait([abort], self.longest_pause_s)
+                is_early = abort.done()
+            commit.result()
+            has_returned = not any(abort.result())
+        is_committed = _is_committed(stage, committables)
+        if has_returned and (is_early or end == "abort_decided"):
+            stage.sees(
+                why=f"{end} returned while another session was committing the branch, which was "
+                'then committed, so a rewrite would double its rows. "No such branch" does not '
+                f"prove that it is gone: read the proof with a lock, and raise ({GUIDE}#checklist);"
+                " "
+            )
+        shown = [rows] if is_committed else []
+        stage.sees(*shown, why=f"commit was repeated after {end}, and not what it said is true; ")
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -115,6 +148,22 @@ def _again(sink: AnySink, committables: Sequence[Committable]) -> Outcome:
     """Commit once more, since the outcome is unknown."""
     errors = list(filter(None, verbs.commit_many(sink, committables)))
     return Outcome("failed", str(errors[0])) if errors else Outcome("done")
+
+
+def _aborted(
+    sink: AnySink, committables: Sequence[Committable], abort: str
+) -> list[Exception | None]:
+    """Abort the branches with the sink's verb of that name; return each outcome."""
+    return [verbs.outcome_of_abort(sink, c, getattr(sink, abort)) for c in committables]
+
+
+def _is_committed(stage: Stage, committables: Sequence[Committable]) -> bool:
+    """Whether a repeated commit returns."""
+    try:
+        stage.commit_all(stage.sink(), committables)
+    except SparkOnceError:
+        return False
+    return True
 
 
 def _rows(n: int) -> pa.RecordBatch:

@@ -36,6 +36,9 @@ _FIELDS: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("name", pa.
 SCHEMA = pa.schema(_FIELDS)
 _POLL_S = 0.02
 
+GUIDE = "docs/howto/proving-a-sink.md"
+"""The page that messages name, with the section that says what a sink must do."""
+
 
 @dataclass(frozen=True)
 class SinkWorld:
