@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from sparkonce.errors import CommitUnresolvedError
+from sparkonce.errors import CommitUnresolvedError, SparkOnceError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, check_attributes
@@ -206,6 +206,14 @@ class Stage:
             left = [c for c, error in outcomes if error is not None]
             if left:
                 time.sleep(_POLL_S)
+
+    def outcome(self, sink: AnySink, committables: Sequence[Committable]) -> Exception | None:
+        """Commit all branches as `commit_all` does; return the error instead of raising it."""
+        try:
+            self.commit_all(sink, committables)
+        except (SparkOnceError, AssertionError) as error:
+            return error
+        return None
 
     def abort(self, sink: AnySink, committables: Iterable[Committable]) -> None:
         for committable in committables:
