@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 from examples.http_sink import HttpSink, serve
 
-from sparkonce.errors import PreparedBranchLostError, SparkOnceError
+from sparkonce.errors import PreparedBranchLostError, PrepareRejectedError, SparkOnceError
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.sinks.base import AnySink
@@ -377,6 +377,50 @@ def test_zone_of_an_instant_is_dropped(tmp_path: Path) -> None:
         SinkContract().test_rows_of_type(
             lambda schema: file_world(tmp_path, DropsZone), "timestamp of a zone"
         )
+
+
+class RefusesNan(FileSink):
+    """Has no NaN, as MariaDB."""
+
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        value = batch["value"]
+        if pa.types.is_floating(value.type) and pc.any(pc.is_nan(value)).as_py():
+            raise PrepareRejectedError("out of range: nan", handle.branch_id)
+        super().write(handle, batch)
+
+
+class RoundsFloats(RefusesNan):
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        value = pc.round(batch["value"])
+        super().write(handle, pa.record_batch({"id": batch["id"], "value": value}))
+
+
+class RefusesByAnother(FileSink):
+    """Lets the client's error pass."""
+
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        raise sqlite3.DataError("out of range: nan")
+
+
+@pytest.mark.parametrize(
+    ("sink", "says"),
+    [
+        (RoundsFloats, "refused other values of the type, and not these; .* get 5 rows and get 5"),
+        (RefusesByAnother, "write or preCommit must raise PrepareRejectedError"),
+    ],
+)
+def test_value_is_refused_and_another_is_rounded(
+    tmp_path: Path, sink: type[FileSink], says: str
+) -> None:
+    """One value that the target cannot hold hides no other one that is wrong."""
+    with pytest.raises(AssertionError, match=says):
+        SinkContract().test_rows_of_type(lambda schema: file_world(tmp_path, sink), "double")
+
+
+def test_value_is_refused_by_itself(tmp_path: Path) -> None:
+    """The reason of the skip names it, and only it."""
+    with pytest.raises(pytest.skip.Exception, match=r"refuses \[nan\], the others reach readers"):
+        SinkContract().test_rows_of_type(lambda schema: file_world(tmp_path, RefusesNan), "double")
 
 
 class ListsItsFiles(FileSink):

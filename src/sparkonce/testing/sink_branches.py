@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, SparkOnceError
+from sparkonce.errors import CommitUnresolvedError, SparkOnceError
 from sparkonce.model import MAX_BRANCH_ID, Owner
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
@@ -26,7 +25,6 @@ from sparkonce.testing.sink_case import (
     needs_many_branches,
 )
 from sparkonce.testing.sink_world import (
-    GUIDE,
     OWNER,
     Stage,
     branch,
@@ -204,42 +202,6 @@ class SinkBranches(SinkCase):
         stage.sees()
         stage.commit(sink, stage.vote(sink, *tasks))
         stage.sees(*parts, *parts)
-
-    def test_commits_in_parallel(self, stage: Stage, sink: AnySink) -> None:
-        """One sink object commits branches from several threads: each call gets its own outcome.
-
-        Every fourth branch was aborted before. A client that threads share may mix up answers.
-        """
-        needs_many_branches(stage)
-        parts = [rows_of(range(n * 3, n * 3 + 3)) for n in range(self.parallel * 10)]
-        prepared = [
-            stage.prepare(sink, branch(n, batch_id=n), part) for n, part in enumerate(parts)
-        ]
-        for committables in prepared[::4]:
-            stage.abort(sink, committables)
-        alone = next(iter(verbs.commit_many(sink, prepared[0])), None)
-        is_unsure = isinstance(
-            alone, CommitUnresolvedError
-        )  # the store never tells that it is gone
-        wanted = CommitUnresolvedError if is_unsure else PreparedBranchLostError
-
-        def outcome(n: int) -> Exception | None:
-            if n % 4 or not is_unsure:
-                return stage.outcome(sink, prepared[n])
-            return next(iter(verbs.commit_many(sink, prepared[n])), None)
-
-        with ThreadPoolExecutor(self.parallel) as pool:
-            said = list(pool.map(outcome, range(len(prepared))))
-        for n, error in enumerate(said):
-            what = "prepared" if n % 4 else "aborted"
-            assert error is None if n % 4 else isinstance(error, wanted), (
-                f"{self.parallel} threads committed {len(parts)} branches, and commit "
-                f"{f'raised {error!r}' if error else 'returned'} for one that was {what}: "
-                "does it get the answer of another thread? Give each call a connection of its own, "
-                f"or a lock ({GUIDE}#checklist)"
-            )
-        shown = [part for n, part in enumerate(parts) if n % 4]
-        stage.sees(*shown, why=f"{self.parallel} threads committed {len(parts)} branches; ")
 
     def test_commit_of_a_batch_gives_an_outcome_for_each(self, stage: Stage, sink: AnySink) -> None:
         """One branch of a batch is gone: its outcome says so, and the others are committed."""

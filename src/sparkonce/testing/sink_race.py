@@ -1,4 +1,4 @@
-"""A part of `SinkContract`: processes that commit, or abort, one branch at the same time.
+"""A part of `SinkContract`: commits and aborts at the same time, in processes and in threads.
 
 prepare ─┬─ commit ─┬─ prepare ─┬─ commit …      In each round, a process first waits for a
          └─ commit ─┘           └─ commit …      random part of the time that its verb takes.
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkonce.errors import CommitUnresolvedError, SparkOnceError
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, SparkOnceError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.capabilities import AbortsDecided
-from sparkonce.testing.sink_case import SinkCase
+from sparkonce.testing.sink_case import SinkCase, needs_many_branches
 from sparkonce.testing.sink_racers import Outcome, RaceVerb, race
 from sparkonce.testing.sink_world import GUIDE, Stage, branch, canonical, rows_of
 
@@ -124,6 +124,40 @@ class SinkRace(SinkCase):
             )
         shown = [rows] if is_committed else []
         stage.sees(*shown, why=f"commit was repeated after {end}, and not what it said is true; ")
+
+    def test_commits_in_parallel(self, stage: Stage, sink: AnySink) -> None:
+        """One sink object commits branches from several threads: each call gets its own outcome.
+
+        Every fourth branch was aborted before. A client that threads share may mix up answers.
+        """
+        needs_many_branches(stage)
+        parts = [rows_of(range(n * 3, n * 3 + 3)) for n in range(self.parallel * 10)]
+        prepared = [
+            stage.prepare(sink, branch(n, batch_id=n), part) for n, part in enumerate(parts)
+        ]
+        for committables in prepared[::4]:
+            stage.abort(sink, committables)
+        alone = next(iter(verbs.commit_many(sink, prepared[0])), None)
+        is_unsure = isinstance(alone, CommitUnresolvedError)  # it never will tell
+        wanted = CommitUnresolvedError if is_unsure else PreparedBranchLostError
+
+        def outcome(n: int) -> Exception | None:
+            if n % 4 or not is_unsure:
+                return stage.outcome(sink, prepared[n])
+            return next(iter(verbs.commit_many(sink, prepared[n])), None)
+
+        with ThreadPoolExecutor(self.parallel) as pool:
+            said = list(pool.map(outcome, range(len(prepared))))
+        for n, error in enumerate(said):
+            what = "prepared" if n % 4 else "aborted"
+            assert error is None if n % 4 else isinstance(error, wanted), (
+                f"{self.parallel} threads committed {len(parts)} branches, and commit "
+                f"{f'raised {error!r}' if error else 'returned'} for one that was {what}: "
+                "does it get the answer of another thread? Give each call a connection of its own, "
+                f"or a lock ({GUIDE}#checklist)"
+            )
+        shown = [part for n, part in enumerate(parts) if n % 4]
+        stage.sees(*shown, why=f"{self.parallel} threads committed {len(parts)} branches; ")
 
     # -- helpers -----------------------------------------------------------------------------------
 

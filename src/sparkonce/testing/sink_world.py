@@ -330,7 +330,13 @@ def _plain(value: object) -> object:
     return value
 
 
+def shortened(value: object, most: int = 200) -> str:
+    """Show a value, without the middle of a long one."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+
+
 def shown(rows: Counter[str], most: int = 5) -> str:
     """Show the first few rows of a difference, with their counts."""
-    listed = [f"{row} x{count}" for row, count in rows.most_common(most)]
+    listed = [f"{shortened(row)} x{count}" for row, count in rows.most_common(most)]
     return ", ".join(listed) + (" …" if len(rows) > most else "") if listed else "nothing"
