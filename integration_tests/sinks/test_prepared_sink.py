@@ -25,6 +25,8 @@ from sparkonce.testing.sink_network import LOST
 from sparkonce.testing.sink_world import SCHEMA, Stage
 
 MakeWorld = Callable[..., SinkWorld]
+SECRET = "s3cr3t"
+"""A password, which this server does not ask for."""
 
 
 @pytest.fixture
@@ -60,12 +62,15 @@ def world_of(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterato
                 connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
         return SinkWorld(
-            sink=lambda: kind(psycopg.conninfo.make_conninfo(direct, port=proxy.port), "orders"),
+            sink=lambda: kind(
+                psycopg.conninfo.make_conninfo(direct, port=proxy.port, password=SECRET), "orders"
+            ),
             visible=rows,
             unfinished=unfinished,
             lose=lose,
             proxy=proxy,
             stalled=lambda: commits_hang(direct),
+            secrets=[SECRET],
             refused=pa.record_batch([[1], ["n" * 30]], schema=SCHEMA),
         )
 

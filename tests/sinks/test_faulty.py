@@ -23,7 +23,12 @@ import pyarrow.parquet as pq
 import pytest
 from examples.http_sink import HttpSink, serve
 
-from sparkonce.errors import PreparedBranchLostError, PrepareRejectedError, SparkOnceError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+    SparkOnceError,
+)
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.sinks.base import AnySink
@@ -357,6 +362,51 @@ def test_request_is_lost(tmp_path: Path) -> None:
         )
         caught(world, cut)
         api.shutdown()
+
+
+SECRET = "s3cr3t"
+
+
+class ShowsInTarget(FileSink):
+    @property
+    def target(self) -> str:
+        return f"files://user:{SECRET}@{self._folder}"
+
+
+class ShowsInRepr(FileSink):
+    def __repr__(self) -> str:
+        return f"ShowsInRepr(password={SECRET!r})"
+
+
+class ShowsInCommittable(FileSink):
+    def preCommit(self, handle: FileHandle) -> Committable:
+        return replace(super().preCommit(handle), text=f"by user:{SECRET}")
+
+
+class ShowsInErrors(FileSink):
+    """Chains the error of its client, which quotes the address."""
+
+    def commit(self, committable: Committable) -> None:
+        if not self._folder.exists():
+            client = ConnectionError(f"files://user:{SECRET}@host is unreachable")
+            raise CommitUnresolvedError("unreachable", committable.branch_id) from client
+        super().commit(committable)
+
+
+@pytest.mark.parametrize(
+    ("sink", "where"),
+    [
+        (ShowsInTarget, "repr, str, target, an error of find_branches"),
+        (ShowsInRepr, "repr, str"),
+        (ShowsInCommittable, "committable 0"),
+        (ShowsInErrors, "an error of commit while the target is unreachable"),
+    ],
+)
+def test_secret_shows(tmp_path: Path, sink: type[FileSink], where: str) -> None:
+    """A password in an address reaches logs and the transaction log."""
+    world = replace(file_world(tmp_path, sink), secrets=[SECRET])
+    says = f"a secret of the world shows in: {where}"
+    caught(world, lambda c, stage: c.test_no_secret_shows(stage, stage.sink()), says=says)
 
 
 class DropsZone(FileSink):

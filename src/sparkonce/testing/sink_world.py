@@ -63,6 +63,8 @@ class SinkWorld:
             global lock or without its synchronous standby. Reads go on.
         refused: rows that the target must refuse, each by itself: too long, of a wrong kind,
             against a constraint. Silent truncation and lax modes lose data.
+        secrets: texts that must show nowhere, such as the password that `sink` uses: not in the
+            sink's name, target and `repr`, in a committable, or in an error.
         one_branch_a_batch: the target accepts one branch of each batch, in the order of the
             batches, such as a store that keeps the number of its last batch. Tests that need more
             are skipped.
@@ -84,6 +86,7 @@ class SinkWorld:
     away: Callable[[], contextlib.AbstractContextManager[object]] | None = None
     stalled: Callable[[], contextlib.AbstractContextManager[object]] | None = None
     refused: pa.RecordBatch | None = None
+    secrets: Collection[str] = ()
     one_branch_a_batch: bool = False
     reads_in_order: bool = False
     refresh: Callable[[], object] = lambda: None
