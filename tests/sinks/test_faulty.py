@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -659,7 +659,53 @@ def test_names_meet(tmp_path: Path, sink: type[FileSink], part: str) -> None:
     def beside(contract: SinkContract, stage: Stage) -> None:
         contract.test_branches_side_by_side(stage, part)
 
-    caught(file_world(tmp_path, sink), beside, FileExistsError)
+    says = f"two branches that differ only in their {part} got in each"
+    caught(file_world(tmp_path, sink), beside, says=says if part == "log" else None)
+
+
+class LosesItsCommit(FileSink):
+    """Does not look for the proof."""
+
+    def commit(self, committable: Committable) -> None:
+        if not self._hidden_path(committable.branch_id).exists():
+            raise PreparedBranchLostError("gone", committable.branch_id)
+        super().commit(committable)
+
+
+class AbortUndoes(FileSink):
+    def abort(self, branch: BranchId | Committable) -> None:
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        super().abort(branch)
+        self._visible_path(branch_id).unlink(missing_ok=True)
+
+
+class KeepsFromAbort(FileSink):
+    def abort(self, branch: BranchId | Committable) -> None:
+        """Returns, and leaves the branch."""
+
+
+@pytest.mark.parametrize(
+    ("sink", "test", "says"),
+    [
+        (LosesItsCommit, SinkContract.test_commit_by_another_object, "is committed already"),
+        (ShowsEarly, SinkContract.test_rows_become_visible_by_commit_and_not_before, "preCommit; "),
+        (AbortUndoes, SinkContract.test_abort_never_undoes_a_commit, "abort of a committed branch"),
+        (KeepsFromAbort, SinkContract.test_abort_of_a_prepared_task, "returned, but something"),
+    ],
+)
+def test_message_says_what_the_sink_did(
+    tmp_path: Path,
+    sink: type[FileSink],
+    test: Callable[[SinkContract, Stage, AnySink], None],
+    says: str,
+) -> None:
+    """And names the section of the guide that says what it must do."""
+    with closing(Stage(file_world(tmp_path, sink))) as stage:
+        with pytest.raises((AssertionError, SparkOnceError)) as said:
+            test(SinkContract(), stage, stage.sink())
+    message = "\n".join([str(said.value), *getattr(said.value, "__notes__", ())])
+    assert says in message
+    assert "docs/howto/proving-a-sink.md#checklist" in message
 
 
 def test_names_are_cut(tmp_path: Path) -> None:

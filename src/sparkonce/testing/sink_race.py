@@ -138,6 +138,10 @@ class SinkRace(SinkCase):
         for committables in prepared[::4]:
             stage.abort(sink, committables)
         alone = next(iter(verbs.commit_many(sink, prepared[0])), None)
+        assert alone is not None, (
+            "commit of an aborted branch returned as if it had succeeded: where nothing proves a "
+            f"commit, raise PreparedBranchLostError ({GUIDE}#checklist)"
+        )
         is_unsure = isinstance(alone, CommitUnresolvedError)  # it never will tell
         wanted = CommitUnresolvedError if is_unsure else PreparedBranchLostError
 

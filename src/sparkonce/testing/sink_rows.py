@@ -80,7 +80,11 @@ class SinkRows(SinkCase):
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         parts = [rows.slice(*part) for part in zip(starts, sizes, strict=True)]
         stage.commit(sink, stage.prepare(sink, BRANCH, *parts))
-        stage.sees(rows)
+        stage.sees(
+            rows,
+            why=f"write got record batches of {sizes} rows: does preCommit flush what write keeps "
+            "back? ",
+        )
 
     def test_rows_come_slowly(self, stage: Stage, sink: AnySink) -> None:
         """`idle` between writes and before preCommit keeps the rows written so far."""

@@ -120,6 +120,7 @@ class Stage:
     patience_s: float = 60.0
     _query_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _made: list[AnySink] = field(default_factory=list)
+    _committed: set[BranchId] = field(default_factory=set)
 
     def sink(self, name: str | None = None) -> AnySink:
         """Make and validate a new object of the sink, or of another sink called `name`."""
@@ -199,16 +200,29 @@ class Stage:
             unsure = [e for _, e in outcomes if isinstance(e, CommitUnresolvedError)]
             for _, error in outcomes:
                 if error is not None and not isinstance(error, CommitUnresolvedError):
-                    error.add_note(f"commit raised it for a branch that is prepared: {left}")
+                    error.add_note(self._must_return(left))
                     raise error
             if unsure and time.monotonic() > deadline:
                 raise AssertionError(
                     f"commit raised only CommitUnresolvedError for {self.patience_s:.0f} s: "
                     f"{unsure[0]}"
                 ) from unsure[0]
+            self._committed.update(c.branch_id for c, error in outcomes if error is None)
             left = [c for c, error in outcomes if error is not None]
             if left:
                 time.sleep(_POLL_S)
+
+    def _must_return(self, committables: Sequence[Committable]) -> str:
+        """Say what a commit that failed should have done."""
+        if all(c.branch_id in self._committed for c in committables):
+            return (
+                "commit raised it for a branch that is committed already: it must find the proof, "
+                f"change nothing and return ({GUIDE}#checklist): {committables}"
+            )
+        return (
+            "commit raised it for a branch that is prepared: it must need nothing but the "
+            f"committable, show the rows and return ({GUIDE}#checklist): {committables}"
+        )
 
     def outcome(self, sink: AnySink, committables: Sequence[Committable]) -> Exception | None:
         """Commit all branches as `commit_all` does; return the error instead of raising it."""
@@ -261,7 +275,8 @@ class Stage:
         found = Counter(map(canonical, self.world.visible()))
         assert found == wanted, (
             f"{why}readers should get {wanted.total()} rows and get {found.total()}:\n"
-            f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}"
+            f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}\n"
+            f"  see {GUIDE}#checklist"
         )
 
     def count(self) -> int:
@@ -279,7 +294,8 @@ class Stage:
         self.let_readers_see()
         unfinished = self.world.unfinished()
         assert not unfinished, (
-            f"{why}something is still open, prepared or staged: {list(unfinished)[:10]}"
+            f"{why}something is still open, prepared or staged: {list(unfinished)[:10]} "
+            f"(see {GUIDE}#checklist)"
         )
 
     def let_readers_see(self) -> None:
