@@ -127,7 +127,7 @@ class FindsBranches(ABC):
 
     @abstractmethod
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
-        """List what exists in the owner's name: open, prepared, or left over after a commit.
+        """List what the owner has: prepared, left over of a commit, and open if it can be listed.
 
         The driver decides which of them are orphans and aborts those. A committable found this way
         holds what `abort` needs; its `batch_id` is None where the external system does not carry

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.admin import KafkaAdminClient
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from integration_tests.support.postgres import commits_hang
 from sparkonce.model import Committable
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from sparkonce.testing.services.server import Server
 
 LAG_S = 20.0
+SECRET = "s3cr3t"
+"""A password, which the local Postgres does not ask for."""
 
 _ENDING = ["PrepareCommit", "PrepareAbort", "PrepareEpochFence"]
 """States of a transaction whose markers are not written yet."""
@@ -142,7 +145,7 @@ class TestPostgresSink(SinkContract):
                 connection.execute(f"CREATE TABLE {table} ({columns})".encode())
             return SinkWorld(
                 sink=lambda: PostgresSink(
-                    postgres.dsn.replace(f":{port}/", f":{proxy.port}/"),
+                    make_conninfo(postgres.dsn, port=proxy.port, password=SECRET),
                     table=table,
                     lock_timeout_s=10.0,
                 ),
@@ -155,6 +158,7 @@ class TestPostgresSink(SinkContract):
                 proxy=proxy,
                 away=lambda: stopped(postgres),
                 stalled=lambda: commits_hang(postgres.dsn),
+                secrets=[SECRET],
             )
 
         def unfinished() -> list[checks.Leak]:
@@ -218,6 +222,7 @@ class TestS3Sink(SinkContract):
             lose=lose,
             proxy=proxy,
             away=lambda: stopped(s3),
+            secrets=[str(s3.boto3_settings["aws_secret_access_key"])],
         )
         proxy.close()
 

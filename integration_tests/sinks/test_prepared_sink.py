@@ -25,6 +25,8 @@ from sparkonce.testing.sink_network import LOST
 from sparkonce.testing.sink_world import SCHEMA, Stage
 
 MakeWorld = Callable[..., SinkWorld]
+SECRET = "s3cr3t"
+"""A password, which this server does not ask for."""
 
 
 @pytest.fixture
@@ -60,12 +62,15 @@ def world_of(postgres: PostgresServer, fresh_name: Callable[[], str]) -> Iterato
                 connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
 
         return SinkWorld(
-            sink=lambda: kind(psycopg.conninfo.make_conninfo(direct, port=proxy.port), "orders"),
+            sink=lambda: kind(
+                psycopg.conninfo.make_conninfo(direct, port=proxy.port, password=SECRET), "orders"
+            ),
             visible=rows,
             unfinished=unfinished,
             lose=lose,
             proxy=proxy,
             stalled=lambda: commits_hang(direct),
+            secrets=[SECRET],
             refused=pa.record_batch([[1], ["n" * 30]], schema=SCHEMA),
         )
 
@@ -160,6 +165,14 @@ class BusyIsLost(PreparedSink):
                     raise PreparedBranchLostError("gone", branch_id) from error
 
 
+class BusyIsGone(PreparedSink):
+    """Its abort takes a branch that another session ends at this moment for one that is gone."""
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        with suppress(errors.ObjectNotInPrerequisiteState):
+            super().abort(branch)
+
+
 class CutsText(PreparedSink):
     """As MySQL does without its strict mode."""
 
@@ -195,6 +208,10 @@ def _in_task(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
     contract.test_network_fails_in_a_task(stage, "request lost")
 
 
+def _abort_in_a_stall(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
+    contract.test_abort_while_a_commit_hangs(stage, sink, "abort")
+
+
 def _between_writes(contract: SinkContract, stage: Stage, sink: AnySink) -> None:
     contract.test_connections_end_between_two_writes(stage, "commit")
 
@@ -211,6 +228,7 @@ def _between_writes(contract: SinkContract, stage: Stage, sink: AnySink) -> None
         (ReconnectsWithoutTransaction, _between_writes),
         (BusyIsLost, SinkContract.test_commits_race),
         (BusyIsLost, SinkContract.test_commit_while_another_one_hangs),
+        (BusyIsGone, _abort_in_a_stall),
         (CutsText, SinkContract.test_refused_rows),
         (IgnoresRefusedRows, SinkContract.test_refused_rows),
     ],

@@ -6,6 +6,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -29,7 +30,7 @@ class TestFileSink(SinkContract):
 
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Callable[[pa.Schema], SinkWorld]:
-        return lambda schema: file_world(tmp_path)
+        return lambda schema: replace(file_world(tmp_path), secrets=["s3cr3t"])
 
 
 def test_staging_of_sqlite_gets_the_columns_of_its_target(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
@@ -23,7 +23,12 @@ import pyarrow.parquet as pq
 import pytest
 from examples.http_sink import HttpSink, serve
 
-from sparkonce.errors import PreparedBranchLostError, SparkOnceError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    PrepareRejectedError,
+    SparkOnceError,
+)
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.sinks.base import AnySink
@@ -359,6 +364,51 @@ def test_request_is_lost(tmp_path: Path) -> None:
         api.shutdown()
 
 
+SECRET = "s3cr3t"
+
+
+class ShowsInTarget(FileSink):
+    @property
+    def target(self) -> str:
+        return f"files://user:{SECRET}@{self._folder}"
+
+
+class ShowsInRepr(FileSink):
+    def __repr__(self) -> str:
+        return f"ShowsInRepr(password={SECRET!r})"
+
+
+class ShowsInCommittable(FileSink):
+    def preCommit(self, handle: FileHandle) -> Committable:
+        return replace(super().preCommit(handle), text=f"by user:{SECRET}")
+
+
+class ShowsInErrors(FileSink):
+    """Chains the error of its client, which quotes the address."""
+
+    def commit(self, committable: Committable) -> None:
+        if not self._folder.exists():
+            client = ConnectionError(f"files://user:{SECRET}@host is unreachable")
+            raise CommitUnresolvedError("unreachable", committable.branch_id) from client
+        super().commit(committable)
+
+
+@pytest.mark.parametrize(
+    ("sink", "where"),
+    [
+        (ShowsInTarget, "repr, str, target, an error of find_branches"),
+        (ShowsInRepr, "repr, str"),
+        (ShowsInCommittable, "committable 0"),
+        (ShowsInErrors, "an error of commit while the target is unreachable"),
+    ],
+)
+def test_secret_shows(tmp_path: Path, sink: type[FileSink], where: str) -> None:
+    """A password in an address reaches logs and the transaction log."""
+    world = replace(file_world(tmp_path, sink), secrets=[SECRET])
+    says = f"a secret of the world shows in: {where}"
+    caught(world, lambda c, stage: c.test_no_secret_shows(stage, stage.sink()), says=says)
+
+
 class DropsZone(FileSink):
     """Keeps the clock's time of an instant, as if it were UTC's."""
 
@@ -377,6 +427,50 @@ def test_zone_of_an_instant_is_dropped(tmp_path: Path) -> None:
         SinkContract().test_rows_of_type(
             lambda schema: file_world(tmp_path, DropsZone), "timestamp of a zone"
         )
+
+
+class RefusesNan(FileSink):
+    """Has no NaN, as MariaDB."""
+
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        value = batch["value"]
+        if pa.types.is_floating(value.type) and pc.any(pc.is_nan(value)).as_py():
+            raise PrepareRejectedError("out of range: nan", handle.branch_id)
+        super().write(handle, batch)
+
+
+class RoundsFloats(RefusesNan):
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        value = pc.round(batch["value"])
+        super().write(handle, pa.record_batch({"id": batch["id"], "value": value}))
+
+
+class RefusesByAnother(FileSink):
+    """Lets the client's error pass."""
+
+    def write(self, handle: FileHandle, batch: pa.RecordBatch) -> None:
+        raise sqlite3.DataError("out of range: nan")
+
+
+@pytest.mark.parametrize(
+    ("sink", "says"),
+    [
+        (RoundsFloats, "refused other values of the type, and not these; .* get 5 rows and get 5"),
+        (RefusesByAnother, "write or preCommit must raise PrepareRejectedError"),
+    ],
+)
+def test_value_is_refused_and_another_is_rounded(
+    tmp_path: Path, sink: type[FileSink], says: str
+) -> None:
+    """One value that the target cannot hold hides no other one that is wrong."""
+    with pytest.raises(AssertionError, match=says):
+        SinkContract().test_rows_of_type(lambda schema: file_world(tmp_path, sink), "double")
+
+
+def test_value_is_refused_by_itself(tmp_path: Path) -> None:
+    """The reason of the skip names it, and only it."""
+    with pytest.raises(pytest.skip.Exception, match=r"refuses \[nan\], the others reach readers"):
+        SinkContract().test_rows_of_type(lambda schema: file_world(tmp_path, RefusesNan), "double")
 
 
 class ListsItsFiles(FileSink):
@@ -565,7 +659,53 @@ def test_names_meet(tmp_path: Path, sink: type[FileSink], part: str) -> None:
     def beside(contract: SinkContract, stage: Stage) -> None:
         contract.test_branches_side_by_side(stage, part)
 
-    caught(file_world(tmp_path, sink), beside, FileExistsError)
+    says = f"two branches that differ only in their {part} got in each"
+    caught(file_world(tmp_path, sink), beside, says=says if part == "log" else None)
+
+
+class LosesItsCommit(FileSink):
+    """Does not look for the proof."""
+
+    def commit(self, committable: Committable) -> None:
+        if not self._hidden_path(committable.branch_id).exists():
+            raise PreparedBranchLostError("gone", committable.branch_id)
+        super().commit(committable)
+
+
+class AbortUndoes(FileSink):
+    def abort(self, branch: BranchId | Committable) -> None:
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        super().abort(branch)
+        self._visible_path(branch_id).unlink(missing_ok=True)
+
+
+class KeepsFromAbort(FileSink):
+    def abort(self, branch: BranchId | Committable) -> None:
+        """Returns, and leaves the branch."""
+
+
+@pytest.mark.parametrize(
+    ("sink", "test", "says"),
+    [
+        (LosesItsCommit, SinkContract.test_commit_by_another_object, "is committed already"),
+        (ShowsEarly, SinkContract.test_rows_become_visible_by_commit_and_not_before, "preCommit; "),
+        (AbortUndoes, SinkContract.test_abort_never_undoes_a_commit, "abort of a committed branch"),
+        (KeepsFromAbort, SinkContract.test_abort_of_a_prepared_task, "returned, but something"),
+    ],
+)
+def test_message_says_what_the_sink_did(
+    tmp_path: Path,
+    sink: type[FileSink],
+    test: Callable[[SinkContract, Stage, AnySink], None],
+    says: str,
+) -> None:
+    """And names the section of the guide that says what it must do."""
+    with closing(Stage(file_world(tmp_path, sink))) as stage:
+        with pytest.raises((AssertionError, SparkOnceError)) as said:
+            test(SinkContract(), stage, stage.sink())
+    message = "\n".join([str(said.value), *getattr(said.value, "__notes__", ())])
+    assert says in message
+    assert "docs/howto/proving-a-sink.md#checklist" in message
 
 
 def test_names_are_cut(tmp_path: Path) -> None:

@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import ClassVar
 
 import pyarrow as pa
 import pytest
 from examples.http_sink import HttpSink, serve
 
-from sparkonce.errors import PreparedBranchLostError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    ProtocolError,
+    SparkOnceError,
+)
 from sparkonce.model import BranchId, Committable
 from sparkonce.sinks import FileSink
 from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.capabilities import AbortsDecided
 from sparkonce.sinks.file import FileHandle
+from sparkonce.sinks.verbs import outcome_of_commit
 from sparkonce.testing import Proxy, SinkContract, SinkWorld
 from sparkonce.testing.sink_network import LATE
 from sparkonce.testing.sink_world import Stage
@@ -51,6 +62,20 @@ class KeepsBranch(FileSink):
         self._current = committable
         time.sleep(0.2)
         super().commit(self._current)
+
+
+class SharesConnection(FileSink):
+    """All threads read the answers of one connection: each takes the next one, whoever asked."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._answers: SimpleQueue[SparkOnceError | None] = SimpleQueue()
+
+    def commit(self, committable: Committable) -> None:
+        self._answers.put(outcome_of_commit(self, committable, super().commit))
+        time.sleep(random.uniform(0, 0.01))  # noqa: S311
+        if answer := self._answers.get():
+            raise answer
 
 
 class LooksFirst(FileSink):
@@ -151,7 +176,8 @@ class ShowsByAnyName(FileSink):
             SinkContract.test_closed_sink_can_be_used_again,
             "cannot schedule new futures",
         ),
-        (KeepsBranch, SinkContract.test_commits_in_parallel, "should get 40 rows and get [123]0"),
+        (KeepsBranch, SinkContract.test_commits_in_parallel, "for one that was|readers should get"),
+        (SharesConnection, SinkContract.test_commits_in_parallel, "answer of another thread"),
         (
             LooksFirst,
             SinkContract.test_commit_by_two_at_the_same_time,
@@ -206,6 +232,97 @@ def test_abort_rolls_a_commit_back(tmp_path: Path) -> None:
 
     says = r"commit of batch \d+ returned, and readers get its rows \[0\] times"
     caught(file_world(tmp_path, RollsBack), raced, says=says)
+
+
+class CommitsInSteps(FileSink, AbortsDecided):
+    """A session takes the branch away, and ends it: in between the branch has no name."""
+
+    def _taken(self, branch_id: BranchId) -> Path:
+        return self._hidden / f"{branch_id}taken"
+
+    def commit(self, committable: Committable) -> None:
+        branch_id = committable.branch_id
+        taken = self._taken(branch_id)
+        try:
+            self._hidden_path(branch_id).rename(taken)
+        except FileNotFoundError as error:
+            if taken.exists():
+                raise CommitUnresolvedError("another session has it", branch_id) from error
+            super().commit(committable)
+            return
+        while (self._folder / "stalled").exists():
+            time.sleep(0.01)
+        taken.rename(self._visible_path(branch_id))
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        branch_id = branch.branch_id if isinstance(branch, Committable) else branch
+        if self._taken(branch_id).exists():
+            raise CommitUnresolvedError("another session has it", branch_id)
+        super().abort(branch)
+
+    def abort_decided(self, committable: Committable) -> None:
+        self.abort(committable)
+        if self._visible_path(committable.branch_id).exists():
+            raise ProtocolError("it is visible")
+
+
+class NoSuchBranchIsGone(CommitsInSteps):
+    """Its abort takes a branch that another session commits for one that is gone."""
+
+    def abort(self, branch: BranchId | Committable) -> None:
+        FileSink.abort(self, branch)
+
+
+class WaitsAndTakesItForGone(CommitsInSteps):
+    """Its abort_decided waits for the other session, and does not look at what that one did."""
+
+    def abort_decided(self, committable: Committable) -> None:
+        while self._taken(committable.branch_id).exists():
+            time.sleep(0.01)
+        self.abort(committable)
+
+
+def stalling_world(folder: Path, sink: Callable[[Path], AnySink]) -> SinkWorld:
+    @contextmanager
+    def stalled() -> Iterator[None]:
+        (folder / "stalled").touch()
+        yield
+        (folder / "stalled").unlink()
+
+    return replace(file_world(folder, sink), stalled=stalled)
+
+
+class Stalls(SinkContract):
+    longest_pause_s = 0.3
+
+
+def abort_in_a_stall(stage: Stage, end: str) -> None:
+    Stalls().test_abort_while_a_commit_hangs(stage, stage.sink(), end)
+
+
+@pytest.mark.parametrize(
+    ("sink", "end"),
+    [
+        (NoSuchBranchIsGone, "abort"),
+        (NoSuchBranchIsGone, "abort_decided"),
+        (WaitsAndTakesItForGone, "abort_decided"),
+    ],
+)
+def test_branch_that_hangs_is_taken_for_gone(
+    tmp_path: Path, sink: type[FileSink], end: str
+) -> None:
+    """A rewrite of it and the commit that hangs would both show the rows."""
+    says = f"{end} returned while another session was committing"
+    world = stalling_world(tmp_path, sink)
+    caught(world, lambda _, stage: abort_in_a_stall(stage, end), says=says)
+
+
+@pytest.mark.parametrize("end", ["abort", "abort_decided"])
+def test_abort_that_raises_or_waits_is_right(tmp_path: Path, end: str) -> None:
+    for n, sink in enumerate((CommitsInSteps, WaitsAndTakesItForGone)[: 1 + (end == "abort")]):
+        (folder := tmp_path / str(n)).mkdir()
+        with closing(Stage(stalling_world(folder, sink))) as stage:
+            abort_in_a_stall(stage, end)
 
 
 class AsksBeforeItPuts(HttpSink):

@@ -20,6 +20,7 @@ from sparkonce.testing.sink_case import (
     B,
     C,
     SinkCase,
+    apart,
     at_the_same_time,
     needs_listing,
     needs_many_branches,
@@ -66,14 +67,15 @@ class SinkBranches(SinkCase):
         self, stage: Stage, sink: AnySink, lost: int, won: int
     ) -> None:
         """Both prepare, one is decided: its rows appear once, and the loser's are removed."""
-        loser = stage.task(sink, branch(lost), A)
-        winner = stage.task(stage.sink(), branch(won), A)
-        stage.commit(sink, stage.vote(sink, winner))
-        stage.sees_beside_open(A)
-        sink.abort(loser)
-        stage.sweep(sink)
-        stage.sees(A)
-        stage.nothing_unfinished()
+        with apart("attempt"):
+            loser = stage.task(sink, branch(lost), A)
+            winner = stage.task(stage.sink(), branch(won), A)
+            stage.commit(sink, stage.vote(sink, winner))
+            stage.sees_beside_open(A)
+            sink.abort(loser)
+            stage.sweep(sink)
+            stage.sees(A)
+            stage.nothing_unfinished()
 
     def test_attempt_that_prepares_after_the_commit(self, stage: Stage, sink: AnySink) -> None:
         """A speculative attempt that finishes late is an orphan; its rows never appear."""
@@ -109,39 +111,41 @@ class SinkBranches(SinkCase):
         """A branch's rows and proof are never taken for another branch's, whatever differs."""
         if part in {"token", "pass"}:
             needs_many_branches(stage)
-        stage.commit(sink, stage.prepare(sink, BRANCH, A))
-        stage.sweep(sink)
-        stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
-        stage.sees(A, B)
+        with apart(part):
+            stage.commit(sink, stage.prepare(sink, BRANCH, A))
+            stage.sweep(sink)
+            stage.commit(sink, stage.prepare(sink, replace(BRANCH, **APART[part]), B))
+            stage.sees(A, B)
 
     @pytest.mark.parametrize("part", SIDE_BY_SIDE)
     def test_branches_side_by_side(self, stage: Stage, part: str) -> None:
         """Two prepared branches, one part apart, end independently, and are listed correctly."""
         needs_many_branches(stage)
         sinks = stage.sink(), stage.sink("other" if part == "sink" else None)
-        seen: list[pa.RecordBatch] = []
-        for n, (end, first) in enumerate(product(("commit", "abort"), (0, 1))):
-            ours = replace(BRANCH, batch_id=n)
-            tasks = [
-                stage.task(sinks[0], ours, A),
-                stage.task(sinks[1], replace(ours, **SIDE_BY_SIDE[part]), B),
-            ]
-            prepared = [stage.vote(sink, task) for sink, task in zip(sinks, tasks, strict=True)]
-            made = {c.branch_id.name for c in (*tasks, *chain(*prepared))}
-            for sink, task in zip(sinks, tasks, strict=True):
-                found = {c.branch_id.name for c in stage.found(sink, task.branch_id.owner)}
-                assert found <= made, f"find_branches lists {found - made}, which do not exist"
-            if end == "abort":
-                stage.abort(sinks[first], prepared[first])
-            else:
-                stage.commit(sinks[first], prepared[first])
-                seen.append((A, B)[first])
-                stage.sees_beside_open(*seen)
-            stage.commit(sinks[1 - first], prepared[1 - first])
-            seen.append((A, B)[1 - first])
-            stage.sees(*seen)
-            for sink, task in zip(sinks, tasks, strict=True):
-                stage.sweep(sink, task.branch_id.owner)
+        with apart(part):
+            seen: list[pa.RecordBatch] = []
+            for n, (end, first) in enumerate(product(("commit", "abort"), (0, 1))):
+                ours = replace(BRANCH, batch_id=n)
+                tasks = [
+                    stage.task(sinks[0], ours, A),
+                    stage.task(sinks[1], replace(ours, **SIDE_BY_SIDE[part]), B),
+                ]
+                prepared = [stage.vote(sink, task) for sink, task in zip(sinks, tasks, strict=True)]
+                made = {c.branch_id.name for c in (*tasks, *chain(*prepared))}
+                for sink, task in zip(sinks, tasks, strict=True):
+                    found = {c.branch_id.name for c in stage.found(sink, task.branch_id.owner)}
+                    assert found <= made, f"find_branches lists {found - made}, which do not exist"
+                if end == "abort":
+                    stage.abort(sinks[first], prepared[first])
+                else:
+                    stage.commit(sinks[first], prepared[first])
+                    seen.append((A, B)[first])
+                    stage.sees_beside_open(*seen)
+                stage.commit(sinks[1 - first], prepared[1 - first])
+                seen.append((A, B)[1 - first])
+                stage.sees(*seen)
+                for sink, task in zip(sinks, tasks, strict=True):
+                    stage.sweep(sink, task.branch_id.owner)
 
     def test_long_names(self, stage: Stage) -> None:
         """After years the numbers in a name are long; two names differ in the last digit."""
@@ -196,22 +200,14 @@ class SinkBranches(SinkCase):
         needs_many_branches(stage)
         sinks = [stage.sink() for _ in range(self.parallel)]
         parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
-        tasks = at_the_same_time(
-            [partial(stage.task, sinks[n], branch(n), part, part) for n, part in enumerate(parts)]
-        )
-        stage.sees()
-        stage.commit(sink, stage.vote(sink, *tasks))
-        stage.sees(*parts, *parts)
-
-    def test_commits_in_parallel(self, stage: Stage, sink: AnySink) -> None:
-        """One sink object commits branches of many batches from several threads."""
-        needs_many_branches(stage)
-        parts = [rows_of(range(n * 10, n * 10 + 10)) for n in range(self.parallel)]
-        prepared = [
-            stage.prepare(sink, branch(n, batch_id=n), part) for n, part in enumerate(parts)
-        ]
-        at_the_same_time([partial(stage.commit, sink, committables) for committables in prepared])
-        stage.sees(*parts)
+        with apart("attempt"):
+            begun = enumerate(zip(sinks, parts, strict=True))
+            tasks = at_the_same_time(
+                [partial(stage.task, each, branch(n), part, part) for n, (each, part) in begun]
+            )
+            stage.sees()
+            stage.commit(sink, stage.vote(sink, *tasks))
+            stage.sees(*parts, *parts)
 
     def test_commit_of_a_batch_gives_an_outcome_for_each(self, stage: Stage, sink: AnySink) -> None:
         """One branch of a batch is gone: its outcome says so, and the others are committed."""

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, lists_branches, rows_of
+from sparkonce.testing.sink_world import (
+    GUIDE,
+    SCHEMA,
+    SinkWorld,
+    Stage,
+    branch,
+    lists_branches,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,6 +47,22 @@ def must_return(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise AssertionError(f"{what} ({type(error).__name__}: {error})") from error
+
+
+@contextmanager
+def apart(part: str) -> Iterator[None]:
+    """Say of a failure in which part two branches differ, and what their names must hold."""
+    why = (
+        f"two branches that differ only in their {part} got in each other's way: the name in the "
+        f"store must hold the whole str(branch_id) ({GUIDE}#checklist)"
+    )
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(why)
+        raise
+    except Exception as error:
+        raise AssertionError(f"{why} ({type(error).__name__}: {error})") from error
 
 
 def needs_many_branches(stage: Stage) -> None:

@@ -13,7 +13,7 @@
                   ├─ SinkBranches    names and proofs of different branches, orphans
                   ├─ SinkPromises    what sink and world claim, and proofs that are no longer needed
                   ├─ SinkNetwork     requests and answers that are lost or late
-                  ├─ SinkRace        processes that commit one branch at the same time
+                  ├─ SinkRace        commits and aborts at the same time
                   └─ SinkCrashes     other processes, killed or paused anywhere in `commit`
 
 After each verb, a test looks at the target from outside. Each test's docstring says what the sink

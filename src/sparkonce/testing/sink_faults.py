@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -17,7 +18,10 @@ from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase, must_return
-from sparkonce.testing.sink_world import Stage, branch
+from sparkonce.testing.sink_world import GUIDE, Stage, branch
+
+_CHAIN = 30
+"""How many texts of errors in a chain are read, at most."""
 
 
 class SinkFaults(SinkCase):
@@ -87,14 +91,9 @@ class SinkFaults(SinkCase):
 
     def test_unreachable_target(self, stage: Stage, sink: AnySink) -> None:
         """Prepared branches stay prepared; failures are reported; no outcome is invented."""
-        world = stage.world
-        away = world.away
+        away, sink = _away(stage, sink)
         if away is None:
-            if world.proxy is None:
-                pytest.skip("the world has no away= and no proxy=")
-            away = world.proxy.away
-            with world.proxy.in_between():
-                sink = stage.sink()
+            pytest.skip("the world has no away= and no proxy=")
         decided, gone = (stage.prepare(sink, branch(n, batch_id=n), A) for n in (1, 2))
         sink.close()
         late: list[Committable] = []
@@ -115,3 +114,64 @@ class SinkFaults(SinkCase):
         stage.abort(sink, gone)
         stage.sees(A, *([B] if late else ()))
         stage.nothing_left_by_sweep(sink)
+
+    def test_no_secret_shows(self, stage: Stage, sink: AnySink) -> None:
+        """Names, committables and errors reach logs and the transaction log, without secrets."""
+        secrets = stage.world.secrets
+        if not secrets:
+            pytest.skip("the world has no secrets=")
+        away, sink = _away(stage, sink)
+        prepared = stage.prepare(sink, BRANCH, A)
+        seen = {"repr": repr(sink), "str": str(sink), "target": sink.target, "name": sink.name}
+        seen |= {f"committable {n}": str(c.to_json()) for n, c in enumerate(prepared)}
+        sink.close()
+        with away() if away else nullcontext():
+            if away:
+                for verb, call in _calls(stage, sink, prepared).items():
+                    seen[f"an error of {verb} while the target is unreachable"] = _said(call)
+        sink.close()
+        stage.commit(sink, prepared)
+        shows = [what for what, text in seen.items() if any(secret in text for secret in secrets)]
+        assert not shows, (
+            f"a secret of the world shows in: {', '.join(shows)}. These reach logs, Spark's UI and "
+            "the transaction log: leave it out, also of the client's errors that you chain "
+            f"({GUIDE}#checklist)"
+        )
+
+
+Away: TypeAlias = "Callable[[], AbstractContextManager[object]]"
+
+
+def _away(stage: Stage, sink: AnySink) -> tuple[Away | None, AnySink]:
+    """A context in which the target is unreachable, if the world has one, and a sink for it."""
+    world = stage.world
+    if world.away is not None or world.proxy is None:
+        return world.away, sink
+    with world.proxy.in_between():
+        return world.proxy.away, stage.sink()
+
+
+def _calls(
+    stage: Stage, sink: AnySink, prepared: list[Committable]
+) -> Mapping[str, Callable[[], object]]:
+    """Each verb that reaches the target, as a call."""
+    return {
+        "validate": lambda: sink.validate(stage.schema),
+        "a task": lambda: stage.prepare(sink, branch(2, batch_id=2), B),
+        "commit": lambda: [sink.commit(committable) for committable in prepared],
+        "abort": lambda: sink.abort(stage.named(sink, branch(3, batch_id=3))),
+        "find_branches": lambda: stage.found(sink),
+    }
+
+
+def _said(call: Callable[[], object]) -> str:
+    """The texts of the error that a call raises, and of those that led to it."""
+    texts: list[str] = []
+    try:
+        call()
+    except Exception as raised:  # noqa: BLE001 - its text is all that counts
+        error: BaseException | None = raised
+        while error is not None and len(texts) < _CHAIN:
+            texts += [repr(error), str(error), *getattr(error, "__notes__", ())]
+            error = error.__cause__ or error.__context__
+    return "\n".join(texts)

@@ -1,4 +1,4 @@
-"""A part of `SinkContract`: processes that commit, or abort, one branch at the same time.
+"""A part of `SinkContract`: commits and aborts at the same time, in processes and in threads.
 
 prepare ─┬─ commit ─┬─ prepare ─┬─ commit …      In each round, a process first waits for a
          └─ commit ─┘           └─ commit …      random part of the time that its verb takes.
@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sparkonce.errors import CommitUnresolvedError
+from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, SparkOnceError
 from sparkonce.model import Committable
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink
-from sparkonce.testing.sink_case import SinkCase
+from sparkonce.sinks.capabilities import AbortsDecided
+from sparkonce.testing.sink_case import SinkCase, needs_many_branches
 from sparkonce.testing.sink_racers import Outcome, RaceVerb, race
-from sparkonce.testing.sink_world import Stage, branch, canonical, rows_of
+from sparkonce.testing.sink_world import GUIDE, Stage, branch, canonical, rows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS = 3
 _RACERS = 3
+_NOT_STALLED = (
+    "commit returned in world.stalled(), so nothing is proven: it must let the server begin a "
+    "commit, and not end it"
+)
 
 
 class SinkRace(SinkCase):
@@ -80,10 +85,7 @@ class SinkRace(SinkCase):
                 for each in sinks:  # the first one hangs in the server when the second one begins
                     calls.append(pool.submit(verbs.commit_many, each, committables))
                     wait(calls, self.longest_pause_s)
-                assert not calls[0].done(), (
-                    "commit returned in world.stalled(), so nothing is proven: it must let the "
-                    "server begin a commit, and not end it"
-                )
+                assert not calls[0].done(), _NOT_STALLED
             outcomes = [error for call in calls for error in call.result() if error]
         assert all(isinstance(error, CommitUnresolvedError) for error in outcomes), (
             f"commit raised {outcomes} while another session was committing the branch: it is not "
@@ -91,6 +93,76 @@ class SinkRace(SinkCase):
         )
         stage.commit_all(stage.sink(), committables)
         stage.sees(rows)
+
+    @pytest.mark.parametrize("end", ["abort", "abort_decided"])
+    def test_abort_while_a_commit_hangs(self, stage: Stage, sink: AnySink, end: str) -> None:
+        """Abort raises, waits, or prevents the commit: its rows never appear after it returned."""
+        stalled = stage.world.stalled
+        if stalled is None:
+            pytest.skip("the world has no stalled=")
+        if end == "abort_decided" and not isinstance(sink, AbortsDecided):
+            pytest.skip("the sink has no abort_decided")
+        committables = stage.prepare(sink, branch(1), rows := _rows(1))
+        other = stage.sink()
+        with ThreadPoolExecutor(2) as pool:
+            with stalled():
+                commit = pool.submit(verbs.commit_many, sink, committables)
+                wait([commit], self.longest_pause_s)
+                assert not commit.done(), _NOT_STALLED
+                abort = pool.submit(_aborted, other, committables, end)
+                wait([abort], self.longest_pause_s)
+                # A committed branch may be aborted: only rows that come later are wrong.
+                is_early = abort.done() and not stage.count()
+            commit.result()
+            has_returned = not any(abort.result())
+        is_committed = _is_committed(stage, committables)
+        if has_returned and (is_early or end == "abort_decided"):
+            stage.sees(
+                why=f"{end} returned while another session was committing the branch, which was "
+                'then committed, so a rewrite would double its rows. "No such branch" does not '
+                f"prove that it is gone: read the proof with a lock, and raise ({GUIDE}#checklist);"
+                " "
+            )
+        shown = [rows] if is_committed else []
+        stage.sees(*shown, why=f"commit was repeated after {end}, and not what it said is true; ")
+
+    def test_commits_in_parallel(self, stage: Stage, sink: AnySink) -> None:
+        """One sink object commits branches from several threads: each call gets its own outcome.
+
+        Every fourth branch was aborted before. A client that threads share may mix up answers.
+        """
+        needs_many_branches(stage)
+        parts = [rows_of(range(n * 3, n * 3 + 3)) for n in range(self.parallel * 10)]
+        prepared = [
+            stage.prepare(sink, branch(n, batch_id=n), part) for n, part in enumerate(parts)
+        ]
+        for committables in prepared[::4]:
+            stage.abort(sink, committables)
+        alone = next(iter(verbs.commit_many(sink, prepared[0])), None)
+        assert alone is not None, (
+            "commit of an aborted branch returned as if it had succeeded: where nothing proves a "
+            f"commit, raise PreparedBranchLostError ({GUIDE}#checklist)"
+        )
+        is_unsure = isinstance(alone, CommitUnresolvedError)  # it never will tell
+        wanted = CommitUnresolvedError if is_unsure else PreparedBranchLostError
+
+        def outcome(n: int) -> Exception | None:
+            if n % 4 or not is_unsure:
+                return stage.outcome(sink, prepared[n])
+            return next(iter(verbs.commit_many(sink, prepared[n])), None)
+
+        with ThreadPoolExecutor(self.parallel) as pool:
+            said = list(pool.map(outcome, range(len(prepared))))
+        for n, error in enumerate(said):
+            what = "prepared" if n % 4 else "aborted"
+            assert error is None if n % 4 else isinstance(error, wanted), (
+                f"{self.parallel} threads committed {len(parts)} branches, and commit "
+                f"{f'raised {error!r}' if error else 'returned'} for one that was {what}: "
+                "does it get the answer of another thread? Give each call a connection of its own, "
+                f"or a lock ({GUIDE}#checklist)"
+            )
+        shown = [part for n, part in enumerate(parts) if n % 4]
+        stage.sees(*shown, why=f"{self.parallel} threads committed {len(parts)} branches; ")
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -115,6 +187,22 @@ def _again(sink: AnySink, committables: Sequence[Committable]) -> Outcome:
     """Commit once more, since the outcome is unknown."""
     errors = list(filter(None, verbs.commit_many(sink, committables)))
     return Outcome("failed", str(errors[0])) if errors else Outcome("done")
+
+
+def _aborted(
+    sink: AnySink, committables: Sequence[Committable], abort: str
+) -> list[Exception | None]:
+    """Abort the branches with the sink's verb of that name; return each outcome."""
+    return [verbs.outcome_of_abort(sink, c, getattr(sink, abort)) for c in committables]
+
+
+def _is_committed(stage: Stage, committables: Sequence[Committable]) -> bool:
+    """Whether a repeated commit returns."""
+    try:
+        stage.commit_all(stage.sink(), committables)
+    except SparkOnceError:
+        return False
+    return True
 
 
 def _rows(n: int) -> pa.RecordBatch:

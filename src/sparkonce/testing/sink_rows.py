@@ -16,7 +16,15 @@ import pytest
 from sparkonce.errors import ConfigurationError, PrepareRejectedError
 from sparkonce.sinks.base import AnySink
 from sparkonce.testing.sink_case import BRANCH, A, B, SinkCase
-from sparkonce.testing.sink_world import SCHEMA, SinkWorld, Stage, branch, rows_of
+from sparkonce.testing.sink_world import (
+    GUIDE,
+    SCHEMA,
+    SinkWorld,
+    Stage,
+    branch,
+    rows_of,
+    shortened,
+)
 
 _UTC = dt.UTC
 _NOT_FINITE = [math.nan, math.inf, -math.inf]
@@ -72,7 +80,11 @@ class SinkRows(SinkCase):
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         parts = [rows.slice(*part) for part in zip(starts, sizes, strict=True)]
         stage.commit(sink, stage.prepare(sink, BRANCH, *parts))
-        stage.sees(rows)
+        stage.sees(
+            rows,
+            why=f"write got record batches of {sizes} rows: does preCommit flush what write keeps "
+            "back? ",
+        )
 
     def test_rows_come_slowly(self, stage: Stage, sink: AnySink) -> None:
         """`idle` between writes and before preCommit keeps the rows written so far."""
@@ -121,8 +133,9 @@ class SinkRows(SinkCase):
             else:
                 raise AssertionError(
                     "write, preCommit or vote must raise an error for a row that the target "
-                    f"refuses, and they took {row.to_pylist()[0]}: is it cut, changed or left out? "
-                    "Use the target's strict mode, and compare the number of rows"
+                    f"refuses, and they took {shortened(row.to_pylist()[0])}: is it cut, changed "
+                    "or left out? Use the target's strict mode, and compare the number of rows "
+                    f"({GUIDE}#write-the-test-class)"
                 )
         stage.nothing_left_by_sweep(sink)
 
@@ -163,10 +176,33 @@ class SinkRows(SinkCase):
                 sink = stage.sink()
             except ConfigurationError as refusal:
                 pytest.skip(f"validate refuses it: {refusal}")
-            try:
-                committables = stage.prepare(sink, BRANCH, rows)
-            except PrepareRejectedError as refusal:
-                stage.sees(why="the task refused the rows; ")
-                pytest.skip(f"the task refuses some of the values: {refusal}")
-            stage.commit(sink, committables)
-            stage.sees(rows)
+            reason = _refusal(stage, sink, 0, rows)
+            if reason is None:
+                stage.sees(rows)
+                return
+            each = [rows.slice(n, 1) for n in range(rows.num_rows)]
+            refusals = {n: _refusal(stage, sink, n, row) for n, row in enumerate(each, 1)}
+            kept = [row for n, row in enumerate(each, 1) if refusals[n] is None]
+            stage.sees(*kept, why="the task refused other values of the type, and not these; ")
+            refused = [row["value"][0].as_py() for n, row in enumerate(each, 1) if refusals[n]]
+            others = "the others reach readers" if kept else "and so all of them"
+            pytest.skip(f"the task refuses {shortened(refused)}, {others}: {reason}")
+
+
+def _refusal(
+    stage: Stage, sink: AnySink, n: int, rows: pa.RecordBatch
+) -> PrepareRejectedError | None:
+    """Commit the rows as batch `n`; return the error if the task refuses them, as it may."""
+    try:
+        committables = stage.prepare(sink, branch(n, batch_id=n), rows)
+    except PrepareRejectedError as refusal:
+        return refusal
+    except Exception as error:
+        raise AssertionError(
+            f"the task raised {type(error).__name__} for {shortened(rows['value'].to_pylist())}: "
+            f"{shortened(error)}. If the target cannot hold the type, validate must raise "
+            "ConfigurationError; if it cannot hold one of the values, write or preCommit must "
+            f"raise PrepareRejectedError ({GUIDE}#what-it-tests)"
+        ) from error
+    stage.commit(sink, committables)
+    return None

@@ -22,7 +22,7 @@ from sparkonce.testing.sink_case import (
     must_return,
     needs_many_branches,
 )
-from sparkonce.testing.sink_world import Stage, branch
+from sparkonce.testing.sink_world import GUIDE, Stage, branch
 
 
 class SinkVerbs(SinkCase):
@@ -34,17 +34,18 @@ class SinkVerbs(SinkCase):
         self, stage: Stage, sink: AnySink
     ) -> None:
         """Readers see nothing after begin, write and preCommit, and everything after commit."""
+        early = "before commit nothing may be visible, and it is after"
         handle = stage.write(sink, BRANCH, A)
-        stage.sees()
+        stage.sees(why=f"{early} beginTransaction and write; ")
         sink.write(handle, stage.world.selected(B))
-        stage.sees()
+        stage.sees(why=f"{early} the second write; ")
         task = sink.preCommit(handle)
-        stage.sees()
+        stage.sees(why=f"{early} preCommit; ")
         committables = stage.vote(sink, task)
         stage.something_unfinished()
-        stage.sees()
+        stage.sees(why=f"{early} vote; ")
         stage.commit(sink, committables)
-        stage.sees(A, B)
+        stage.sees(A, B, why="commit returned, so all rows must be visible; ")
 
     def test_nothing_is_left_after_a_commit(self, stage: Stage, sink: AnySink) -> None:
         """After commit and the next sweep, nothing is open, prepared or staged."""
@@ -155,8 +156,8 @@ class SinkVerbs(SinkCase):
     def test_abort_of_a_prepared_task(self, stage: Stage, sink: AnySink) -> None:
         """A prepared branch that no batch uses leaves no trace (I7)."""
         sink.abort(stage.task(sink, BRANCH, A))
-        stage.sees()
-        stage.nothing_unfinished()
+        stage.sees(why="abort of a prepared branch returned, but its rows are visible; ")
+        stage.nothing_unfinished(why="abort of a prepared branch returned, but ")
 
     def test_abort_of_a_prepared_batch(self, stage: Stage, sink: AnySink) -> None:
         """A prepared branch leaves no trace; the committable is all that abort needs (I7, I8)."""
@@ -207,10 +208,11 @@ class SinkVerbs(SinkCase):
         """Abort after a commit only frees resources; readers keep every row (I1)."""
         committables = stage.prepare(sink, BRANCH, A)
         stage.commit(sink, committables)
-        stage.abort(sink, committables)
-        stage.abort(stage.sink(), committables)
+        for each in (sink, stage.sink()):
+            stage.abort(each, committables)
+            stage.sees(A, why="abort of a committed branch may only free what is left over; ")
         self._is_not_lost(stage.sink(), committables)
-        stage.sees(A)
+        stage.sees(A, why="commit was repeated after abort of a committed branch; ")
 
     def test_abort_by_the_branch_id_never_undoes_a_commit(
         self, stage: Stage, sink: AnySink
@@ -237,5 +239,6 @@ class SinkVerbs(SinkCase):
         for error in verbs.commit_many(sink, committables):
             assert error is None or isinstance(error, CommitUnresolvedError), (
                 "a branch that was committed and then aborted is not lost, and rewriting it would "
-                f"duplicate its rows: abort must not remove the proof ({error!r})"
+                f"duplicate its rows: abort must not remove the proof ({error!r}; see "
+                f"{GUIDE}#checklist)"
             )

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from sparkonce.errors import CommitUnresolvedError
+from sparkonce.errors import CommitUnresolvedError, SparkOnceError
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable, CommittedBatch, Owner
 from sparkonce.sinks import verbs
 from sparkonce.sinks.base import AnySink, check_attributes
@@ -35,6 +35,9 @@ have one namespace for the whole server."""
 _FIELDS: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("name", pa.string())]
 SCHEMA = pa.schema(_FIELDS)
 _POLL_S = 0.02
+
+GUIDE = "docs/howto/proving-a-sink.md"
+"""The page that messages name, with the section that says what a sink must do."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class SinkWorld:
             global lock or without its synchronous standby. Reads go on.
         refused: rows that the target must refuse, each by itself: too long, of a wrong kind,
             against a constraint. Silent truncation and lax modes lose data.
+        secrets: texts that must show nowhere, such as the password that `sink` uses: not in the
+            sink's name, target and `repr`, in a committable, or in an error.
         one_branch_a_batch: the target accepts one branch of each batch, in the order of the
             batches, such as a store that keeps the number of its last batch. Tests that need more
             are skipped.
@@ -81,6 +86,7 @@ class SinkWorld:
     away: Callable[[], contextlib.AbstractContextManager[object]] | None = None
     stalled: Callable[[], contextlib.AbstractContextManager[object]] | None = None
     refused: pa.RecordBatch | None = None
+    secrets: Collection[str] = ()
     one_branch_a_batch: bool = False
     reads_in_order: bool = False
     refresh: Callable[[], object] = lambda: None
@@ -114,6 +120,7 @@ class Stage:
     patience_s: float = 60.0
     _query_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _made: list[AnySink] = field(default_factory=list)
+    _committed: set[BranchId] = field(default_factory=set)
 
     def sink(self, name: str | None = None) -> AnySink:
         """Make and validate a new object of the sink, or of another sink called `name`."""
@@ -193,16 +200,37 @@ class Stage:
             unsure = [e for _, e in outcomes if isinstance(e, CommitUnresolvedError)]
             for _, error in outcomes:
                 if error is not None and not isinstance(error, CommitUnresolvedError):
-                    error.add_note(f"commit raised it for a branch that is prepared: {left}")
+                    error.add_note(self._must_return(left))
                     raise error
             if unsure and time.monotonic() > deadline:
                 raise AssertionError(
                     f"commit raised only CommitUnresolvedError for {self.patience_s:.0f} s: "
                     f"{unsure[0]}"
                 ) from unsure[0]
+            self._committed.update(c.branch_id for c, error in outcomes if error is None)
             left = [c for c, error in outcomes if error is not None]
             if left:
                 time.sleep(_POLL_S)
+
+    def _must_return(self, committables: Sequence[Committable]) -> str:
+        """Say what a commit that failed should have done."""
+        if all(c.branch_id in self._committed for c in committables):
+            return (
+                "commit raised it for a branch that is committed already: it must find the proof, "
+                f"change nothing and return ({GUIDE}#checklist): {committables}"
+            )
+        return (
+            "commit raised it for a branch that is prepared: it must need nothing but the "
+            f"committable, show the rows and return ({GUIDE}#checklist): {committables}"
+        )
+
+    def outcome(self, sink: AnySink, committables: Sequence[Committable]) -> Exception | None:
+        """Commit all branches as `commit_all` does; return the error instead of raising it."""
+        try:
+            self.commit_all(sink, committables)
+        except (SparkOnceError, AssertionError) as error:
+            return error
+        return None
 
     def abort(self, sink: AnySink, committables: Iterable[Committable]) -> None:
         for committable in committables:
@@ -247,7 +275,8 @@ class Stage:
         found = Counter(map(canonical, self.world.visible()))
         assert found == wanted, (
             f"{why}readers should get {wanted.total()} rows and get {found.total()}:\n"
-            f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}"
+            f"  missing: {shown(wanted - found)}\n  too much: {shown(found - wanted)}\n"
+            f"  see {GUIDE}#checklist"
         )
 
     def count(self) -> int:
@@ -265,7 +294,8 @@ class Stage:
         self.let_readers_see()
         unfinished = self.world.unfinished()
         assert not unfinished, (
-            f"{why}something is still open, prepared or staged: {list(unfinished)[:10]}"
+            f"{why}something is still open, prepared or staged: {list(unfinished)[:10]} "
+            f"(see {GUIDE}#checklist)"
         )
 
     def let_readers_see(self) -> None:
@@ -319,7 +349,13 @@ def _plain(value: object) -> object:
     return value
 
 
+def shortened(value: object, most: int = 200) -> str:
+    """Show a value, without the middle of a long one."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
+
+
 def shown(rows: Counter[str], most: int = 5) -> str:
     """Show the first few rows of a difference, with their counts."""
-    listed = [f"{row} x{count}" for row, count in rows.most_common(most)]
+    listed = [f"{shortened(row)} x{count}" for row, count in rows.most_common(most)]
     return ", ".join(listed) + (" …" if len(rows) > most else "") if listed else "nothing"
