@@ -369,6 +369,7 @@ def test_wrong_sink_is_caught(tmp_path: Path) -> None:
     shown = (ROOT / "docs" / "howto" / "proving-a-sink.md").read_text().splitlines()
     named = {line.removeprefix("FAILED ") for line in shown if line.startswith("FAILED ")}
     assert failed - {RACE} == named, said[-3000:]
+    assert said.count("What a sink must do: docs/howto/proving-a-sink.md#checklist") == len(failed)
     for line in shown:
         if line.startswith("E   "):
             assert line.removesuffix("…") in said

@@ -91,6 +91,12 @@ class SinkCase:
         """Override it: return a function from a schema to the `SinkWorld` of an empty target."""
         pytest.fail(f"{type(self).__name__}: define the fixture make_world (see SinkContract)")
 
+    @pytest.fixture(autouse=True)
+    def _where_to_read(self) -> Iterator[None]:
+        """Name the guide in each red test: pytest shows what is printed only there."""
+        yield
+        print(f"What a sink must do: {GUIDE}#checklist")  # noqa: T201
+
     @pytest.fixture
     def stage(self, make_world: Callable[[pa.Schema], SinkWorld]) -> Iterator[Stage]:
         stage = Stage(make_world(SCHEMA))
