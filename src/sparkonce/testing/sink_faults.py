@@ -131,6 +131,9 @@ class SinkFaults(SinkCase):
                     seen[f"an error of {verb} while the target is unreachable"] = _said(call)
         sink.close()
         stage.commit(sink, prepared)
+        gone = stage.prepare(sink, branch(2, batch_id=2), B)
+        stage.abort(sink, gone)
+        seen["an error of commit of an aborted branch"] = _said(lambda: sink.commit(gone[0]))
         shows = [what for what, text in seen.items() if any(secret in text for secret in secrets)]
         assert not shows, (
             f"a secret of the world shows in: {', '.join(shows)}. These reach logs, Spark's UI and "

@@ -36,7 +36,7 @@ TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
     "integer": (pa.int32(), [-(1 << 31), (1 << 31) - 1]),
     "long": (pa.int64(), [-(1 << 63), (1 << 63) - 1]),
     "float": (pa.float32(), [0.5, -1.25, *_NOT_FINITE]),
-    "double": (pa.float64(), [0.1, 1e300, *_NOT_FINITE]),
+    "double": (pa.float64(), [0.1, 1 / 3, 1e300, *_NOT_FINITE]),
     "decimal": (pa.decimal128(20, 4), [Decimal("1234567890123456.7890"), Decimal("-0.0001")]),
     "string": (pa.string(), ["", "ü 名前 🎉", "a'b\"c\\d\n\te,f;g"]),
     "binary": (pa.binary(), [b"", b"\x00\xff\n"]),
