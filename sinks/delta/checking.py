@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from deltalake import CommitProperties
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
@@ -18,12 +20,13 @@ from sparkonce.sinks.delta.table import MARKS, DeltaVersion, unsupported
 if TYPE_CHECKING:
     from sparkonce.sinks.delta.places import Place
 
+_RACERS: Final = 8
+_ROUNDS: Final = 3
 _AS_PARTITION = (
     pa.types.is_string,
     pa.types.is_integer,
     pa.types.is_boolean,
     pa.types.is_date,
-    pa.types.is_decimal,
 )
 
 
@@ -36,10 +39,11 @@ def create(place: Place, schema: pa.Schema, where: str) -> None:
     try:
         place.create(in_zone(schema, "UTC"))
     except Exception as error:  # deltalake raises a bare Exception here
-        first = str(error).partition("\n")[0]
+        if place.load() is not None:
+            return
         raise ConfigurationError(
-            f"{where} cannot be created with these columns ({first}): cast or leave them out "
-            "(select=)"
+            f"{where} cannot be created with these columns ({_first_line(error)}): cast or leave "
+            "them out (select=)"
         ) from error
 
 
@@ -67,37 +71,66 @@ def check_table(version: DeltaVersion, place: Place, schema: pa.Schema, where: s
 
 
 def check_commits(place: Place, where: str) -> None:
-    """Try out whether a second commit of one version is refused, in a table of its own.
+    """Try out, in a table of its own, whether one of several commits of a version succeeds only.
+
+    They race, as deltalake looks for newer versions before it writes. So a storage that overwrites
+    is found with near certainty, not with certainty.
 
     Raises:
-        ConfigurationError: the storage overwrites the first one.
+        ConfigurationError: several do, or none can.
     """
     name = f"{MARKS}/trial-{uuid.uuid4().hex}"
     trial, storage = place.below(name), place.storage()
     try:
-        trial.create(pa.schema([("id", pa.int64())]))
-        tables = [trial.load(), trial.load()]
-        refused = 0
-        for table in tables:
-            if table is None:
-                continue
-            try:
-                table.create_write_transaction(
-                    [],
-                    "append",
-                    table.schema(),
-                    commit_properties=CommitProperties(max_commit_retries=0),
-                )
-            except CommitFailedError:
-                refused += 1
+        for _ in range(_ROUNDS):
+            trial.create(pa.schema([("id", pa.int64())]))
+            winners = _race(trial)
+            storage.remove_folder(name)
+            if winners != 1:
+                break
+    except (DeltaError, OSError) as error:
+        raise ConfigurationError(
+            f"{where}: a commit cannot be tried out below {MARKS}/ ({_first_line(error)}): give "
+            "the driver the right to write, list, read and delete there"
+        ) from error
     finally:
         storage.remove_folder(name)
-    if refused != 1:
+    if winners != 1:
         raise ConfigurationError(
-            f"{where}: the storage lets two writers commit the same version, and one batch would "
+            f"{where}: the storage lets several writers commit the same version, and a batch would "
             "be lost: use a server with conditional writes (If-None-Match), or set "
             "AWS_S3_LOCKING_PROVIDER in storage_options"
         )
+
+
+def _race(trial: Place) -> int:
+    """How many of several commits of one version succeed."""
+    gate = Barrier(_RACERS)
+
+    def commit(_: int) -> bool:
+        try:
+            table = trial.load()
+        finally:
+            gate.wait()
+        if table is None:
+            raise FileNotFoundError(f"{trial.uri} was written and is not there")
+        try:
+            table.create_write_transaction(
+                [],
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(_RACERS) as pool:
+        return sum(pool.map(commit, range(_RACERS)))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def diagnose(place: Place, where: str, *, creates: bool) -> Iterator[Finding]:

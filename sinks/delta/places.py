@@ -40,6 +40,14 @@ class Place:
 
     def __init__(self, uri: str, options: Mapping[str, str]) -> None:
         parts = urlsplit(uri)
+        path = uri.partition("://")[2] if "://" in uri else uri
+        if set(path) & set("#?%") or "//" in path or uri.startswith("~"):
+            raise ConfigurationError(
+                f"DeltaSink: uri={uri!r} holds one of # ? % // or ~, which Delta's clients read in "
+                "different ways: give another address"
+            )
+        if parts.scheme == "file" and parts.netloc:
+            raise ConfigurationError(f"DeltaSink: uri={uri!r} names a host: write file:///PATH")
         if parts.scheme not in {"", "file", "s3", "s3a"}:
             raise ConfigurationError(
                 f"DeltaSink: uri={uri!r} is neither a folder nor s3://BUCKET/PATH: use one of these"

@@ -6,6 +6,7 @@ NaN, of decimals, bytes and nested types have counts of nulls only, or nothing.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 from collections.abc import Callable, Collection
@@ -44,9 +45,13 @@ def statistics_of(footer: pq.FileMetaData, schema: pa.Schema, columns: Collectio
         nulls[field.name] = sum(each.null_count for each in known)
         bounds = _bounds(field.type)
         filled = [each for each in known if each.num_values]
-        if bounds is not None and filled and all(each.has_min_max for each in filled):
-            least[field.name] = bounds[0](min(each.min for each in filled))
-            most[field.name] = bounds[1](max(each.max for each in filled))
+        # A value that Python cannot hold, such as text that is no UTF-8 or the year 10000, or the
+        # time after the last one, has no bounds.
+        with contextlib.suppress(OverflowError, ValueError):
+            if bounds is not None and filled and all(each.has_min_max for each in filled):
+                low = bounds[0](min(each.min for each in filled))
+                most[field.name] = bounds[1](max(each.max for each in filled))
+                least[field.name] = low
     found = {
         "numRecords": footer.num_rows,
         "minValues": least,
@@ -70,7 +75,11 @@ def _bounds(kind: pa.DataType) -> tuple[_Bound, _Bound] | None:
 
 
 def _text_above(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + _LAST_CHARACTER
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    if text[_LONGEST_TEXT] == _LAST_CHARACTER:
+        raise ValueError("nothing short is greater")
+    return text[:_LONGEST_TEXT] + _LAST_CHARACTER
 
 
 def _instant(at: dt.datetime) -> str:

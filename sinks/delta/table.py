@@ -16,6 +16,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
+from zlib import crc32
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 MARKS: Final = "_sparkonce"
 _INFO: Final = "sparkonce"
+_NOT_NULL: Final = " not null"
+_RULES: Final = ("delta.", "__CHAR_VARCHAR_TYPE_STRING")
 RETENTION: Final = "delta.setTransactionRetentionDuration"
 _DESCRIBED_COLUMNS: Final = 32  # Delta's own default
 
@@ -77,7 +80,20 @@ class DeltaLayout(Layout):
         for group in table.group_by(keys).aggregate([("row", "list")]).to_batches():
             for n in range(group.num_rows):
                 values = tuple(_as_text(group.column(key)[n].as_py()) for key in keys)
+                self._check_required(values)
                 yield values, files.take(group.column("row_list")[n].values)
+
+    def _check_required(self, values: tuple[str | None, ...]) -> None:
+        for column, value in zip(self.columns, values, strict=True):
+            if value is None and not self.schema.field(column).nullable:
+                raise pa.ArrowInvalid(
+                    f"column {column} is required, and a row has an empty text there, which is "
+                    "null in a column that a Delta table is partitioned by"
+                )
+
+    def columns_now(self) -> Mapping[str, str]:
+        """The table's columns, and what their values may be."""
+        return {f.name: f"{f.type}{'' if f.nullable else _NOT_NULL}" for f in self.schema}
 
     def describe(self, file: DataFile) -> Mapping[str, Any]:
         return {
@@ -85,6 +101,7 @@ class DeltaLayout(Layout):
             "rows": file.footer.num_rows,
             "bytes": file.bytes,
             "partition": list(file.partition),  # type: ignore[call-overload]  # from split
+            "columns": self.columns_now(),
             "stats": statistics_of(file.footer, self.file_schema, self._described),
         }
 
@@ -110,8 +127,8 @@ class DeltaVersion(LoadedTable):
     def layout(self, spec: int | str | None = None) -> DeltaLayout:  # noqa: ARG002 - has one
         return DeltaLayout(self.table)
 
-    def manifest(self, branch_id: BranchId, spec: int | str) -> str:  # noqa: ARG002 - has one
-        return f"{MARKS}/{branch_id}adds"
+    def manifest(self, branch_id: BranchId, spec: int | str) -> str:
+        return f"{MARKS}/{branch_id}{crc32(str(spec).encode()):08x}.adds"
 
     def write_manifest(
         self, path: str, spec: int | str, files: Sequence[Mapping[str, Any]]
@@ -120,20 +137,24 @@ class DeltaVersion(LoadedTable):
         return {"path": path, "spec": spec}
 
     def end_of(self, branch_id: BranchId) -> End | Literal["unknown"] | None:
-        newest = self.table.transaction_version(_app(branch_id, key_of(branch_id)))
+        newest = self._newest(branch_id)
         if branch_id.batch_id is None or newest is None or branch_id.batch_id > newest:
             return None
         kept = self._kept(branch_id)
-        if not any(key_of(branch_id) in of_end for of_end in kept.values()):
-            return "unknown"
-        return end_in(kept, branch_id)
+        return end_in(kept, branch_id) if _knows(kept, branch_id) else "unknown"
 
     def obstacle(self, prepared: PreparedBatch | None) -> str | None:
         if reason := unsupported(self.table):
             return reason
-        spec = DeltaLayout(self.table).spec
-        if prepared is not None and {spec} != {each["spec"] for each in prepared.manifests}:
-            return f"is partitioned by {spec} now, and the batch was not"
+        if prepared is None:
+            return None
+        layout = DeltaLayout(self.table)
+        if {layout.spec} != {each["spec"] for each in prepared.manifests}:
+            return f"is partitioned by {layout.spec} now, and the batch was not"
+        files = self._files(prepared)
+        written = dict.fromkeys(column for file in files for column in file["columns"].items())
+        if changed := _changed(list(written), layout.columns_now()):
+            return f"has other columns than the batch was written with: {changed}"
         return None
 
     def commit_end(
@@ -141,6 +162,8 @@ class DeltaVersion(LoadedTable):
     ) -> bool:
         columns = self.metadata.partition_columns
         kept = self._kept(branch_id)
+        if self._newest(branch_id) is not None and not _knows(kept, branch_id):
+            kept = {**kept, **self._forgotten(branch_id, kept)}
         proofs = {**kept, end: with_batch(kept.get(end, {}), branch_id)}
         try:
             self.table.create_write_transaction(
@@ -154,7 +177,9 @@ class DeltaVersion(LoadedTable):
                     app_transactions=list(self._transactions(branch_id)),
                 ),
             )
-        except CommitFailedError:
+        except CommitFailedError as error:
+            if "nsupported" in str(error):  # no other version came first: it will not take any
+                raise
             return False
         return True
 
@@ -166,37 +191,52 @@ class DeltaVersion(LoadedTable):
     def _transactions(self, branch_id: BranchId) -> Iterator[Transaction]:
         now_ms = int(time.time() * 1000)
         yield Transaction(_app(branch_id), self.table.version() + 1, now_ms)
-        of_driver = _app(branch_id, key_of(branch_id))
-        newest = max(self.table.transaction_version(of_driver) or 0, branch_id.batch_id or 0)
-        yield Transaction(of_driver, newest, now_ms)
+        newest = max(self._newest(branch_id) or 0, branch_id.batch_id or 0)
+        yield Transaction(_app(branch_id, key_of(branch_id)), newest, now_ms)
+
+    def _newest(self, branch_id: BranchId) -> int | None:
+        """The newest batch of the driver and write pass that has ended."""
+        return self.table.transaction_version(_app(branch_id, key_of(branch_id)))
 
     def _kept(self, branch_id: BranchId) -> Mapping[End, Kept]:
-        """What the newest version of this sink says of its batches."""
+        """What the newest version of this sink says of its batches; nothing if it is gone."""
         version = self.table.transaction_version(_app(branch_id))
         if version is None:
             return {}
         try:
             lines = self.marks.storage.read(f"_delta_log/{version:020}.json").splitlines()
         except FileNotFoundError:
-            newest = self.table.transaction_version(_app(branch_id, key_of(branch_id)))
-            return {} if newest is None else {"committed": {key_of(branch_id): forgotten(newest)}}
-        (info,) = [
+            return {}
+        infos = [
             action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line))
         ]
-        found: Mapping[End, Kept] = json.loads(info[_INFO])
+        found: Mapping[End, Kept] = json.loads(infos[0].get(_INFO, "{}")) if infos else {}
         return found
 
+    def _forgotten(self, branch_id: BranchId, kept: Mapping[End, Kept]) -> Mapping[End, Kept]:
+        """Nothing is known of the driver's batches up to its newest one."""
+        newest = self._newest(branch_id) or 0
+        return {"committed": {**kept.get("committed", {}), key_of(branch_id): forgotten(newest)}}
+
     def _adds(self, prepared: PreparedBatch, columns: Sequence[str]) -> Iterator[AddAction]:
+        for file in self._files(prepared):
+            yield AddAction(
+                path=file["path"],
+                size=file["bytes"],
+                partition_values=dict(zip(columns, file["partition"], strict=True)),
+                modification_time=int(time.time() * 1000),
+                data_change=True,
+                stats=file["stats"],
+            )
+
+    def _files(self, prepared: PreparedBatch) -> Iterator[Mapping[str, Any]]:
         for manifest in prepared.manifests:
-            for file in json.loads(self.marks.storage.read(manifest["path"])):
-                yield AddAction(
-                    path=file["path"],
-                    size=file["bytes"],
-                    partition_values=dict(zip(columns, file["partition"], strict=True)),
-                    modification_time=int(time.time() * 1000),
-                    data_change=True,
-                    stats=file["stats"],
-                )
+            yield from json.loads(self.marks.storage.read(manifest["path"]))
+
+
+def _knows(kept: Mapping[End, Kept], branch_id: BranchId) -> bool:
+    """Whether anything is known of the driver's batches in this write pass."""
+    return any(key_of(branch_id) in of_end for of_end in kept.values())
 
 
 _KNOWN_FEATURES: Final = {
@@ -209,8 +249,9 @@ _KNOWN_FEATURES: Final = {
     "invariants",
     "timestampNtz",
     "v2Checkpoint",
-    "vacuumProtocolCheck",
 }
+_NEWEST_LEGACY_WRITER: Final = 5
+_WITH_FEATURES: Final = 7
 
 
 def unsupported(table: DeltaTable) -> str | None:
@@ -219,7 +260,10 @@ def unsupported(table: DeltaTable) -> str | None:
     Nothing checks the rows of a file that is added, so a table that has rules for its rows, or
     another way to name columns, is refused.
     """
-    settings = table.metadata().configuration
+    return _unsupported_setting(table.metadata().configuration) or _unsupported_protocol(table)
+
+
+def _unsupported_setting(settings: Mapping[str, Any]) -> str | None:
     if settings.get("delta.columnMapping.mode", "none") != "none":
         return (
             "maps its columns to other names (delta.columnMapping.mode): write to a table without"
@@ -228,13 +272,40 @@ def unsupported(table: DeltaTable) -> str | None:
         return f"has a CHECK constraint ({rules[0]}), which nothing would check: drop it"
     if RETENTION in settings:
         return f"forgets after a while how batches ended: unset {RETENTION}"
-    for field in table.schema().fields:
-        if found := [name for name in field.metadata if name.startswith("delta.")]:
-            return f"has a rule for the column {field.name} ({found[0]}): write to a table without"
+    return None
+
+
+def _unsupported_protocol(table: DeltaTable) -> str | None:
+    if rule := next(_rules(json.loads(table.schema().to_json())), None):
+        return f"has a rule for the values of a column ({rule}): write to a table without"
+    version = table.protocol().min_writer_version
+    if _NEWEST_LEGACY_WRITER < version < _WITH_FEATURES:
+        return f"has writer version {version}, which deltalake does not write: upgrade it to 7"
     features = set(table.protocol().writer_features or ())
     if unknown := features - _KNOWN_FEATURES:
         return f"has the feature {min(unknown)}, which DeltaSink does not know: drop it"
     return None
+
+
+def _rules(schema: Any) -> Iterator[str]:
+    """Names of rules for values, at any depth of a schema in JSON."""
+    if isinstance(schema, Mapping):
+        yield from (key for key in schema.get("metadata", ()) if key.startswith(_RULES))
+        for value in schema.values():
+            yield from _rules(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _rules(value)
+
+
+def _changed(then: Sequence[tuple[str, str]], now: Mapping[str, str]) -> str:
+    """The first column whose values may not fit any more; empty if all do."""
+    for name, kind in then:
+        if now.get(name) not in {kind, kind.removesuffix(_NOT_NULL)}:
+            return f"{name} was {kind}, and is {now.get(name, 'gone')}"
+    had = {name for name, _ in then}
+    required = (name for name, kind in now.items() if name not in had and kind.endswith(_NOT_NULL))
+    return next((f"{name} is required now" for name in required), "")
 
 
 def _app(branch_id: BranchId, *more: str) -> str:

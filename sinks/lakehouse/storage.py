@@ -62,7 +62,9 @@ class Storage:
     def remove_folder(self, location: str) -> None:
         """Delete a folder with all that is in it."""
         system, path = self._at(location)
-        for info in system.get_file_info(fs.FileSelector(path, recursive=True)):
+        for info in system.get_file_info(
+            fs.FileSelector(path, recursive=True, allow_not_found=True)
+        ):
             if info.type == fs.FileType.File:
                 system.delete_file(info.path)
         with contextlib.suppress(OSError):  # some servers do not delete the names of folders

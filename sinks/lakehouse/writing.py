@@ -102,6 +102,8 @@ class BranchWriter:
         if sum(part.num_rows for _, part in parts) != rows.num_rows:
             raise ValueError("some of them belong to no partition, or to two")
         for partition, part in parts:
+            if not part.num_rows:
+                continue
             file = self._open.get(partition) or self._opened(partition)
             file.waiting.append(part)
             file.waiting_rows += part.num_rows

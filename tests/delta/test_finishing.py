@@ -147,6 +147,92 @@ def test_other_drivers_are_not_known_after_a_clean_up(lake: Lake) -> None:
     assert lake.ids() == [1, 2, 100]
 
 
+def test_old_driver_commits_again_after_a_clean_up(lake: Lake) -> None:
+    """What it had committed before must not look unfinished by that."""
+    lake.create()
+    sink = lake.sink()
+    old, later = prepared(sink, 1, [rows(1)]), prepared(sink, 3, [rows(3)])
+    sink.commit(old)
+    another_writer(lake)
+    checkpoint_and_clean_the_log(lake)
+    sink.commit(prepared(sink, 2, [rows(2)], token=4))
+    sink.commit(later)
+    with pytest.raises(CommitUnresolvedError, match="no longer shows how batch 1 ended"):
+        sink.commit(old)
+    sink.commit(later)
+    assert lake.ids() == [1, 2, 3, 100]
+
+
+def test_version_with_the_proofs_was_changed(lake: Lake) -> None:
+    """By a tool that rewrites the log: nothing is known, and nothing is called lost."""
+    lake.create()
+    sink = lake.sink()
+    old = prepared(sink, 1, [rows(1)])
+    sink.commit(old)
+    lines = lake.log(1).read_text().splitlines()
+    lake.log(1).write_text("\n".join(line for line in lines if "commitInfo" not in line))
+    with pytest.raises(CommitUnresolvedError, match="no longer shows how batch 1 ended"):
+        sink.commit(old)
+    sink.commit(prepared(sink, 2, [rows(2)]))
+    assert lake.ids() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (pa.schema([("id", pa.int64())]), "name was string, and is gone"),
+        (SCHEMA.set(0, pa.field("id", pa.string())), "id was int64, and is string"),
+        (SCHEMA.append(pa.field("n", pa.int64(), nullable=False)), "n is required now"),
+        (SCHEMA.set(1, pa.field("name", pa.string(), nullable=False)), "name was string, and is"),
+    ],
+)
+def test_schema_is_overwritten_before_the_commit(
+    lake: Lake, schema: pa.Schema, message: str
+) -> None:
+    """The table keeps its id; the values would be gone, or nobody could read them."""
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    log = lake.log(0)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    other = DeltaTable.create(f"{lake.folder}/other", schema).schema().to_json()
+    for line in lines:
+        if "metaData" in line:
+            line["metaData"]["schemaString"] = other
+    log.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(CommitUnresolvedError, match=f"has other columns .*{message}"):
+        sink.commit(committable)
+
+
+def test_tasks_of_a_batch_saw_different_partitions(lake: Lake) -> None:
+    """Each has a manifest of its own, and the batch waits for an operator."""
+    lake.create()
+    sink = lake.sink()
+    first = task(sink, branch(1, 0), rows(1))
+    log = lake.log(0)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if "metaData" in line:
+            line["metaData"]["partitionColumns"] = ["day"]
+    log.write_text("\n".join(map(json.dumps, lines)))
+    second = task(sink, branch(1, 1), rows(2))
+    (committable,) = sink.vote(of_driver(branch()), [first, second])
+    assert len(list(lake.folder.rglob("*.adds"))) == 2
+    with pytest.raises(CommitUnresolvedError, match="is partitioned by"):
+        sink.commit(committable)
+    sink.abort(of_driver(branch()))
+    assert (lake.left_over(), lake.data()) == ([], [])
+
+
+def test_commit_that_deltalake_never_takes(lake: Lake, intruder: Intruder) -> None:
+    lake.create()
+    sink = lake.sink()
+    committable = prepared(sink, 1, [rows(1)])
+    intruder.before = raising(CommitFailedError("Unsupported table features required: [X]"))
+    with pytest.raises(CommitFailedError, match="features required"):
+        sink.commit(committable)
+
+
 def test_table_is_restored_to_an_older_version(lake: Lake) -> None:
     """An operator removes the rows on purpose, and a repeated commit does not add them again."""
     lake.create()
