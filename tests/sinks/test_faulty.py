@@ -455,7 +455,7 @@ class RefusesByAnother(FileSink):
 @pytest.mark.parametrize(
     ("sink", "says"),
     [
-        (RoundsFloats, "refused other values of the type, and not these; .* get 5 rows and get 5"),
+        (RoundsFloats, "refused other values of the type, and not these; .* get 6 rows and get 6"),
         (RefusesByAnother, "write or preCommit must raise PrepareRejectedError"),
     ],
 )
