@@ -11,6 +11,7 @@ from typing import TypeVar
 logger = logging.getLogger("sparkonce")
 
 MAX_THREADS = 16
+_LOOK_EVERY_S = 0.2
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -35,7 +36,8 @@ def at_once(
         futures = [_submitted(pool, action, item) for item in work]
         while running := [future for future in futures if not future.done()]:
             try:
-                wait(running)
+                # Python handles Ctrl-C when this thread runs, even if another thread received it.
+                wait(running, _LOOK_EVERY_S)
             except BaseException as interrupt:  # noqa: BLE001 - raised below
                 interrupts.append(interrupt)
                 if interrupted is not None:

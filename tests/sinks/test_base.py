@@ -677,9 +677,9 @@ def test_interrupt_waits_for_what_has_begun(monkeypatch: pytest.MonkeyPatch) -> 
         assert interrupted.wait(60)
         seen.append((item, left.wait(0.2)))
 
-    def wait_for(futures: Sequence[Future[None]]) -> None:
+    def wait_for(futures: Sequence[Future[None]], timeout_s: float) -> None:
         waits.set()
-        wait(futures)
+        wait(futures, timeout_s)
 
     monkeypatch.setattr(parallel, "wait", wait_for)
     before = signal.signal(signal.SIGINT, interrupt)
