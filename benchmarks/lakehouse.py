@@ -165,6 +165,7 @@ class DeltaLake(Lake):
 
     def conf(self) -> dict[str, str]:
         return {
+            "spark.databricks.delta.snapshotPartitions": "2",  # 50 tasks for each commit by default
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         }
@@ -233,7 +234,8 @@ def main() -> None:
                 "sparkonce": lambda lake=lake: lake.ours(spark),
                 "Spark's own": lambda lake=lake: lake.sparks(spark),
             }
-            medians = measure(writers, spark, folder, title=f"{lake.name}, a local disk", **given)
+            (own := folder / f"runs-{lake.name}").mkdir()
+            medians = measure(writers, spark, own, title=f"{lake.name}, a local disk", **given)
             mine, theirs = medians.values()
             results |= beside(mine, theirs, baseline="spark", prefix=lake.prefix)
         spark.stop()
