@@ -16,6 +16,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.finding import Finding, Level
 from sparkonce.sinks.arrow_types import in_zone
 from sparkonce.sinks.delta.table import MARKS, DeltaVersion, unsupported
+from sparkonce.sinks.lakehouse import missing
 
 if TYPE_CHECKING:
     from sparkonce.sinks.delta.places import Place
@@ -137,12 +138,7 @@ def diagnose(place: Place, where: str, *, creates: bool) -> Iterator[Finding]:
     """Can the table be read, and batches be committed? For `sparkonce doctor`."""
     table = place.load()
     if table is None:
-        level = Level.OK if creates else Level.ERROR
-        yield Finding(
-            level,
-            f"{where} does not exist",
-            "the start creates it" if creates else 'create it, or set create="if_missing"',
-        )
+        yield missing.finding(where, creates=creates)
         return
     version = DeltaVersion(table, place.storage())
     try:

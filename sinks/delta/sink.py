@@ -13,6 +13,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.delta.checking import check_table, create, diagnose
 from sparkonce.sinks.delta.places import Place
 from sparkonce.sinks.delta.table import DeltaVersion
+from sparkonce.sinks.lakehouse import missing
 from sparkonce.sinks.lakehouse.sink import LakehouseSink
 
 if TYPE_CHECKING:
@@ -81,9 +82,7 @@ class DeltaSink(LakehouseSink):
     def _prepare_table(self, schema: pa.Schema) -> DeltaVersion:
         if (version := self._load()) is None:
             if self._create is None:
-                raise ConfigurationError(
-                    f'{self.target} does not exist: create it, or set create="if_missing"'
-                )
+                raise missing.refusal(self.target)
             create(self._place, schema, self.target)
             version = self._load()
         if version is None:

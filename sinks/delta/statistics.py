@@ -45,8 +45,8 @@ def statistics_of(footer: pq.FileMetaData, schema: pa.Schema, columns: Collectio
         nulls[field.name] = sum(each.null_count for each in known)
         bounds = _bounds(field.type)
         filled = [each for each in known if each.num_values]
-        # A value that Python cannot hold, such as text that is no UTF-8 or the year 10000, or the
-        # time after the last one, has no bounds.
+        # No bounds for a value that Python cannot hold: text that is not UTF-8, or a time (or its
+        # bound) after the year 9999.
         with contextlib.suppress(OverflowError, ValueError):
             if bounds is not None and filled and all(each.has_min_max for each in filled):
                 low = bounds[0](min(each.min for each in filled))

@@ -124,7 +124,7 @@ class DeltaVersion(LoadedTable):
         self.id = str(self.metadata.id)
         self.marks = Marks(storage, self.id, MARKS, "")
 
-    def layout(self, spec: int | str | None = None) -> DeltaLayout:  # noqa: ARG002 - has one
+    def layout(self, spec: int | str | None = None) -> DeltaLayout:  # noqa: ARG002 - one at a time
         return DeltaLayout(self.table)
 
     def manifest(self, branch_id: BranchId, spec: int | str) -> str:

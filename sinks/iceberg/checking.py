@@ -17,6 +17,7 @@ from sparkonce.sinks.arrow_types import in_zone, required
 from sparkonce.sinks.iceberg.appending import Append
 from sparkonce.sinks.iceberg.files import FORMAT_VERSION
 from sparkonce.sinks.iceberg.table import IcebergTable
+from sparkonce.sinks.lakehouse import missing
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -47,12 +48,7 @@ def diagnose(tables: Tables, where: str, *, creates: bool) -> Iterator[Finding]:
     try:
         table = tables.load()
     except NoSuchTableError:
-        level = Level.OK if creates else Level.ERROR
-        yield Finding(
-            level,
-            f"{where} does not exist",
-            "the start creates it" if creates else 'create it, or set create="if_missing"',
-        )
+        yield missing.finding(where, creates=creates)
         return
     try:
         _check_kind(table, where)

@@ -17,6 +17,7 @@ from sparkonce.sinks.base import Transform
 from sparkonce.sinks.iceberg.checking import begin, check_table, create, diagnose
 from sparkonce.sinks.iceberg.table import IcebergTable
 from sparkonce.sinks.iceberg.tables import Tables
+from sparkonce.sinks.lakehouse import missing
 from sparkonce.sinks.lakehouse.sink import LakehouseSink
 
 if TYPE_CHECKING:
@@ -93,9 +94,7 @@ class IcebergSink(LakehouseSink):
             table = self._tables.load()
         except NoSuchTableError:
             if self._create is None:
-                raise ConfigurationError(
-                    f'{self.target} does not exist: create it, or set create="if_missing"'
-                ) from None
+                raise missing.refusal(self.target) from None
             table = create(self._tables, schema)
         check_table(table, schema, self.target)
         begin(table)

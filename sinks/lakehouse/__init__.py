@@ -9,4 +9,5 @@ proofs      how batches ended
 marks       what exists that is not finished
 ranges      sets of numbers as short text
 storage     the files of a table
+missing     messages for a table that does not exist
 """

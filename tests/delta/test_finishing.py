@@ -134,7 +134,7 @@ def test_log_is_cleaned_up_after_the_commit(lake: Lake) -> None:
 
 
 def test_other_drivers_are_not_known_after_a_clean_up(lake: Lake) -> None:
-    """The next commit of the sink begins anew, and must not let theirs look unfinished."""
+    """The next commit of the sink finds no proofs, and must not make theirs look unfinished."""
     lake.create()
     sink = lake.sink()
     old = prepared(sink, 1, [rows(1)])

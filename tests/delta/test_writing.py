@@ -115,7 +115,7 @@ def test_log_has_values_as_delta_writes_them(lake: Lake) -> None:
 
 
 def test_empty_text_in_a_partition_column_is_null(lake: Lake) -> None:
-    """Delta's log knows no other way, whoever writes it."""
+    """Delta's log has no other way to write it."""
     lake.create(partition_by=["name"])
     sink = lake.sink()
     day = dt.date(2026, 1, 1)

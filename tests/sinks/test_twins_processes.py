@@ -65,7 +65,7 @@ class KeepsBranch(FileSink):
 
 
 class SharesConnection(FileSink):
-    """All threads read the answers of one connection: each takes the next one, whoever asked."""
+    """Threads share one connection: each takes the next answer, also that of another thread."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
