@@ -11,6 +11,7 @@ from sparkonce.protocol import transaction
 from sparkonce.protocol.deciders import choose
 from sparkonce.protocol.lease import Entrance, Lease
 from sparkonce.protocol.pipeline import Batch, Pipeline
+from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.protocol.sweeping import sweep
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import Incarnation, TransactionRecord
@@ -53,6 +54,10 @@ class Driver:
     def deliver(self, batch: Batch) -> None:
         """See `transaction.deliver`."""
         transaction.deliver(batch, self.lease, self._decider)
+
+    def remaining(self, batch: Batch) -> Rewrite | None:
+        """See `transaction.remaining`."""
+        return transaction.remaining(batch, self.lease)
 
     def commit_pending(self) -> bool:
         """See `transaction.commit_pending`."""

@@ -22,14 +22,30 @@ _NAME = re.compile(r".*:(?P<pid>\d+)@(?P<space>[0-9a-f]{8})\.(?P<ticks>\d+)")
 
 
 class _Process(NamedTuple):
+    command: str
     state: str
+    parent: int
     ticks: int
 
 
-def this_driver() -> str:
-    """This process, as the transaction log keeps it."""
-    name, space, process = f"{socket.gethostname()}:{os.getpid()}", _pid_space(), _look_at("self")
+def this_driver(pid: int | None = None) -> str:
+    """A process of this machine, as the transaction log keeps it; default: this one."""
+    pid = os.getpid() if pid is None else pid
+    name, space, process = f"{socket.gethostname()}:{pid}", _pid_space(), _look_at(str(pid))
     return f"{name}@{space}.{process.ticks}" if space and process else name
+
+
+def spark_driver() -> str:
+    """The JVM that has started this Python process, directly or through a daemon of PySpark's.
+
+    This process itself where there is none, or where it cannot be found.
+    """
+    pid, seen = os.getpid(), _look_at("self")
+    while seen is not None and seen.parent > 1:
+        pid, seen = seen.parent, _look_at(str(seen.parent))
+        if seen is not None and seen.command == "java":
+            return this_driver(pid)
+    return this_driver()
 
 
 def is_running(driver: str) -> bool | None:
@@ -62,10 +78,12 @@ def _look_at(pid: str) -> _Process | None:
     """The process, which may be a zombie; None when there is none, or it is hidden from us."""
     try:
         # The second field, the program's name, may hold anything; it ends with the last bracket.
-        fields = (_PROC / pid / "stat").read_bytes().rpartition(b")")[2].split()
+        name, _, rest = (_PROC / pid / "stat").read_bytes().rpartition(b")")
     except OSError:
         return None
-    return _Process(fields[0].decode(), int(fields[19]))
+    fields = rest.split()
+    command = name.partition(b"(")[2].decode(errors="replace")
+    return _Process(command, fields[0].decode(), int(fields[1]), int(fields[19]))
 
 
 def _is_gone(pid: int) -> bool:

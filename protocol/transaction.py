@@ -51,7 +51,7 @@ from sparkonce.protocol.forgetting import forget_old
 from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.pipeline import Batch
 from sparkonce.protocol.preparing import aborting_on_failure, prepare
-from sparkonce.protocol.rewriting import replay_difference
+from sparkonce.protocol.rewriting import Lost, Rewrite, replay_difference
 from sparkonce.protocol.sweeping import sweep, sweeping_when_fenced
 from sparkonce.steps import step
 from sparkonce.txn_log.identity import check_offsets
@@ -115,6 +115,26 @@ def recover(lease: Lease) -> None:
     for problem in problems:
         if problem is not None:
             raise problem
+
+
+def remaining(batch: Batch, lease: Lease) -> Rewrite | None:
+    """What is left to write of a batch, for a caller that must know it before `deliver`.
+
+    Returns:
+        None when all of it is; else the lost branches of a decided batch, which may be none.
+
+    Raises:
+        SinkError: see `deliver`.
+        FencedError: a newer driver holds the pipeline.
+    """
+    record = find(batch, lease)
+    if record is None:
+        return None
+    lost: Lost = ()
+    if record.state is State.DECIDED:
+        lost = commit_branches(record, lease, is_replayed=True)
+    rewrite = Rewrite.of(record, [committable for committable, _ in lost])
+    return rewrite or Rewrite(record.revision + 1, {})
 
 
 def commit_pending(lease: Lease, decider: Decider) -> bool:

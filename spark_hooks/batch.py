@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel, cloudpickle
 
-from sparkonce.errors import ConfigurationError, ProtocolError, SparkOnceError
+from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.model import attempt_of_small_batch
-from sparkonce.parallel import at_once
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink
 from sparkonce.sinks.spark_sql import quoted
@@ -41,7 +40,7 @@ from sparkonce.spark_hooks.record_batches import RecordBatches
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.shaping import Shapes, arrow_schema, shaped
 from sparkonce.spark_hooks.small_batches import NotSmallError, SmallBatches
-from sparkonce.steps import step
+from sparkonce.spark_hooks.validating import validate_sinks
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Share
 
 if TYPE_CHECKING:
@@ -108,20 +107,7 @@ class SparkBatch:
             schemas |= {sink.name: arrow_schema(shaped(df, sink)) for sink in together}
             self._shapes.with_hashes(df, together)  # raises what Spark cannot analyse
 
-        def check(sink: AnySink, schema: pa.Schema) -> None:
-            try:
-                with step("validate", sink=sink):
-                    sink.validate(schema)
-            except SparkOnceError:
-                raise
-            except Exception as error:
-                raise ConfigurationError(
-                    f"{sink!r} cannot be used: {type(error).__name__}: {error}"
-                ) from error
-
-        at_once(lambda sink: check(sink, schemas[sink.name]), self._sinks)
-        for sink in self._sinks:  # only now: it carries what `validate` found
-            check_pickles(sink)
+        validate_sinks(self._sinks, schemas)
         if has_executors(self._df.sparkSession):
             check_executors(self._df.sparkSession, self._sinks)
             warn_of_room(self._df.sparkSession, self._sinks)
@@ -296,25 +282,3 @@ def _snapshot(df: DataFrame) -> Iterator[DataFrame]:
             plan: Any = rows._jdf.queryExecution().logical()  # noqa: SLF001
             # Not `unpersist`, which warns that the rows cannot be computed again.
             context._jsc.sc().unpersistRDD(plan.rdd().id(), False)  # noqa: SLF001
-
-
-def check_pickles(sink: AnySink) -> None:
-    """Check that a sink pickles, as Spark will pickle it.
-
-    Raises:
-        ConfigurationError: it cannot; naming the attribute.
-    """
-    try:
-        cloudpickle.dumps(sent := as_sent(sink))
-    except Exception as error:
-        named, state = "it", sent.__getstate__()
-        for name, value in state.items() if isinstance(state, dict) else ():
-            try:
-                cloudpickle.dumps(value)
-            except Exception:  # noqa: BLE001 - it is raised below
-                named = f"its attribute {name!r}, a {type(value).__name__},"
-                break
-        raise ConfigurationError(
-            f"{sink!r} cannot be sent to the executors: {named} does not pickle ({error}). Open it "
-            "in beginTransaction or on first use, and leave it out in __getstate__"
-        ) from error

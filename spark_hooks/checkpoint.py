@@ -134,6 +134,12 @@ class CheckpointFiles:
         return max((int(name) for name in names if _BATCH.fullmatch(name)), default=-1)
 
     @_step
+    def begun(self) -> int:
+        """The highest batch that Spark has begun; -1 when it has begun none."""
+        names = self._folder.files("offsets")
+        return max((int(name) for name in names if _BATCH.fullmatch(name)), default=-1)
+
+    @_step
     def has_offsets(self, batch_id: int) -> bool:
         """Whether Spark has begun the batch in this checkpoint."""
         return self._folder.exists(f"offsets/{batch_id}")

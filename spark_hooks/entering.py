@@ -18,7 +18,7 @@ from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import overtaken_in_checkpoint
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.protocol.processes import this_driver
-from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.query import CheckpointedQuery
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.identity import check_is_no_copy
@@ -36,7 +36,7 @@ class CheckpointEntrance:
     """
 
     def __init__(
-        self, pipeline: Pipeline, query: RunningQuery, claim: Claim, seen: Head | None
+        self, pipeline: Pipeline, query: CheckpointedQuery, claim: Claim, seen: Head | None
     ) -> None:
         self.claim = claim
         self.seen = seen
@@ -50,7 +50,7 @@ class CheckpointEntrance:
     def look(
         cls,
         pipeline: Pipeline,
-        query: RunningQuery,
+        query: CheckpointedQuery,
         batch_id: int,
         *,
         replaces: str | None,
@@ -58,6 +58,7 @@ class CheckpointEntrance:
         had_token: bool,
         seen_run: str,
         has_batch: bool,
+        driver: str | None = None,
     ) -> Self:
         """Look at the log and the checkpoint, and make the claim.
 
@@ -70,6 +71,7 @@ class CheckpointEntrance:
             had_token: whether this run has had a token before.
             seen_run: the run that held the pipeline when this run first looked at the log.
             has_batch: whether Spark has called with a batch.
+            driver: its process, as the log keeps it; default: this one.
         """
         log, run = pipeline.log, query.run
         bound = query.files.binding()
@@ -80,7 +82,7 @@ class CheckpointEntrance:
             pipeline=pipeline.name,
             query_id=run.query_id,
             run_id=run.run_id,
-            driver=this_driver(),
+            driver=driver or this_driver(),
             sinks={name: sink.target for name, sink in pipeline.all_sinks.items()},
             batch_id=batch_id,
             offsets={b: offsets for b, offsets in shown.items() if offsets is not None},

@@ -134,6 +134,11 @@ class ExactlyOnce:
             run.deliver(batch_df, batch_id)
 
     @property
+    def settings(self) -> Settings:
+        """What this object was given."""
+        return self._settings
+
+    @property
     def name(self) -> str:
         """The pipeline's permanent name."""
         return self._settings.name
@@ -177,10 +182,10 @@ class ExactlyOnce:
             )
         return self._log
 
-    def open_log_in(self, checkpoint: str) -> None:
-        """Open a log that is inside the checkpoint, at this location, without a query."""
+    def open_log_in(self, checkpoint: str, *, create: bool = False) -> None:
+        """Open a log that is inside the checkpoint, at this location, without a running query."""
         if self.is_log_in_checkpoint:
-            self._log = checkpoint_log(checkpoint, create=False)
+            self._log = checkpoint_log(checkpoint, create=create)
 
     def pipeline(self, checkpoint: Checkpoint) -> Pipeline:
         """The pipeline over this checkpoint, for the protocol."""

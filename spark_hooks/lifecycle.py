@@ -18,7 +18,8 @@ from pyspark.sql.streaming import StreamingQueryListener
 from pyspark.sql.streaming.listener import JStreamingQueryListener
 
 from sparkonce.once import once
-from sparkonce.spark_hooks.running_query import RunId, RunningQuery
+from sparkonce.spark_hooks.query import RunId
+from sparkonce.spark_hooks.running_query import RunningQuery
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryStartedEvent

@@ -34,7 +34,7 @@ from sparkonce.once import once
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import plain
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.fingerprint import fingerprint
+from sparkonce.spark_hooks.fingerprint import counted_rows, fingerprint
 from sparkonce.spark_hooks.lanes import Branch, Lane, Rows
 from sparkonce.txn_log.record import Incarnation, Part, Share
 
@@ -118,6 +118,8 @@ class PartitionWriter:
         rewrite: which sinks and partitions to rewrite; default: all are written, for the first
             time.
         is_eager: begin the branches before the first row, while Spark still computes it.
+        is_hashed: whether the rows come with their hashes. Without them only rows are counted, and
+            a lost branch cannot be rewritten from a replay.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class PartitionWriter:
         rewrite: Rewrite | None = None,
         *,
         is_eager: bool = False,
+        is_hashed: bool = True,
     ) -> None:
         self._sinks = sinks
         self._shapes = shapes
@@ -136,6 +139,7 @@ class PartitionWriter:
         self._batch_id = batch_id
         self._rewrite = rewrite
         self._is_eager = is_eager
+        self._is_hashed = is_hashed
 
     def __getstate__(self) -> tuple[str, bytes]:
         state = {**self.__dict__, "_sinks": [as_sent(sink) for sink in self._sinks]}
@@ -239,6 +243,8 @@ class PartitionWriter:
 
     def _split(self, batch: pa.RecordBatch) -> dict[str, Rows]:
         """Each sink's rows, by its name."""
+        if not self._is_hashed:
+            return {s.name: Rows(batch, counted_rows(batch.num_rows)) for s in self._sinks}
         if self._shapes is None:
             rows = batch.remove_column(batch.num_columns - 1)
             shared = Rows(rows, fingerprint(batch.column(batch.num_columns - 1)))

@@ -18,13 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from tenacity import (
-    Retrying,
-    retry_if_exception_type,
-    retry_if_not_exception_type,
-    stop_after_delay,
-    wait_exponential,
-)
+from tenacity import Retrying, retry_if_not_exception_type, wait_exponential
 
 from sparkonce.errors import (
     CommitRejectedError,
@@ -34,7 +28,6 @@ from sparkonce.errors import (
     LogError,
     PreparedBranchLostError,
     ProtocolError,
-    SinkUnavailableError,
 )
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import Pipeline
@@ -44,6 +37,7 @@ from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.sink_use import User, check_are_free, free, take
 from sparkonce.spark_hooks.small_batches import SmallBatches
+from sparkonce.spark_hooks.validating import patiently
 from sparkonce.txn_log.record import Incarnation, State, TransactionRecord
 from sparkonce.watching import still_trying
 
@@ -54,7 +48,6 @@ logger = logging.getLogger("sparkonce")
 
 _LONGEST_POLL_S: Final = 1.0
 _LONGEST_WAIT_S: Final = 30.0
-_VALIDATE_FOR_S: Final = 120.0
 
 _PERMANENT: Final = (
     CommitRejectedError,
@@ -201,18 +194,7 @@ class Run:
         """Let the sinks check themselves; try again while a server is unreachable, for a time."""
         if not self._is_validated:
             check_are_free(self._settings.sinks, self.query)
-            Retrying(
-                retry=retry_if_exception_type(SinkUnavailableError),
-                wait=wait_exponential(multiplier=0.5, max=_LONGEST_WAIT_S / 3),
-                stop=lambda state: (
-                    not self.query.is_active or stop_after_delay(_VALIDATE_FOR_S)(state)
-                ),
-                before_sleep=still_trying(
-                    f"check the sinks of pipeline {self.pipeline.name!r}, for at most "
-                    f"{_VALIDATE_FOR_S:.0f} s"
-                ),
-                reraise=True,
-            )(batch.validate)
+            patiently(batch.validate, self.pipeline.name, lambda: self.query.is_active)
             self._is_validated = True
 
     # -- the commit of a batch that waits for Spark's checkpoint ---------------------------------

@@ -1,10 +1,8 @@
 """The query that runs, through Spark's own JVM: which run it is, whether it is active, its plan.
 
-    foreachBatch(df, N) ─► RunningQuery.calling(df)  ─┐
-    a start, heard of   ─► RunningQuery.find(…)      ─┼─► StreamExecution in the JVM
-    awaitTermination    ─► RunningQuery.of(query)    ─┘     └─► its checkpoint: `CheckpointFiles`
-
-The checkpoint is read without Spark's help, so it can be read after the query has ended.
+foreachBatch(df, N) ─► RunningQuery.calling(df)  ─┐
+a start, heard of   ─► RunningQuery.find(…)      ─┼─► StreamExecution in the JVM
+awaitTermination    ─► RunningQuery.of(query)    ─┘     └─► its checkpoint: `CheckpointedQuery`
 """
 
 from __future__ import annotations
@@ -13,15 +11,14 @@ import contextlib
 import re
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
-from sparkonce.errors import ConfigurationError, LogUnavailableError
-from sparkonce.spark_hooks.binding import Entry
+from sparkonce.errors import ConfigurationError
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles, checkpoint_folder
-from sparkonce.txn_log import TransactionLog, checkpoint_log
+from sparkonce.spark_hooks.query import CheckpointedQuery, RunId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,31 +35,17 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """The folder below `_LOCATION` that Spark makes for the checkpoint of a query without a name."""
 
 
-class RunId(NamedTuple):
-    """One run of one query: the permanent id of its checkpoint, and the id of the run."""
-
-    query_id: str
-    run_id: str
-
-
-class RunningQuery:
-    """A query while it runs, a StreamExecution in the JVM, and its checkpoint.
-
-    Attributes:
-        run: which run of which query.
-        checkpoint: location of the checkpoint.
-        files: the checkpoint, which can be read after the query has ended.
-    """
+class RunningQuery(CheckpointedQuery):
+    """A query while it runs: a StreamExecution in the JVM."""
 
     def __init__(self, query: Any, run: RunId) -> None:
-        self._query = query  # before the checkpoint, which needs `_hadoop_conf`
+        self._query = query  # before the checkpoint, which needs `hadoop_conf`
         self.run = run
         self.checkpoint = str(query.resolvedCheckpointRoot())
         self.files = CheckpointFiles(
-            checkpoint_folder(self.checkpoint, self._hadoop_conf), self.checkpoint
+            checkpoint_folder(self.checkpoint, self.hadoop_conf), self.checkpoint
         )
         self._sources: list[str] = []
-        self._entry: Entry | None = None
 
     # -- finding it --------------------------------------------------------------------------------
 
@@ -118,7 +101,7 @@ class RunningQuery:
             jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
             path_class = jvm.org.apache.hadoop.fs.Path
             made_up = path_class(place, name)
-            made_up = made_up.getFileSystem(self._hadoop_conf()).makeQualified(made_up)
+            made_up = made_up.getFileSystem(self.hadoop_conf()).makeQualified(made_up)
             is_temporary |= bool(made_up.equals(path_class(self.checkpoint)))
         if is_temporary:
             raise ConfigurationError(
@@ -185,7 +168,7 @@ class RunningQuery:
         plan = self.plan
         return bool(plan.deterministic()) and not self.files.has_state()
 
-    def _source_of(self, use: str) -> str | None:
+    def source_of(self, use: str) -> str | None:
         """The source's folder. Spark numbers it by the source's first use; each use has an offset.
 
         None when the query failed before Spark had created its sources.
@@ -206,57 +189,12 @@ class RunningQuery:
 
     # -- its checkpoint ----------------------------------------------------------------------------
 
-    @property
-    def location(self) -> str:
-        return self.checkpoint
-
     @cached_property
     def is_stateful(self) -> bool:
         """Whether the query has written state; known from its first batch on."""
         return self.files.has_state()
 
-    def committed(self) -> int:
-        """See `CheckpointFiles.committed`.
-
-        Raises:
-            LogUnavailableError: the checkpoint is not there now.
-        """
-        committed = self.files.committed()
-        if committed is None:
-            raise LogUnavailableError(
-                f"the checkpoint {self.checkpoint} of the query {self.run.query_id} is not there "
-                "now, nothing was written: was it deleted, or is its disk not mounted?"
-            )
-        return committed
-
-    def has_offsets(self, batch_id: int) -> bool:
-        """Whether Spark has begun the batch in this checkpoint."""
-        return self.files.has_offsets(batch_id)
-
-    def offsets(self, batch_id: int) -> tuple[str, ...] | None:
-        """The source offsets of a batch; see `sparkonce.spark_hooks.source_offsets`."""
-        return self.files.offsets(batch_id, self._source_of)
-
-    def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
-        """Enter the checkpoint, unless another driver has since the last entry was `seen`.
-
-        A run that has entered once does not enter after another run.
-        """
-        if self._entry is not None and (seen is None or seen.run_id != self.run.run_id):
-            return False
-        entry = self.files.enter(seen, driver, self.run.run_id, fenced_run)
-        self._entry = entry or self._entry
-        return entry is not None
-
-    def is_ours(self) -> bool:
-        """Whether no driver has entered the checkpoint since this one."""
-        return self._entry is not None and self.files.is_newest_entry(self._entry)
-
-    def open_log(self, *, create: bool = True) -> TransactionLog:
-        """Open the transaction log that is inside this checkpoint."""
-        return checkpoint_log(self.checkpoint, self._hadoop_conf, create=create)
-
-    def _hadoop_conf(self) -> Any:
+    def hadoop_conf(self) -> Any:
         """Hadoop's configuration with the query's own settings."""
         return self._query.sparkSession().sessionState().newHadoopConf()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import pyarrow as pa
 import pyspark
@@ -23,13 +23,16 @@ from pyspark.sql.types import StructField, StructType
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.arrow_types import in_zone
-from sparkonce.sinks.base import AnySink
+from sparkonce.sinks.base import AnySink, Columns
 from sparkonce.spark_hooks.fingerprint import free_name, is_plain, row_hash
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ROW: Final = "sparkonce_row"
+
+Shape: TypeAlias = "tuple[Sequence[str] | None, Columns | None]"
+"""A sink's select=, and the columns that the sink makes of it."""
 
 _KEEP_ROWS: Final = {"Project", "Window"}
 """Nodes of Spark's plan that make one row of each row."""
@@ -55,7 +58,7 @@ class Shapes:
         The numbers are None where all sinks share one shape and its columns have plain names: then
         the rows are those columns and one hash.
         """
-        distinct = {(sink.select, sink.columns): sink for sink in sinks}
+        distinct = distinct_shapes(sinks)
         if len(distinct) == 1:
             rows = shaped(df, sinks[0])
             if is_plain(schema := rows.schema):
@@ -103,6 +106,14 @@ class Shapes:
         return rows.select(
             *(col(n).cast(misnamed[n]).alias(n) if n in misnamed else n for n in names)
         )
+
+
+def distinct_shapes(sinks: Sequence[AnySink]) -> dict[Shape, AnySink]:
+    """The shapes in their order, each with the first sink that has it."""
+    shapes: dict[Shape, AnySink] = {}
+    for sink in sinks:
+        shapes.setdefault((sink.select, sink.columns), sink)
+    return shapes
 
 
 def _check_same_meaning(
@@ -195,20 +206,24 @@ def arrow_schema(df: DataFrame) -> pa.Schema:
         ConfigurationError: a column has a type that Spark passes to no Python worker, or that
             would crash it.
     """
-    timezone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    return arrow_schema_of(df.schema, df.sparkSession.conf.get("spark.sql.session.timeZone"))
+
+
+def arrow_schema_of(schema: StructType, timezone: str | None) -> pa.Schema:
+    """Like `arrow_schema`, for columns whose instants reach the executors in this time zone."""
     # Older versions of PySpark take no zone and use UTC.
     takes_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
     try:
-        schema = to_arrow_schema(df.schema, **({"timezone": timezone} if takes_zone else {}))
+        arrow = to_arrow_schema(schema, **({"timezone": timezone} if takes_zone else {}))
     except (PySparkTypeError, ValueError) as error:
-        field = next(field for field in df.schema if not _has_arrow_type(field))
+        field = next(field for field in schema if not _has_arrow_type(field))
         raise ConfigurationError(
             f"the column {field.name!r} is {field.dataType.simpleString()}, which Spark passes "
             f"to no Python worker: cast it in the query or in select=, such as to string ({error})"
         ) from error
     if NESTED_MAPS_CRASH:
-        _refuse_nested_maps(schema)
-    return in_zone(schema, timezone)
+        _refuse_nested_maps(arrow)
+    return in_zone(arrow, timezone)
 
 
 def _refuse_nested_maps(schema: pa.Schema) -> None:

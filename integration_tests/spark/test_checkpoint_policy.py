@@ -23,8 +23,9 @@ from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.spark_hooks import lifecycle
+from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.run import Run
-from sparkonce.spark_hooks.running_query import RunId, RunningQuery
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.testing.quick_spark import submit_args
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State

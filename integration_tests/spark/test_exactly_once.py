@@ -32,8 +32,9 @@ from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks import run
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
+from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.run import Run
-from sparkonce.spark_hooks.running_query import RunId, RunningQuery
+from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.shaping import Shapes
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import State

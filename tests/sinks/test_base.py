@@ -39,8 +39,8 @@ from sparkonce.sinks.committables import check_committable
 from sparkonce.sinks.kafka import KafkaSink
 from sparkonce.sinks.postgres import PostgresSink
 from sparkonce.sinks.s3 import S3Connection, S3Sink
-from sparkonce.spark_hooks.batch import check_pickles
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
+from sparkonce.spark_hooks.validating import check_pickles
 from sparkonce.steps import POINTS
 from sparkonce.testing.kills import CommitPolicy, Kill, crash_points, sample
 from sparkonce.testing.sink_world import stored

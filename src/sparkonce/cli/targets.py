@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparkonce.cli.jobs import load_job
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.operating import head_of
+from sparkonce.spark_hooks.jobs import load_job
 from sparkonce.storage import local_path
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import Head

@@ -37,7 +37,7 @@ class SinkCrashes(SinkCase):
 
     def test_sink_travels_to_the_executors(self, stage: Stage, sink: AnySink) -> None:
         """It pickles after `validate`; this process commits a branch that another one wrote."""
-        from sparkonce.spark_hooks.batch import check_pickles  # noqa: PLC0415 - imports Spark
+        from sparkonce.spark_hooks.validating import check_pickles  # noqa: PLC0415 - imports Spark
 
         check_pickles(sink)
         task = self._elsewhere(stage, sink, "task", stage.named(sink, BRANCH), A)
@@ -47,7 +47,7 @@ class SinkCrashes(SinkCase):
 
     def test_sink_travels_after_a_commit(self, stage: Stage, sink: AnySink) -> None:
         """It still pickles for the next batch after a commit and a sweep opened connections."""
-        from sparkonce.spark_hooks.batch import check_pickles  # noqa: PLC0415 - imports Spark
+        from sparkonce.spark_hooks.validating import check_pickles  # noqa: PLC0415 - imports Spark
 
         stage.commit(sink, stage.prepare(sink, branch(1, batch_id=1), A))
         stage.sweep(sink)

@@ -1,0 +1,121 @@
+"""Commits or aborts a batch, in a Python process on the driver, after its tasks have run.
+
+Spark calls `commit` before it writes commits/N, so a batch whose commit fails is replayed. It calls
+`abort` after a task has failed, and also after a `commit` that has raised. So an abort goes by the
+log, like any sweep: what a decision names is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import PrepareRejectedError, ProtocolError
+from sparkonce.once import once
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import Lease
+from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.data_source.job import Job
+from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
+from sparkonce.spark_hooks.data_source.tasks import Prepared, Ticket
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
+from sparkonce.spark_hooks.partition_writer import PartitionSummary
+from sparkonce.txn_log.record import Incarnation
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger("sparkonce")
+
+
+class _Entered:
+    """The checkpoint that another process of this driver has entered."""
+
+    def __init__(self, query: PlannedQuery) -> None:
+        self._query = query
+
+    def check_may_begin(self, *, is_first_try: bool) -> None:
+        raise NotImplementedError  # its token was taken by the plan
+
+    def enter(self, incarnation: Incarnation) -> bool:
+        raise NotImplementedError
+
+    def is_newest_entry(self) -> bool:
+        return self._query.is_ours()
+
+
+def commit(
+    job_name: str,
+    checkpoint: str,
+    schema: StructType,
+    messages: Sequence[Prepared | None],
+    batch_id: int,
+) -> None:
+    """Vote, decide and commit what the tasks have prepared.
+
+    Args:
+        job_name: module:attribute of the pipeline.
+        checkpoint: location of the query's checkpoint.
+        schema: of the rows.
+        messages: what the tasks returned.
+        batch_id: the micro-batch.
+
+    Raises:
+        SinkError: the query fails; the next start continues from the log.
+        FencedError: a newer driver holds the pipeline.
+    """
+    ticket = _ticket_of(messages)
+    if ticket is None or ticket.batch_id != batch_id:
+        raise ProtocolError(f"Spark commits batch {batch_id} with what belongs to {ticket}")
+    job = once(Job, job_name)
+    driver, query = _continue(job, checkpoint, ticket)
+    job.validate(schema)
+    summaries = [PartitionSummary.decode(m.summary) for m in messages if m is not None]
+    _check_writers(job.settings.sinks, summaries, batch_id)
+    offsets = query.shown(batch_id)
+    driver.deliver(WrittenBatch(batch_id, offsets, job.settings.sinks, ticket, summaries))
+
+
+def abort(
+    job_name: str, checkpoint: str, messages: Sequence[Prepared | None], batch_id: int
+) -> None:
+    """Abort what no decision names.
+
+    Where no task has returned anything there is no token to act with. Each task that failed has
+    aborted what it prepared, if it could; the rest is swept when Spark plans the batch again.
+    """
+    ticket = _ticket_of(messages)
+    if ticket is None:
+        logger.info("batch %d: no task has returned; its replay sweeps what is left", batch_id)
+        return
+    driver, _ = _continue(once(Job, job_name), checkpoint, ticket)
+    driver.sweep()
+
+
+def _ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
+    """The ticket that all tasks have returned; None where none has."""
+    found = [message.ticket for message in messages if message is not None]
+    if any(ticket != found[0] for ticket in found):
+        raise ProtocolError(f"Spark returned the work of several plans: {found}")
+    return found[0] if found else None
+
+
+def _continue(job: Job, checkpoint: str, ticket: Ticket) -> tuple[Driver, PlannedQuery]:
+    """The driver that the plan has begun, with its token and its entry in the checkpoint."""
+    query = PlannedQuery(checkpoint, ticket.run.run_id)
+    query.entry = ticket.entry
+    return Driver(Lease(job.pipeline(query), ticket.incarnation, _Entered(query))), query
+
+
+def _check_writers(
+    sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary], batch_id: int
+) -> None:
+    """Refuse more tasks than a sink may have: this format cannot deal the rows out anew."""
+    for sink in sinks:
+        tasks = sum(sink.name in summary.parts for summary in summaries)
+        if sink.writers is not None and tasks > sink.writers:
+            raise PrepareRejectedError(
+                f"batch {batch_id}: {tasks} tasks wrote into the sink {sink.name!r}, which has "
+                f"writers={sink.writers}: write df.coalesce({sink.writers}) in place of df"
+            )

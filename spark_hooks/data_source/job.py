@@ -1,0 +1,127 @@
+"""The pipeline of `option("pipeline", …)` in one of Spark's Python processes on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import pyarrow as pa
+from pyspark.sql.types import LongType, StructType
+
+from sparkonce.errors import ConfigurationError
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
+from sparkonce.spark_hooks.data_source.tasks import ZONE
+from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+from sparkonce.spark_hooks.fingerprint import free_name
+from sparkonce.spark_hooks.jobs import load_job
+from sparkonce.spark_hooks.settings import Settings
+from sparkonce.spark_hooks.shaping import arrow_schema_of, distinct_shapes
+from sparkonce.spark_hooks.validating import patiently, validate_sinks
+
+
+class Layout(NamedTuple):
+    """How the rows come.
+
+    Attributes:
+        shapes: the number of each sink's struct column; None where all get the same columns.
+        is_hashed: whether they come with their hashes, as `sparkonce.shaped` makes them.
+        schemas: of what each sink gets, by its name.
+    """
+
+    shapes: list[int] | None
+    is_hashed: bool
+    schemas: dict[str, pa.Schema]
+
+
+class Job:
+    """A pipeline, as its module has it; see `sparkonce.spark_hooks.jobs.load_job`.
+
+    Raises:
+        ConfigurationError: it cannot be imported, or has a setting that needs foreachBatch.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._job: ExactlyOnce = load_job(name, create=True)
+        self._validated: set[str] = set()
+        _refuse_what_needs_foreach_batch(self.settings)
+
+    @property
+    def settings(self) -> Settings:
+        return self._job.settings
+
+    def pipeline(self, query: PlannedQuery) -> Pipeline:
+        """The pipeline over the query's checkpoint, with its log open."""
+        self._job.open_log_in(query.checkpoint, create=True)
+        return self._job.pipeline(query)
+
+    def validate(self, schema: StructType) -> None:
+        """Let each sink check its settings, its server and its columns: once in this process.
+
+        Raises:
+            SinkError: see `sparkonce.sinks.base.TwoPhaseCommitSink.validate`.
+        """
+        if (key := schema.json()) in self._validated:
+            return
+        sinks = self.settings.sinks
+        schemas = layout_of(schema, sinks).schemas
+        patiently(lambda: validate_sinks(sinks, schemas), self.settings.name, lambda: True)
+        self._validated.add(key)
+
+
+def layout_of(schema: StructType, sinks: Sequence[AnySink]) -> Layout:
+    """How rows with this schema come.
+
+    Raises:
+        ConfigurationError: a sink needs columns that only `sparkonce.shaped` makes.
+    """
+    arrow = arrow_schema_of(schema, ZONE)
+    shapes = distinct_shapes(sinks)
+    names = [f"{part}{n}" for part in ("shape", "hash") for n in range(len(shapes))]
+    if schema.names == names:
+        structs = [pa.schema(list(cast("pa.StructType", field.type))) for field in arrow]
+        which = [list(shapes).index((sink.select, sink.columns)) for sink in sinks]
+        of_sinks = zip(sinks, which, strict=True)
+        return Layout(which, is_hashed=True, schemas={s.name: structs[n] for s, n in of_sinks})
+    *columns, last = schema.fields or [None]
+    before = [] if last is None else [field.name for field in columns if field]
+    if last is not None and last.name == free_name(before) and last.dataType == LongType():
+        same = arrow.remove(len(arrow) - 1)
+        _refuse_shapes(sinks)
+        return Layout(None, is_hashed=True, schemas={sink.name: same for sink in sinks})
+    _refuse_shapes(sinks)
+    return Layout(None, is_hashed=False, schemas={sink.name: arrow for sink in sinks})
+
+
+def _refuse_shapes(sinks: Sequence[AnySink]) -> None:
+    """Refuse sinks whose columns Spark has to make, where nobody has asked it to."""
+    for sink in sinks:
+        if sink.select is not None or sink.columns is not None:
+            raise ConfigurationError(
+                f"the sink {sink.name!r} makes its columns with SQL, which this format cannot run: "
+                "write sparkonce.shaped(df, sinks) in place of df, with the pipeline's sinks in "
+                "their order; or make the columns in the query"
+            )
+
+
+def _refuse_what_needs_foreach_batch(settings: Settings) -> None:
+    why = None
+    if settings.commit != "immediate":
+        why = (
+            f"commit={settings.commit!r} needs a process that watches Spark's checkpoint after "
+            'the batch: use commit="immediate"'
+        )
+    for sink in settings.sinks:
+        if sink.transform is not None:
+            why = (
+                f"transform= of the sink {sink.name!r} needs a second pass over the batch: "
+                "write a query of its own for it"
+            )
+        elif sink.distribute_by:
+            why = (
+                f"the sink {sink.name!r} shuffles its rows by {list(sink.distribute_by)}, which "
+                'is a second pass over the batch: with PostgresSink use load="staged"'
+            )
+    if why is not None:
+        raise ConfigurationError(f'pipeline {settings.name!r} in format("sparkonce"): {why}')

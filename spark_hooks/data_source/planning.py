@@ -1,0 +1,117 @@
+"""Plans a batch, in a Python process on the driver, before its tasks run.
+
+Spark has written the batch's offsets and not yet started its tasks, so this is where the pipeline
+is claimed, where what an earlier driver left is finished, and where a replay is recognised.
+
+A token is kept from batch to batch while the same process plans one batch after the other. Spark
+may plan the next one in another process, which takes a token of its own; so does every replay.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkonce.errors import FencedError, LogError
+from sparkonce.once import once
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.processes import spark_driver
+from sparkonce.spark_hooks.data_source.job import Job, layout_of
+from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
+from sparkonce.spark_hooks.data_source.tasks import TaskWriter, Ticket
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
+from sparkonce.spark_hooks.entering import CheckpointEntrance
+from sparkonce.spark_hooks.partition_writer import PartitionWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class Holder:
+    """What this process has planned last for a pipeline and a checkpoint."""
+
+    job: str
+    checkpoint: str
+    last: Ticket | None = None
+
+
+def plan(job_name: str, checkpoint: str, schema: StructType) -> TaskWriter:
+    """Claim the pipeline for the batch that Spark is planning, and say what its tasks write.
+
+    Args:
+        job_name: module:attribute of the pipeline.
+        checkpoint: location of the query's checkpoint.
+        schema: of the rows.
+
+    Raises:
+        ConfigurationError: a setting cannot work, or the identity guard refuses the start.
+        SinkError: what an earlier driver decided cannot be finished now.
+        FencedError: another driver holds the pipeline.
+    """
+    job = once(Job, job_name)
+    layout = layout_of(schema, job.settings.sinks)
+    holder = once(Holder, job_name, checkpoint)
+    ticket = _next_ticket(holder.last, job, checkpoint)
+    if ticket is None:
+        ticket = _new_ticket(job, checkpoint, schema)
+    job.validate(schema)
+    holder.last = ticket
+    writer = PartitionWriter(
+        job.settings.sinks,
+        ticket.incarnation,
+        ticket.batch_id,
+        layout.shapes,
+        ticket.rewrite,
+        is_hashed=layout.is_hashed,
+    )
+    return TaskWriter(ticket, writer)
+
+
+def _next_ticket(last: Ticket | None, job: Job, checkpoint: str) -> Ticket | None:
+    """A ticket with the token of the last one; None unless it is the very next batch's."""
+    if last is None:
+        return None
+    query = PlannedQuery(checkpoint, last.run.run_id)
+    batch_id = query.planned_batch()
+    if query.run != last.run or batch_id != last.batch_id + 1:
+        return None
+    query.entry = last.entry
+    try:
+        job.pipeline(query).log.check_token(last.incarnation)
+    except FencedError:
+        return None  # the claim says whether this driver may continue
+    if not query.is_ours() or query.committed() != last.batch_id:
+        return None
+    return Ticket(batch_id, last.run, last.incarnation, last.entry, rewrite=None)
+
+
+def _new_ticket(job: Job, checkpoint: str, schema: StructType) -> Ticket:
+    """Take a token, recover, and find out what is left to write of the batch."""
+    settings = job.settings
+    query = PlannedQuery(checkpoint, str(uuid.uuid4()))
+    pipeline = job.pipeline(query)
+    head = pipeline.log.head(pipeline.name)  # before the checkpoint is read: see `Claim.seen_run`
+    batch_id = query.planned_batch()
+    # What is decided must not wait for a sink that cannot be written now.
+    if not pipeline.log.unfinished(pipeline.name):
+        job.validate(schema)
+    entrance = CheckpointEntrance.look(
+        pipeline,
+        query,
+        batch_id,
+        replaces=settings.replaces,
+        adopt=settings.adopt,
+        had_token=False,
+        seen_run="" if head is None else head.run_id,
+        has_batch=True,
+        driver=spark_driver(),
+    )
+    driver = Driver.start(pipeline, entrance.claim, entrance)
+    entrance.log_start(settings, driver)
+    driver.recover()
+    if query.entry is None:
+        raise LogError(f"{query.checkpoint} has no entry of this driver")
+    remaining = driver.remaining(WrittenBatch(batch_id, query.shown(batch_id)))
+    return Ticket(batch_id, query.run, driver.incarnation, query.entry, remaining)

@@ -1,0 +1,102 @@
+"""A query as its checkpoint shows it: which one it is, and how far Spark and our drivers have come.
+
+    RunningQuery              finds the rest in Spark's own JVM (foreachBatch)
+    data_source.PlannedQuery  has no JVM (`writeStream.format("sparkonce")`)
+
+The checkpoint is read without Spark's help, so it can be read after the query has ended.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.spark_hooks.binding import Entry
+from sparkonce.spark_hooks.checkpoint import CheckpointFiles
+from sparkonce.txn_log import TransactionLog, checkpoint_log
+
+
+class RunId(NamedTuple):
+    """One run of one query: the permanent id of its checkpoint, and the id of the run."""
+
+    query_id: str
+    run_id: str
+
+
+class CheckpointedQuery(ABC):
+    """One run of a query, and its checkpoint.
+
+    Attributes:
+        run: which run of which query.
+        checkpoint: location of the checkpoint.
+        files: the checkpoint, which can be read after the query has ended.
+        entry: this run's own entry in the checkpoint; None before it has entered.
+    """
+
+    run: RunId
+    checkpoint: str
+    files: CheckpointFiles
+    entry: Entry | None = None
+
+    @property
+    @abstractmethod
+    def is_stopping(self) -> bool:
+        """Whether the run has ended, or Spark is stopping it and interrupting its batch."""
+
+    @abstractmethod
+    def source_of(self, use: str) -> str | None:
+        """The folder of a source; see `sparkonce.spark_hooks.source_offsets.SourceOf`."""
+
+    @property
+    def location(self) -> str:
+        return self.checkpoint
+
+    def committed(self) -> int:
+        """See `CheckpointFiles.committed`.
+
+        Raises:
+            LogUnavailableError: the checkpoint is not there now.
+        """
+        committed = self.files.committed()
+        if committed is None:
+            raise LogUnavailableError(
+                f"the checkpoint {self.checkpoint} of the query {self.run.query_id} is not there "
+                "now, nothing was written: was it deleted, or is its disk not mounted?"
+            )
+        return committed
+
+    def has_offsets(self, batch_id: int) -> bool:
+        """Whether Spark has begun the batch in this checkpoint."""
+        return self.files.has_offsets(batch_id)
+
+    def offsets(self, batch_id: int) -> tuple[str, ...] | None:
+        """The source offsets of a batch; see `sparkonce.spark_hooks.source_offsets`."""
+        return self.files.offsets(batch_id, self.source_of)
+
+    def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
+        """Enter the checkpoint, unless another driver has since the last entry was `seen`.
+
+        A run that has entered once does not enter after another run.
+        """
+        if self.entry is not None and (seen is None or seen.run_id != self.run.run_id):
+            return False
+        entry = self.files.enter(seen, driver, self.run.run_id, fenced_run)
+        self.entry = entry or self.entry
+        return entry is not None
+
+    def is_ours(self) -> bool:
+        """Whether no driver has entered the checkpoint since this one."""
+        return self.entry is not None and self.files.is_newest_entry(self.entry)
+
+    def open_log(self, *, create: bool = True) -> TransactionLog:
+        """Open the transaction log that is inside this checkpoint."""
+        return checkpoint_log(self.checkpoint, self.hadoop_conf, create=create)
+
+    def hadoop_conf(self) -> Any:
+        """Hadoop's configuration, for a checkpoint on no local disk.
+
+        Raises:
+            ConfigurationError: there is no JVM to ask.
+        """
+        raise ConfigurationError(f"the checkpoint {self.checkpoint} is on no local disk")
