@@ -13,11 +13,12 @@ like any other driver.
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
-from sparkonce.errors import ProtocolError
+from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.lifecycle import call_at_exit, commit_at_exit
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 logger = logging.getLogger("sparkonce")
+
+
+class _NotPicklableError(ConfigurationError, pickle.PickleError):
+    """PySpark lets this kind of error through, and hides others behind advice that misleads."""
 
 
 class ExactlyOnce:
@@ -231,6 +236,13 @@ class ExactlyOnce:
                     sink.close()
                 if self._log is not None:
                     self._log.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise _NotPicklableError(
+            "an ExactlyOnce cannot leave its process. Over Spark Connect, foreachBatch runs on the "
+            'server, without what sparkonce needs: write with df.writeStream.format("sparkonce") '
+            "there (docs/howto/spark-connect.md)"
+        )
 
     def __enter__(self) -> Self:
         return self

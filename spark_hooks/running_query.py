@@ -208,8 +208,9 @@ def _calling_query(batch_df: DataFrame) -> str:
     session = batch_df.sparkSession
     if not hasattr(session, "_jsparkSession"):
         raise ConfigurationError(
-            "sparkonce reads the query's checkpoint on the driver, which Spark Connect does "
-            "not allow: run the query in a classic Spark session"
+            "in foreachBatch sparkonce needs the driver's JVM, which Spark Connect hides: write "
+            'with df.writeStream.format("sparkonce") (docs/howto/spark-connect.md), or run the '
+            "query in a classic Spark session"
         )
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:

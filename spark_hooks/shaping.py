@@ -11,6 +11,7 @@ its own is refused before any data moves.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
@@ -33,6 +34,9 @@ _ROW: Final = "sparkonce_row"
 
 Shape: TypeAlias = "tuple[Sequence[str] | None, Columns | None]"
 """A sink's select=, and the columns that the sink makes of it."""
+
+_NODE: Final = re.compile(r"^[ :|+-]*([A-Z][A-Za-z]+)", re.MULTILINE)
+"""A node's name in a line of an explained plan."""
 
 _KEEP_ROWS: Final = {"Project", "Window"}
 """Nodes of Spark's plan that make one row of each row."""
@@ -91,8 +95,8 @@ class Shapes:
         except AnalysisException as error:
             faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
             raise _not_in_one_pass(faulty or sinks, f"Spark reports: {error}") from error
-        # The session's time zone and functions change the types. JSON, which `schema` would parse.
-        asked = (df._jdf.schema().json(), rows._jdf.schema().json(), *structs)  # noqa: SLF001
+        # The session's time zone and functions change the types.
+        asked = (_schema_json(df), _schema_json(rows), *structs)
         misnamed = self._misnamed.get(asked)
         if misnamed is None:
             alone = [df if s.select is None else df.selectExpr(*s.select) for s in sinks]
@@ -143,12 +147,33 @@ def _steps(rows: DataFrame, df: DataFrame) -> list[str]:
 
     Outside a struct, an entry that uses another entry's alias adds a node.
     """
+    if not has_jvm(df):
+        nodes = _explained(rows)
+        return nodes[: len(nodes) - len(_explained(df))]
     node, first = (frame._jdf.queryExecution().analyzed() for frame in (rows, df))  # noqa: SLF001
     steps = []
     while not node.equals(first):
         steps.append(str(node.nodeName()))
         node = node.children().head()
     return steps
+
+
+def _explained(df: DataFrame) -> list[str]:
+    """The names of the nodes of the analyzed plan, the last one first; for Spark Connect."""
+    text = df._explain_string(mode="extended")  # noqa: SLF001 - what `explain` prints
+    _, _, analyzed = text.partition("== Analyzed Logical Plan ==\n")
+    _, _, tree = analyzed.partition("== Optimized Logical Plan ==")[0].partition("\n")
+    return _NODE.findall(tree)
+
+
+def _schema_json(df: DataFrame) -> str:
+    """The schema as JSON; `DataFrame.schema` would parse it."""
+    return str(df._jdf.schema().json()) if has_jvm(df) else df.schema.json()  # noqa: SLF001
+
+
+def has_jvm(df: DataFrame) -> bool:
+    """Whether the DataFrame is of a classic session, not of Spark Connect."""
+    return hasattr(df.sparkSession, "_jsparkSession")
 
 
 def _not_in_one_pass(faulty: Sequence[AnySink], why: str) -> ConfigurationError:

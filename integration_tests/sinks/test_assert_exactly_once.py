@@ -22,6 +22,7 @@ from sparkonce.model import Committable
 from sparkonce.sinks import SqliteSink
 from sparkonce.sinks.sqlite import Staging
 from sparkonce.testing import Kill, assert_exactly_once, crash_points
+from sparkonce.testing.job import Front
 
 ROWS = 20
 
@@ -80,8 +81,9 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         pytest.param(crash_points(["sqlite", "http"]), id="all", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.parametrize("front", ["foreachBatch", "format"])
 def test_staged_and_idempotent_sink_in_one_pipeline(
-    shop: Shop, tmp_path: Path, kills: Sequence[Kill]
+    shop: Shop, tmp_path: Path, kills: Sequence[Kill], front: Front
 ) -> None:
     """Killed at points of the protocol, both hold every row once and nothing is left over."""
     path, stage, url = shop.path, shop.stage, shop.url
@@ -94,6 +96,7 @@ def test_staged_and_idempotent_sink_in_one_pipeline(
         kills,
         unfinished=shop.unfinished,
         folder=tmp_path / "run",
+        front=front,
     )
 
 

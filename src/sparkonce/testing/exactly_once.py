@@ -39,6 +39,7 @@ from sparkonce.txn_log import open_log
 
 if TYPE_CHECKING:
     from sparkonce import ExactlyOnce
+    from sparkonce.testing.job import Front
 
 PLANNING_S = 120.0
 PATIENCE_S = 600.0
@@ -57,6 +58,7 @@ def assert_exactly_once(
     seed: int = 0,
     folder: Path | None = None,
     progress: Callable[[str], None] = print,
+    front: Front = "foreachBatch",
 ) -> None:
     """Run a streaming query, kill its driver again and again, and compare every row.
 
@@ -75,6 +77,7 @@ def assert_exactly_once(
         folder: for source, checkpoint, log and the drivers' output; default: a temporary one, which
             is kept if the call fails.
         progress: is called with a line for each kill.
+        front: "foreachBatch", or "format" to write with ``writeStream.format("sparkonce")``.
 
     Raises:
         AssertionError: rows are lost or duplicated, something is left over, or a driver failed. The
@@ -91,7 +94,7 @@ def assert_exactly_once(
             f"or fewer kills (kills={max(len(source) - 1, 0)} picks that many, chosen by seed=)"
         )
     place = folder or Path(tempfile.mkdtemp(prefix="sparkonce-"))
-    run = _Run(pipeline, source, readers, place)
+    run = _Run(pipeline, source, readers, place, front)
     by_seed = f"seed {seed}, " if isinstance(kills, int) else ""
     with closing(run.driver):
         batch = -1
@@ -115,6 +118,7 @@ class _Run:
         source: Sequence[pa.Table],
         readers: Mapping[str, Reader],
         folder: Path,
+        front: Front,
     ) -> None:
         from pyspark import cloudpickle  # noqa: PLC0415 - Spark's own copy
 
@@ -128,7 +132,7 @@ class _Run:
         self.history: list[str] = []
         self._write(source)
         where = (folder / "source", self._checkpoint)
-        order = Order(pipeline, self._log, source[0].schema, *where, tuple(readers))
+        order = Order(pipeline, self._log, source[0].schema, *where, tuple(readers), front=front)
         self._orders = [
             cloudpickle.dumps(replace(order, is_written_here=is_here)) for is_here in (False, True)
         ]

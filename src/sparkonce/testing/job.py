@@ -2,7 +2,8 @@
 
 python -m sparkonce.testing.job ORDER
 
-ORDER is the path of a pickled `Order`.
+ORDER is the path of a pickled `Order`. With front="format" the Python processes of Spark's driver
+find it in an environment variable.
 """
 
 from __future__ import annotations
@@ -13,18 +14,27 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from sparkonce import SparkOnce, shaped
+
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import DataStreamWriter
 
     from sparkonce import ExactlyOnce
 
 FILES_PER_BATCH: Final = 2
+
+Front: TypeAlias = Literal["foreachBatch", "format"]
+"""`writeStream.foreachBatch(pipeline)`, or `writeStream.format("sparkonce")`."""
+
+_ORDER: Final = "SPARKONCE_TEST_ORDER"
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class Order:
         checkpoint: the query's checkpoint folder.
         sinks: names of sinks that the pipeline must have.
         is_written_here: the driver writes small batches itself, from its first one on.
+        front: how the query is written.
     """
 
     pipeline: Callable[[str], ExactlyOnce]
@@ -48,6 +59,7 @@ class Order:
     checkpoint: Path
     sinks: tuple[str, ...]
     is_written_here: bool = False
+    front: Front = "foreachBatch"
 
 
 def quiet_session(master: str, folder: Path, conf: Mapping[str, str] | None = None) -> SparkSession:
@@ -75,7 +87,15 @@ def quiet_session(master: str, folder: Path, conf: Mapping[str, str] | None = No
     )
 
 
-def main(order: Order) -> None:
+def ordered() -> ExactlyOnce:
+    """The pipeline of the order, for `format("sparkonce")`."""
+    order: Order = cloudpickle.loads(Path(os.environ[_ORDER]).read_bytes())
+    return order.pipeline(order.log)
+
+
+def main(path: Path) -> None:
+    order: Order = cloudpickle.loads(path.read_bytes())
+    os.environ[_ORDER] = str(path)
     spark = quiet_session("local[2]", order.checkpoint.parent)
     pipeline = order.pipeline(order.log)
     if order.is_written_here:
@@ -86,18 +106,31 @@ def main(order: Order) -> None:
         raise ValueError(
             f"readers= names {order.sinks}, and the pipeline's sinks are {names}: use their names"
         )
-    query = (
+    rows = (
         spark.readStream.schema(from_arrow_schema(order.schema, prefer_timestamp_ntz=True))
         .option("maxFilesPerTrigger", FILES_PER_BATCH)
         .parquet(str(order.source))
-        .writeStream.foreachBatch(pipeline)
+    )
+    query = (
+        _written(rows, pipeline, order.front)
         .option("checkpointLocation", str(order.checkpoint))
         .trigger(availableNow=True)
         .start()
     )
-    pipeline.awaitTermination(query)
+    if order.front == "format":
+        query.awaitTermination()
+    else:
+        pipeline.awaitTermination(query)
     pipeline.close()
 
 
+def _written(rows: DataFrame, pipeline: ExactlyOnce, front: Front) -> DataStreamWriter:
+    if front == "foreachBatch":
+        return rows.writeStream.foreachBatch(pipeline)
+    rows.sparkSession.dataSource.register(SparkOnce)
+    writer = shaped(rows, pipeline.sinks).writeStream.format(SparkOnce.name())
+    return writer.option("pipeline", "sparkonce.testing.job:ordered")
+
+
 if __name__ == "__main__":
-    main(cloudpickle.loads(Path(sys.argv[1]).read_bytes()))
+    main(Path(sys.argv[1]))
