@@ -1,12 +1,14 @@
-"""What becomes of a batch that the log holds as PREPARED, given what Spark's checkpoint shows.
+"""Choices that depend on what Spark's checkpoint shows, as pure functions: tests need no fakes.
+
+`fate_of_prepared` says what becomes of a batch that the log holds as PREPARED; every other state
+leaves no choice:
 
     Spark's commit log            fate
     has reached the batch         DECIDE   Spark has moved on: only a decision may follow
     has not, and has begun it     ABANDON  Spark's replay writes it again
     unreadable, or not begun      LEAVE    this checkpoint cannot show which
 
-Every other state leaves no choice. Pure functions from values to a value, so that their tests need
-no fakes.
+`is_next_batch` says whether a token that has served one batch may serve another.
 """
 
 from __future__ import annotations
@@ -43,3 +45,16 @@ def fate_of_prepared(batch_id: int, *, committed: int | None, has_begun: bool) -
     if committed is None or not has_begun:
         return Fate.LEAVE
     return Fate.ABANDON
+
+
+def is_next_batch(batch_id: int, *, last: int, committed: int | None) -> bool:
+    """Whether this is the first attempt of a batch, right after the batch `last` has succeeded.
+
+    A replay needs a token of its own: an earlier attempt may still be prepared, or be swept later.
+
+    Args:
+        batch_id: the batch that Spark plans now.
+        last: the batch that the same process planned before.
+        committed: the highest batch of Spark's commit log; None where it cannot be read.
+    """
+    return batch_id == last + 1 and committed == last

@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 from sparkonce.errors import FencedError, LogError, PrepareRejectedError
 from sparkonce.model import Owner, TransactionId
-from sparkonce.protocol.decisions import is_checkpointed
+from sparkonce.protocol.decisions import is_checkpointed, is_next_batch
 from sparkonce.protocol.pipeline import Pipeline
 from sparkonce.steps import step
 from sparkonce.txn_log.claim import Claim
@@ -154,6 +154,21 @@ class Lease:
     def is_newest_entry(self) -> bool:
         """Whether no other driver has written an entry into the checkpoint since this one."""
         return self._entrance.is_newest_entry()
+
+    def may_serve(self, batch_id: int, *, last: int) -> bool:
+        """Whether the token that has served the batch `last` may serve this one, without a start.
+
+        Raises:
+            LogUnavailableError: the log or the checkpoint cannot be read now.
+        """
+        committed = self.pipeline.checkpoint.committed()
+        if not is_next_batch(batch_id, last=last, committed=committed):
+            return False
+        try:
+            self.check()
+        except FencedError:
+            return False
+        return self.is_newest_entry()
 
     def release(self) -> None:
         """Act no more for this pipeline; the next driver takes a token of its own."""

@@ -17,32 +17,15 @@ from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import Lease
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.data_source.job import Job
-from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
+from sparkonce.spark_hooks.data_source.planned_query import Entered, PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import Prepared, Ticket
 from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
-from sparkonce.txn_log.record import Incarnation
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("sparkonce")
-
-
-class _Entered:
-    """The checkpoint that another process of this driver has entered."""
-
-    def __init__(self, query: PlannedQuery) -> None:
-        self._query = query
-
-    def check_may_begin(self, *, is_first_try: bool) -> None:
-        raise NotImplementedError  # its token was taken by the plan
-
-    def enter(self, incarnation: Incarnation) -> bool:
-        raise NotImplementedError
-
-    def is_newest_entry(self) -> bool:
-        return self._query.is_ours()
 
 
 def commit(
@@ -105,7 +88,7 @@ def _continue(job: Job, checkpoint: str, ticket: Ticket) -> tuple[Driver, Planne
     """The driver that the plan has begun, with its token and its entry in the checkpoint."""
     query = PlannedQuery(checkpoint, ticket.run.run_id)
     query.entry = ticket.entry
-    return Driver(Lease(job.pipeline(query), ticket.incarnation, _Entered(query))), query
+    return Driver(Lease(job.pipeline(query), ticket.incarnation, Entered(query))), query
 
 
 def _check_writers(

@@ -6,6 +6,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.query import CheckpointedQuery, RunId
 from sparkonce.storage import local_path
+from sparkonce.txn_log.record import Incarnation
 
 
 class PlannedQuery(CheckpointedQuery):
@@ -66,3 +67,22 @@ class PlannedQuery(CheckpointedQuery):
                 "it the query's own checkpointLocation?"
             )
         return batch_id
+
+
+class Entered:
+    """The checkpoint that an earlier process of this driver has entered.
+
+    See `sparkonce.protocol.lease.Entrance`.
+    """
+
+    def __init__(self, query: PlannedQuery) -> None:
+        self._query = query
+
+    def check_may_begin(self, *, is_first_try: bool) -> None:
+        raise NotImplementedError  # the plan took the token
+
+    def enter(self, incarnation: Incarnation) -> bool:
+        raise NotImplementedError
+
+    def is_newest_entry(self) -> bool:
+        return self._query.is_ours()

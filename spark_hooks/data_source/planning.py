@@ -13,12 +13,13 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkonce.errors import FencedError, LogError
+from sparkonce.errors import LogError
 from sparkonce.once import once
 from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import Lease
 from sparkonce.protocol.processes import spark_driver
 from sparkonce.spark_hooks.data_source.job import Job, layout_of
-from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
+from sparkonce.spark_hooks.data_source.planned_query import Entered, PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import TaskWriter, Ticket
 from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
 from sparkonce.spark_hooks.entering import CheckpointEntrance
@@ -74,15 +75,10 @@ def _next_ticket(last: Ticket | None, job: Job, checkpoint: str) -> Ticket | Non
     if last is None:
         return None
     query = PlannedQuery(checkpoint, last.run.run_id)
-    batch_id = query.planned_batch()
-    if query.run != last.run or batch_id != last.batch_id + 1:
-        return None
     query.entry = last.entry
-    try:
-        job.pipeline(query).log.check_token(last.incarnation)
-    except FencedError:
-        return None  # the claim says whether this driver may continue
-    if not query.is_ours() or query.committed() != last.batch_id:
+    batch_id = query.planned_batch()
+    lease = Lease(job.pipeline(query), last.incarnation, Entered(query))
+    if query.run != last.run or not lease.may_serve(batch_id, last=last.batch_id):
         return None
     return Ticket(batch_id, last.run, last.incarnation, last.entry, rewrite=None)
 
