@@ -1,7 +1,8 @@
 """Drivers: the real protocol in a greenlet, so that the scheduler can pause one in any call.
 
-A `Process` holds the connections (Postgres' open merges) and dies as a whole. A `Driver` is one
-run of the query in a process; each run is its own incarnation.
+A `Process` holds the connections (Postgres' open merges) and dies as a whole. A `Driver` runs in a
+process: `ForeachBatch` is one run of a query that writes with foreachBatch, and is one incarnation.
+`tests.simulation.data_source` has the drivers of `writeStream.format("sparkonce")`.
 """
 
 from __future__ import annotations
@@ -104,11 +105,16 @@ class Try:
 
 
 class Process:
-    """One driver process."""
+    """One process of a driver.
+
+    Attributes:
+        planners: Python processes of a JVM that have planned batches, and remember the last one.
+    """
 
     def __init__(self, world: SimWorld, number: int) -> None:
         self.number = number
         self.alive = True
+        self.planners: list[Process] = []
         self._attempts = 0
         self.sinks: list[SimSink] = [
             SINK_OF[name](system, self) for name, system in world.systems.items()
@@ -121,7 +127,7 @@ class Process:
 
 
 class Driver:
-    """One run of the query.
+    """A run of the query, or one of its processes.
 
     Attributes:
         token: its fencing token; None until it has one.
@@ -159,6 +165,16 @@ class Driver:
         token = "" if self.token is None else f" t{self.token}"
         return f"d{self.number}/p{self.process.number}{token}"
 
+    @property
+    def leader(self) -> Driver:
+        """The run of the query to which this belongs."""
+        return self
+
+    @property
+    def stands_at(self) -> str | None:
+        """The step in which the run is paused, in whichever of its processes."""
+        return self.paused_at
+
     # -- the scheduler's side ----------------------------------------------------------------------
 
     def go(self) -> None:
@@ -184,6 +200,10 @@ class Driver:
     def die(self) -> None:
         self.world.ledger.crashes(self)
         self.process.alive = False
+        self.close_connections()
+
+    def close_connections(self) -> None:
+        """Let each server end what the process held open."""
         for system in self.world.systems.values():
             if isinstance(system, Postgres):
                 system.close(self.process)
@@ -210,6 +230,71 @@ class Driver:
                 f"seed {self.world.seed}, step {self.world.steps}: {text}"
             )
         self.world.trace(f"ends: {self.outcome!r:.300}")
+
+    def _query(self) -> None:
+        raise NotImplementedError
+
+    def look_at_log(self) -> str:
+        """Look who holds the token; returns the run that held it at the first look."""
+        head = SimLog(self.world.disk).head(PIPELINE)
+        if self.seen_run is None:
+            self.seen_run = "" if head is None else head.run_id
+            self.first_look = self.world.steps
+        return self.seen_run
+
+    def claim(self, batch_id: int, *, seen_run: str) -> Claim:
+        """What this driver says of itself when it takes a token."""
+        spark = self.world.spark
+        shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
+        return Claim(
+            pipeline=PIPELINE,
+            query_id=QUERY_ID,
+            run_id=str(self.number),
+            driver=str(self),
+            sinks={sink.name: sink.target for sink in self.sinks},
+            batch_id=batch_id,
+            offsets={b: (str(b),) for b in shown},
+            adopt=(f"batch {spark.first}",),  # left in the settings: it changes nothing
+            seen_run=seen_run,
+        )
+
+    def pipeline(self) -> Pipeline:
+        """The pipeline, as this process has it."""
+        return Pipeline(
+            name=PIPELINE,
+            sinks=by_name(self.sinks),
+            log=SimLog(self.world.disk),
+            checkpoint=self.world.spark,
+            commit=self.policy,
+            commit_timeout_s=1.0,
+            retain=1,
+            patience=SimPatience(self.world),
+            clock=self._now,
+        )
+
+    def start(self, claim: Claim) -> ProtocolDriver:
+        """Take a token, and recover."""
+        self.token = None
+        driver = ProtocolDriver.start(self.pipeline(), claim, NoEntrance())
+        self.token = driver.incarnation.token
+        self.is_recovering = True
+        driver.recover()
+        self.is_recovering = False
+        return driver
+
+    def _now(self) -> float:
+        self.looked_at = self.world.clock
+        return self.looked_at
+
+    def is_refused_gap(self) -> bool:
+        """Whether the identity guard refused a start that passes over an abandoned batch."""
+        return isinstance(
+            self.outcome, ConfigurationError
+        ) and "it was abandoned and aborted" in str(self.outcome)
+
+
+class ForeachBatch(Driver):
+    """One run of a query that writes with foreachBatch."""
 
     def _query(self) -> None:
         world, spark = self.world, self.world.spark
@@ -243,49 +328,4 @@ class Driver:
             return None
 
     def _begin(self, batch_id: int) -> ProtocolDriver:
-        world, spark = self.world, self.world.spark
-        log = SimLog(world.disk)
-        head = log.head(PIPELINE)
-        if self.seen_run is None:
-            self.seen_run = "" if head is None else head.run_id
-            self.first_look = world.steps
-        shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
-        claim = Claim(
-            pipeline=PIPELINE,
-            query_id=QUERY_ID,
-            run_id=str(self.number),
-            driver=str(self),
-            sinks={sink.name: sink.target for sink in self.sinks},
-            batch_id=batch_id,
-            offsets={b: (str(b),) for b in shown},
-            adopt=(f"batch {spark.first}",),  # left in the settings: it changes nothing
-            seen_run=self.seen_run,
-        )
-        self.token = None
-        pipeline = Pipeline(
-            name=PIPELINE,
-            sinks=by_name(self.sinks),
-            log=log,
-            checkpoint=spark,
-            commit=self.policy,
-            commit_timeout_s=1.0,
-            retain=1,
-            patience=SimPatience(world),
-            clock=self._now,
-        )
-        driver = ProtocolDriver.start(pipeline, claim, NoEntrance())
-        self.token = driver.incarnation.token
-        self.is_recovering = True
-        driver.recover()
-        self.is_recovering = False
-        return driver
-
-    def _now(self) -> float:
-        self.looked_at = self.world.clock
-        return self.looked_at
-
-    def is_refused_gap(self) -> bool:
-        """Whether the identity guard refused a start that passes over an abandoned batch."""
-        return isinstance(
-            self.outcome, ConfigurationError
-        ) and "it was abandoned and aborted" in str(self.outcome)
+        return self.start(self.claim(batch_id, seen_run=self.look_at_log()))

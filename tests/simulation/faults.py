@@ -70,6 +70,8 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     **{f"{sink}.find_branches": READ for sink in SINKS},
     **{f"{sink}.precommit": TASK for sink in SINKS},
     "postgres.prepare_batch": ("crash", "crash_after", "error", "lost", "pause", "drop"),
+    **{f"python.{what}": ("crash", "pause", "delay") for what in ("plan", "commit", "abort")},
+    "python.answer": ("crash", "pause"),
     "spark.plan": ("crash", "pause", "delay"),
     "spark.offsets": ("crash", "pause", "error"),
     "spark.write": ("crash", "error", "pause", "delay", "repartition", "other_rows"),
@@ -88,13 +90,17 @@ class Theme:
         steps: some of these steps get a fault.
         policy: the commit policy that the part needs; None for any.
         faults: if given, the steps get only these faults.
+        is_of_format: whether the part is of `writeStream.format("sparkonce")`.
     """
 
     openings: tuple[tuple[str, str], ...]
     steps: tuple[str, ...]
     policy: str | None = None
     faults: tuple[str, ...] = ()
+    is_of_format: bool = False
 
+
+_ENDS: Final = ("crash", "pause", "error")
 
 THEMES: Final = (
     Theme(  # branches are lost after the decision
@@ -154,6 +160,45 @@ THEMES: Final = (
         ),
         tuple(f"{sink}.{verb}" for sink in SINKS for verb in ("abort", "find_branches")),
     ),
+    Theme(  # the process that commits a batch dies or stands still, and Spark aborts the batch
+        (
+            *((f"decide.{when}", fault) for when in ("before", "after") for fault in _ENDS),
+            *(("log.decide", fault) for fault in ("crash_after", "late", "late", "lost", "pause")),
+            ("commit.before", "crash"),
+            ("complete.after", "crash"),
+            ("python.answer", "crash"),
+            ("python.commit", "pause"),
+            ("postgres.prepare_batch", "error"),
+        ),
+        (
+            *["python.abort"] * 3,
+            "python.answer",
+            "log.unfinished",
+            *(f"{sink}.{verb}" for sink in SINKS for verb in ("abort", "find_branches")),
+        ),
+        faults=("pause", "crash", "delay"),
+        is_of_format=True,
+    ),
+    Theme(  # what is planned is not what the batch needs when it is committed
+        (("decide.after", "drop"), ("decide.after", "crash"), ("commit.before", "drop")),
+        ("python.commit", "python.plan", "spark.write", "commit.before", "recover.after"),
+        faults=("pause", "drop", "crash"),
+        is_of_format=True,
+    ),
+    Theme(  # planners and drivers of either front overtake each other
+        (
+            ("python.plan", "pause"),
+            ("python.answer", "pause"),
+            ("spark.commit", "pause_after"),
+            ("spark.offsets", "pause"),
+            ("log.check_token", "pause"),
+            ("begin.before", "pause"),
+            ("begin.after", "crash"),
+        ),
+        ("python.plan", "python.commit", "python.answer", "spark.commit", "spark.plan"),
+        faults=("pause", "crash"),
+        is_of_format=True,
+    ),
 )
 
 _NAMES: Final = tuple(STEPS)
@@ -168,6 +213,7 @@ class Plan:
         fired: the (step, fault) pairs that happened.
         is_on: False once faults have stopped.
         policy: the commit policy that its theme needs, if any.
+        is_of_format: whether its theme is of `writeStream.format("sparkonce")`.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -181,6 +227,7 @@ class Plan:
         self.fired: list[tuple[str, str]] = []
         self.is_on = True
         self.policy: str | None = None
+        self.is_of_format = False
         if rng.random() < 0.7:
             self._follow(rng.choice(THEMES))
         for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4, 6))):
@@ -195,6 +242,7 @@ class Plan:
     def _follow(self, theme: Theme) -> None:
         rng = self._rng
         self.policy = theme.policy
+        self.is_of_format = theme.is_of_format
         step, fault = rng.choice(theme.openings)
         nth = rng.choice((1, 1, 1, 2, 3))
         self._by_name.setdefault(step, []).append((nth, fault))

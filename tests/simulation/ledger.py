@@ -300,7 +300,7 @@ class Ledger:
                 self.world.states.add("a zombie resumes inside a rewrite")
             elif driver.paused_at and driver.paused_at.endswith(("abort", "find_branches")):
                 self.world.states.add("a zombie resumes inside a sweep")
-        if sum(other.outcome is None for other in self.world.drivers) > 2:
+        if sum(d.outcome is None and d.leader is d for d in self.world.drivers) > 2:
             self.world.states.add("three drivers are alive")
 
     def _note_partial_commits(self) -> None:

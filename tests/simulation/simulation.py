@@ -11,7 +11,8 @@ from sparkonce import failpoints
 from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.txn_log import base as log_rules
-from tests.simulation.drivers import Driver, Process, SimWorld
+from tests.simulation.data_source import Format
+from tests.simulation.drivers import Driver, ForeachBatch, Process, SimWorld
 from tests.simulation.ledger import Ledger
 from tests.simulation.log import Disk
 from tests.simulation.operator import settle_early, settle_lost
@@ -84,6 +85,8 @@ class Simulation:
         self._policy: CommitPolicy = "immediate"
         if world.plan.policy == "after_checkpoint" or world.rng.random() < 0.4:
             self._policy = "after_checkpoint"
+        self._is_format = world.plan.is_of_format or world.rng.random() < 0.25
+        self._is_mixed = self._is_format and world.rng.random() < 0.5
         self._processes = 0
 
     def run(self) -> None:
@@ -99,9 +102,9 @@ class Simulation:
                 starts -= 1
                 driver = self._start()
             self._go(driver)
-            if not self._paused() and driver.outcome == "done":
+            if not self._paused() and driver.leader.outcome == "done":
                 break
-            if driver.paused_at == _BEFORE_A_REPEAT and rng.random() < 0.5:
+            if driver.leader.stands_at == _BEFORE_A_REPEAT and rng.random() < 0.5:
                 break  # it is about to retry a commit, and no other driver starts
         self._be_quiet()
         if rng.random() < (0.8 if self._repeating() else 0.2):
@@ -140,7 +143,11 @@ class Simulation:
             self._policy = "after_checkpoint" if self._policy == "immediate" else "immediate"
             if world.ledger.named:
                 world.states.add("the policy changes over an unfinished batch")
-        last = world.drivers[-1] if world.drivers else None
+        if self._is_mixed and rng.random() < 0.3:
+            self._is_format = not self._is_format
+            if world.ledger.named:
+                world.states.add("the front changes over an unfinished batch")
+        last = next((d for d in reversed(world.drivers) if d.leader is d), None)
         is_idle = last is not None and last.outcome is not None and last.process.alive
         if last is not None and is_idle and rng.random() < 0.3:
             world.states.add("a second start in one process")
@@ -149,13 +156,19 @@ class Simulation:
         return self._add(Process(world, self._processes))
 
     def _add(self, process: Process) -> Driver:
-        driver = Driver(self.world, process, self._policy)
+        driver: Driver
+        if self._is_format:
+            driver = Format(self.world, process)
+            self.world.trace(f'start of {driver} with format("sparkonce")')
+        else:
+            driver = ForeachBatch(self.world, process, self._policy)
+            self.world.trace(f"start of {driver}, commit={self._policy!r}")
         self.world.drivers.append(driver)
-        self.world.trace(f"start of {driver}, commit={self._policy!r}")
         return driver
 
     def _go(self, driver: Driver) -> None:
-        driver.go()
+        if driver.outcome is None and driver.process.alive:
+            driver.go()
         if self.world.violation is not None:
             raise self.world.violation
 
@@ -177,6 +190,9 @@ class Simulation:
             self._go(driver)
             world.driver = None
             if driver.outcome == "done":
+                if isinstance(driver, Format) and self._is_anything_left():
+                    world.spark.add_batch()  # only a batch lets this front recover and sweep
+                    continue
                 world.ledger.check_end()
                 return
             if isinstance(driver.outcome, PreparedBranchLostError):
@@ -195,6 +211,10 @@ class Simulation:
             newest = max(record.id.batch_id for record in world.disk.records.values())
             world.spark.delete_from(newest)
         world.fail(f"I8: the last healthy driver ends with {driver.outcome!r}")
+
+    def _is_anything_left(self) -> bool:
+        world = self.world
+        return bool(world.disk.unfinished()) or any(s.prepared for s in world.systems.values())
 
     def end(self) -> None:
         """End every greenlet of the seed."""

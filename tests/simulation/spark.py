@@ -7,13 +7,14 @@ fails, as in Spark's checkpoint. Several drivers may use one checkpoint: all but
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import BatchInterruptedError, PrepareRejectedError
 from sparkonce.model import BranchId, Committable
 from sparkonce.protocol.rewriting import Rewrite
+from sparkonce.spark_hooks.partition_writer import PartitionSummary, shares_of
 from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 from tests.simulation.systems import SimSink
 from tests.simulation.world import OTHER_ROWS, TaskFailed, World
@@ -44,18 +45,24 @@ class Spark:
         self.world = world
         self.first = rng.choice((0, 0, 0, 0, 63))
         self.source: dict[int, Partitions] = {}
-        row = 0
-        for batch_id in range(self.first, self.first + rng.choice((1, 2, 2, 3))):
-            partitions: Partitions = [[] for _ in range(rng.choice((1, 2, 2, 3)))]
-            for _ in range(rng.choice((0, 2, 3, 4))):
-                row += 1
-                rng.choice(partitions).append(row)
-            self.source[batch_id] = partitions
-        self.end = self.first + len(self.source)
+        self._rows = 0
+        self.end = self.first
+        for _ in range(rng.choice((1, 2, 2, 3))):
+            self.add_batch()
         self.commits: set[int] = {self.first - 1} if self.first else set()
         self.written_offsets: set[int] = set(self.commits)
         self.other_rows: set[int] = set()
         self.repartitioned: set[int] = set()
+
+    def add_batch(self) -> None:
+        """Let the source have one more batch."""
+        rng = self.world.rng
+        partitions: Partitions = [[] for _ in range(rng.choice((1, 2, 2, 3)))]
+        for _ in range(rng.choice((0, 2, 3, 4))):
+            self._rows += 1
+            rng.choice(partitions).append(self._rows)
+        self.source[self.end] = partitions
+        self.end += 1
 
     @property
     def location(self) -> str:
@@ -63,6 +70,10 @@ class Spark:
 
     def committed(self) -> int:
         return max(self.commits, default=-1)
+
+    def begun(self) -> int:
+        """The batch whose offsets were written last."""
+        return max(self.written_offsets, default=-1)
 
     def has_offsets(self, batch_id: int) -> bool:
         return batch_id in self.written_offsets
@@ -101,45 +112,40 @@ class Spark:
         self.source[batch_id] = partitions
 
 
-class SimBatch:
-    """A micro-batch that one driver runs."""
+class Tasks:
+    """The tasks of one batch, as one driver runs them."""
 
     def __init__(self, driver: Driver, batch_id: int) -> None:
         self.batch_id = batch_id
-        self.offsets = (str(batch_id),)
         self._driver = driver
         self._world = driver.world
         self._spark = driver.world.spark
 
-    def write(
-        self, incarnation: Incarnation, rewrite: Rewrite | None = None
-    ) -> Mapping[str, Share]:
+    def run(self, incarnation: Incarnation, rewrite: Rewrite | None) -> Iterator[PartitionSummary]:
+        """Write each partition; yield what its task returns.
+
+        Raises:
+            BatchInterruptedError: a task has lost its executor.
+            PrepareRejectedError: a task has failed.
+        """
         self._world.ledger.batch_begins(self.batch_id)
         self._driver.looked_at = math.inf
         self._world.call("spark.write", self._choose_rows)
-        sinks = [
-            sink
-            for sink in self._driver.sinks
-            if rewrite is None or sink.name in rewrite.partitions
-        ]
-        shares = {sink.name: Share(sink.target) for sink in sinks}
         partitions = [tuple(rows) for rows in self._spark.source[self.batch_id]]
         for partition, rows in enumerate(partitions):
-            wanting = [s for s in sinks if rewrite is None or rewrite.wants(s.name, partition)]
-            if not rows or not wanting:
-                continue
+            wanting = [
+                s
+                for s in self._driver.sinks
+                if rows and (rewrite is None or rewrite.wants(s.name, partition))
+            ]
             content = Fingerprint("sim", len(rows), sum(map(row_hash, rows)) % 2**64)
-            for committable in self._partition(wanting, incarnation, rewrite, rows):
-                branch_id = committable.branch_id
-                share = shares[branch_id.sink]
-                part = Part(partition, branch_id.name, 8 * len(rows), content)
-                shares[branch_id.sink] = replace(
-                    share,
-                    parts=(*share.parts, part),
-                    committables=(*share.committables, committable),
-                )
+            done = self._partition(wanting, incarnation, rewrite, rows) if wanting else []
+            parts = {
+                c.branch_id.sink: Part(partition, c.branch_id.name, 8 * len(rows), content)
+                for c in done
+            }
+            yield PartitionSummary(partition, parts, tuple(done))
         self._driver.consumed.add(self.batch_id)
-        return shares
 
     def _choose_rows(self) -> None:
         match self._driver.take_fault():
@@ -147,14 +153,6 @@ class SimBatch:
                 self._spark.cut_otherwise(self.batch_id)
             case "other_rows":
                 self._spark.change_rows(self.batch_id)
-
-    def drain(self) -> Mapping[str, Fingerprint]:
-        self._world.call("spark.drain", self._drained)
-        return {}
-
-    def _drained(self) -> None:
-        self._world.ledger.drained(self.batch_id)
-        self._driver.consumed.add(self.batch_id)
 
     def _partition(
         self,
@@ -209,3 +207,27 @@ class SimBatch:
             sink.system.prepare(zombie, rows)
 
         self._world.late.append((due, prepare_late))
+
+
+class SimBatch:
+    """A micro-batch that foreachBatch hands over."""
+
+    def __init__(self, driver: Driver, batch_id: int) -> None:
+        self.batch_id = batch_id
+        self.offsets = (str(batch_id),)
+        self._driver = driver
+        self._world = driver.world
+
+    def write(
+        self, incarnation: Incarnation, rewrite: Rewrite | None = None
+    ) -> Mapping[str, Share]:
+        sinks = [s for s in self._driver.sinks if rewrite is None or s.name in rewrite.partitions]
+        return shares_of(sinks, [*Tasks(self._driver, self.batch_id).run(incarnation, rewrite)])
+
+    def drain(self) -> Mapping[str, Fingerprint]:
+        self._world.call("spark.drain", self._drained)
+        return {}
+
+    def _drained(self) -> None:
+        self._world.ledger.drained(self.batch_id)
+        self._driver.consumed.add(self.batch_id)
