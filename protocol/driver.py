@@ -37,6 +37,20 @@ class Driver:
         """Take a token, which fences the driver before; see `Lease.acquire`."""
         return cls(Lease.acquire(pipeline, claim, entrance))
 
+    @classmethod
+    def abort(cls, pipeline: Pipeline, claim: Claim, entrance: Entrance) -> None:
+        """Abort a batch of this run in a process that does not know whether it is decided.
+
+        Another process of the run may still be deciding it, or its decision may be on its way to
+        the log. So this takes a token first: after that, what the older token has not decided is
+        never decided.
+
+        Raises:
+            FencedError: another run holds the pipeline, and sweeps what is left.
+            LogError: no token could be taken; the next start sweeps.
+        """
+        cls.start(pipeline, claim, entrance).sweep()
+
     @property
     def incarnation(self) -> Incarnation:
         """The token that this driver holds."""

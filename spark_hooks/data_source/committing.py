@@ -2,7 +2,7 @@
 
 Spark calls `commit` before it writes commits/N, so a batch whose commit fails is replayed. It calls
 `abort` after a task has failed, and also after a `commit` that has raised. So an abort goes by the
-log, like any sweep: what a decision names is left alone.
+log, like any sweep: what a decision names is left alone, and nothing is decided after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sparkonce.errors import PrepareRejectedError, ProtocolError
+from sparkonce.errors import FencedError, PrepareRejectedError, ProtocolError
 from sparkonce.once import once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import Lease
@@ -52,7 +52,8 @@ def commit(
     if ticket is None or ticket.batch_id != batch_id:
         raise ProtocolError(f"Spark commits batch {batch_id} with what belongs to {ticket}")
     job = once(Job, job_name)
-    driver, query = _continue(job, checkpoint, ticket)
+    query = _query_of(checkpoint, ticket)
+    driver = Driver(Lease(job.pipeline(query), ticket.incarnation, Entered(query)))
     job.validate(schema)
     summaries = [PartitionSummary.decode(m.summary) for m in messages if m is not None]
     _check_writers(job.settings.sinks, summaries, batch_id)
@@ -65,6 +66,9 @@ def abort(
 ) -> None:
     """Abort what no decision names.
 
+    The process that was committing the batch may still run, or have sent a decision that has not
+    reached the log yet. So this takes a token of its own, as the same run: see `Driver.abort`.
+
     Where no task has returned anything there is no token to act with. Each task that failed has
     aborted what it prepared, if it could; the rest is swept when Spark plans the batch again.
     """
@@ -72,8 +76,13 @@ def abort(
     if ticket is None:
         logger.info("batch %d: no task has returned; its replay sweeps what is left", batch_id)
         return
-    driver, _ = _continue(once(Job, job_name), checkpoint, ticket)
-    driver.sweep()
+    job, query = once(Job, job_name), _query_of(checkpoint, ticket)
+    pipeline = job.pipeline(query)
+    entrance = job.look(pipeline, query, batch_id, seen_run=ticket.run.run_id, had_token=True)
+    try:
+        Driver.abort(pipeline, entrance.claim, entrance)
+    except FencedError as error:
+        logger.info("batch %d: its replay sweeps what is left: %s", batch_id, error)
 
 
 def _ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
@@ -84,11 +93,11 @@ def _ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
     return found[0] if found else None
 
 
-def _continue(job: Job, checkpoint: str, ticket: Ticket) -> tuple[Driver, PlannedQuery]:
-    """The driver that the plan has begun, with its token and its entry in the checkpoint."""
+def _query_of(checkpoint: str, ticket: Ticket) -> PlannedQuery:
+    """The query, with the entry of the process that planned the batch."""
     query = PlannedQuery(checkpoint, ticket.run.run_id)
     query.entry = ticket.entry
-    return Driver(Lease(job.pipeline(query), ticket.incarnation, Entered(query))), query
+    return query
 
 
 def _check_writers(

@@ -10,9 +10,11 @@ from pyspark.sql.types import LongType, StructType
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.processes import spark_driver
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import ZONE
+from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 from sparkonce.spark_hooks.fingerprint import free_name
 from sparkonce.spark_hooks.jobs import load_job
@@ -55,6 +57,28 @@ class Job:
         """The pipeline over the query's checkpoint, with its log open."""
         self._job.open_log_in(query.checkpoint, create=True)
         return self._job.pipeline(query)
+
+    def look(
+        self,
+        pipeline: Pipeline,
+        query: PlannedQuery,
+        batch_id: int,
+        *,
+        seen_run: str,
+        had_token: bool,
+    ) -> CheckpointEntrance:
+        """Look at the log and the checkpoint, for a claim; see `CheckpointEntrance.look`."""
+        return CheckpointEntrance.look(
+            pipeline,
+            query,
+            batch_id,
+            replaces=self.settings.replaces,
+            adopt=self.settings.adopt,
+            had_token=had_token,
+            seen_run=seen_run,
+            has_batch=True,
+            driver=spark_driver(),
+        )
 
     def validate(self, schema: StructType) -> None:
         """Let each sink check its settings, its server and its columns: once in this process.

@@ -17,12 +17,10 @@ from sparkonce.errors import LogError
 from sparkonce.once import once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import Lease
-from sparkonce.protocol.processes import spark_driver
 from sparkonce.spark_hooks.data_source.job import Job, layout_of
 from sparkonce.spark_hooks.data_source.planned_query import Entered, PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import TaskWriter, Ticket
 from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
-from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
 
 if TYPE_CHECKING:
@@ -93,17 +91,8 @@ def _new_ticket(job: Job, checkpoint: str, schema: StructType) -> Ticket:
     # What is decided must not wait for a sink that cannot be written now.
     if not pipeline.log.unfinished(pipeline.name):
         job.validate(schema)
-    entrance = CheckpointEntrance.look(
-        pipeline,
-        query,
-        batch_id,
-        replaces=settings.replaces,
-        adopt=settings.adopt,
-        had_token=False,
-        seen_run="" if head is None else head.run_id,
-        has_batch=True,
-        driver=spark_driver(),
-    )
+    seen_run = "" if head is None else head.run_id
+    entrance = job.look(pipeline, query, batch_id, seen_run=seen_run, had_token=False)
     driver = Driver.start(pipeline, entrance.claim, entrance)
     entrance.log_start(settings, driver)
     driver.recover()

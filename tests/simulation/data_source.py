@@ -22,7 +22,7 @@ from sparkonce.spark_hooks.data_source.tasks import Ticket
 from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.query import RunId
-from sparkonce.txn_log.record import TransactionRecord
+from sparkonce.txn_log.record import Incarnation, TransactionRecord
 from tests.simulation.drivers import QUERY_ID, Driver, Process, SimWorld
 from tests.simulation.spark import SparkError, Tasks
 from tests.simulation.world import Crash
@@ -35,6 +35,21 @@ class PlannerProcess(Process):
 
     last: Ticket | None = None
     planned_by: Format | None = None
+
+
+class SimEntrance(NoEntrance):
+    """Lets the ledger know the token of a process that has taken one."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def check_may_begin(self, *, is_first_try: bool) -> None:
+        del is_first_try
+        self._driver.token = None
+
+    def enter(self, incarnation: Incarnation) -> bool:
+        self._driver.token = incarnation.token
+        return True
 
 
 class Format(Driver):
@@ -311,8 +326,9 @@ class Aborter(Python):
 
     def _work(self) -> None:
         self._note()
-        lease = Lease(self.pipeline(), self.ticket.incarnation, NoEntrance())
-        ProtocolDriver(lease).sweep()
+        run, batch_id = self.ticket.run.run_id, self.ticket.batch_id
+        claim = self.claim(batch_id, run_id=run, seen_run=run, had_token=True)
+        ProtocolDriver.abort(self.pipeline(), claim, SimEntrance(self))
 
     def _note(self) -> None:
         states, batch_id, token = self.world.states, self.ticket.batch_id, self.ticket.incarnation

@@ -242,20 +242,23 @@ class Driver:
             self.first_look = self.world.steps
         return self.seen_run
 
-    def claim(self, batch_id: int, *, seen_run: str) -> Claim:
+    def claim(
+        self, batch_id: int, *, seen_run: str, run_id: str | None = None, had_token: bool = False
+    ) -> Claim:
         """What this driver says of itself when it takes a token."""
         spark = self.world.spark
         shown = (b for b in (batch_id - 1, batch_id) if b in spark.written_offsets)
         return Claim(
             pipeline=PIPELINE,
             query_id=QUERY_ID,
-            run_id=str(self.number),
+            run_id=run_id or str(self.number),
             driver=str(self),
             sinks={sink.name: sink.target for sink in self.sinks},
             batch_id=batch_id,
             offsets={b: (str(b),) for b in shown},
             adopt=(f"batch {spark.first}",),  # left in the settings: it changes nothing
             seen_run=seen_run,
+            had_token=had_token,
         )
 
     def pipeline(self) -> Pipeline:
