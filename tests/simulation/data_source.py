@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 
-from sparkonce.errors import SparkOnceError
+from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import InjectedError
 from sparkonce.protocol.driver import Driver as ProtocolDriver
 from sparkonce.protocol.lease import Lease, NoEntrance
@@ -219,8 +219,9 @@ class Python(Driver):
     def _resumes(self) -> None:
         """Note what is interesting about that."""
 
-    def _newest_token(self) -> int:
-        return max((head.token for head in self.world.disk.heads.values()), default=0)
+    def _is_overtaken(self, ticket: Ticket) -> bool:
+        """Whether another run holds the token now."""
+        return any(head.run_id != ticket.run.run_id for head in self.world.disk.heads.values())
 
     def _record(self, batch_id: int) -> TransactionRecord | None:
         records = self.world.disk.records.values()
@@ -258,8 +259,10 @@ class Planner(Python):
         batch_id = self.world.spark.begun()
         lease = Lease(self.pipeline(), last.incarnation, NoEntrance())
         is_kept = lease.may_serve(batch_id, last=last.batch_id)
-        if last.incarnation.token < self._newest_token():
-            self.world.states.add("a planner remembers a token that is not the newest")
+        if batch_id == last.batch_id + 1 and self._is_overtaken(last):
+            self.world.states.add(
+                "a planner remembers the batch before, and another run came since"
+            )
         if not is_kept:
             return None
         self.token = last.incarnation.token
@@ -306,10 +309,15 @@ class Committer(Python):
             self.world.states.add("a record changes between the plan of its replay and the commit")
         lease = Lease(self.pipeline(), ticket.incarnation, NoEntrance())
         batch = WrittenBatch(batch_id, (str(batch_id),), self.sinks, ticket, self._returned)
-        ProtocolDriver(lease).deliver(batch)
+        try:
+            ProtocolDriver(lease).deliver(batch)
+        except PrepareRejectedError as error:
+            if "plans the batch anew" in str(error):
+                self.world.states.add("a commit asks for other branches than were planned")
+            raise
 
     def _resumes(self) -> None:
-        if self.ticket.incarnation.token < self._newest_token():
+        if self._is_overtaken(self.ticket):
             self.world.states.add("a process that commits resumes behind a newer driver")
 
 
@@ -331,9 +339,9 @@ class Aborter(Python):
         ProtocolDriver.abort(self.pipeline(), claim, SimEntrance(self))
 
     def _note(self) -> None:
-        states, batch_id, token = self.world.states, self.ticket.batch_id, self.ticket.incarnation
-        record = self._record(batch_id)
-        if record is not None and record.token == token.token and record.state.is_unfinished:
+        states, record = self.world.states, self._record(self.ticket.batch_id)
+        is_ours = record is not None and record.token == self.ticket.incarnation.token
+        if is_ours and record is not None and record.state.is_unfinished:
             states.add("an abort is called after the decision")
         if any(
             isinstance(d, Committer) and d.ticket == self.ticket and d.outcome is None
@@ -341,9 +349,9 @@ class Aborter(Python):
             if d.process.alive
         ):
             states.add("an abort is called while its batch may still be decided")
-        if token.token < self._newest_token():
+        if self._is_overtaken(self.ticket):
             states.add("an abort is late: another run holds the token")
 
     def _resumes(self) -> None:
-        if self.ticket.incarnation.token < self._newest_token():
+        if self._is_overtaken(self.ticket):
             self.world.states.add("an abort resumes behind a newer driver")

@@ -7,6 +7,7 @@ process: `ForeachBatch` is one run of a query that writes with foreachBatch, and
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from sparkonce.errors import (
     ConfigurationError,
     DecisionUnknownError,
     LogUnavailableError,
+    PreparedBranchLostError,
     SparkOnceError,
 )
 from sparkonce.failpoints import InjectedError
@@ -223,6 +225,9 @@ class Driver:
             self.outcome = "crashed"
         except (SparkOnceError, SparkError, ConnectionError, InjectedError) as error:
             self.outcome = error
+            if isinstance(error, PreparedBranchLostError):
+                with contextlib.suppress(Violation):
+                    self.world.ledger.reports_loss(error)
         except Exception as error:  # noqa: BLE001 - a finding
             self.outcome = error
             text = f"{type(error).__name__} is no error that a caller expects: {error}"

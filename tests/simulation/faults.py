@@ -53,6 +53,7 @@ DRIVER_POINTS: Final = (
     "complete.after",
     "deliver.after",
 )
+_PYTHON: Final = ("crash", "pause", "delay", "drop")
 SINKS: Final = ("plain", "kafka", "postgres")
 
 STEPS: Final[dict[str, tuple[str, ...]]] = {
@@ -70,7 +71,7 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     **{f"{sink}.find_branches": READ for sink in SINKS},
     **{f"{sink}.precommit": TASK for sink in SINKS},
     "postgres.prepare_batch": ("crash", "crash_after", "error", "lost", "pause", "drop"),
-    **{f"python.{what}": ("crash", "pause", "delay") for what in ("plan", "commit", "abort")},
+    **dict.fromkeys(("python.plan", "python.commit", "python.abort"), _PYTHON),
     "python.answer": ("crash", "pause"),
     "spark.plan": ("crash", "pause", "delay"),
     "spark.offsets": ("crash", "pause", "error"),
@@ -181,7 +182,7 @@ THEMES: Final = (
     ),
     Theme(  # what is planned is not what the batch needs when it is committed
         (("decide.after", "drop"), ("decide.after", "crash"), ("commit.before", "drop")),
-        ("python.commit", "python.plan", "spark.write", "commit.before", "recover.after"),
+        (*["python.commit"] * 3, "python.plan", "spark.write", "commit.before", "recover.after"),
         faults=("pause", "drop", "crash"),
         is_of_format=True,
     ),

@@ -317,6 +317,16 @@ class Ledger:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def reports_loss(self, error: PreparedBranchLostError) -> None:
+        """A driver reports a loss: an operator will act on what it says of the replay."""
+        branch_id, spark = error.branch_id, self.world.spark
+        if branch_id is not None and "Spark's replay differs" in str(error):
+            changed = spark.other_rows | spark.repartitioned
+            self.world.require(
+                branch_id.batch_id in changed,
+                f"I3: the replay of {branch_id} is reported to differ, and does not: {error}",
+            )
+
     def check_stopped(self, error: PreparedBranchLostError) -> None:
         """After a loss that cannot be rewritten, the pipeline stops with an error."""
         world = self.world

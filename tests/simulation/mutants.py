@@ -14,6 +14,8 @@ PAGE: Final = "protocol/transaction.py"
 DECISIONS: Final = "protocol/decisions.py"
 DECIDERS: Final = "protocol/deciders.py"
 LEASE: Final = "protocol/lease.py"
+DRIVER: Final = "protocol/driver.py"
+WRITTEN: Final = "spark_hooks/data_source/written_batch.py"
 PREPARING: Final = "protocol/preparing.py"
 COMMITTING: Final = "protocol/committing.py"
 AMENDING: Final = "protocol/amending.py"
@@ -26,6 +28,7 @@ RECORD: Final = "txn_log/record.py"
 IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
 VERBS: Final = "sinks/verbs.py"
+COMMITTABLES: Final = "sinks/committables.py"
 FILE_SINK: Final = "sinks/file.py"
 MODEL: Final = "src/sparkonce/model.py"
 STEPS: Final = "src/sparkonce/steps.py"
@@ -683,6 +686,81 @@ _LEASE_AND_STEPS: Final = (
     ),
 )
 
+_SEVERAL_PROCESSES: Final = (  # format("sparkonce"): plan, commit and abort are separate
+    _simulated(
+        "token kept over a replay",
+        "I8",
+        DECISIONS,
+        "    return batch_id == last + 1 and committed == last\n",
+        "    return batch_id in {last, last + 1} and committed == batch_id - 1\n",
+    ),
+    _simulated(
+        "token kept after another run",
+        "I8",
+        LEASE,
+        "            self.check()\n        except FencedError:\n            return False\n",
+        "            pass\n        except FencedError:\n            return False\n",
+    ),
+    _simulated(
+        "abort keeps the token of its batch",
+        "I7",
+        DRIVER,
+        "        cls.start(pipeline, claim, entrance).sweep()\n",
+        "        head = pipeline.log.head(pipeline.name)\n"
+        "        if head is not None and head.run_id == claim.run_id:\n"
+        "            from sparkonce.model import Owner\n"
+        "            owner = Owner(pipeline.log.id_of(pipeline.name), claim.query_id)\n"
+        "            held = Incarnation(pipeline.name, owner, head.token)\n"
+        "            cls(Lease(pipeline, held, entrance)).sweep()\n",
+    ),
+    _simulated(
+        "abort sweeps without the log",
+        "I1",
+        DRIVER,
+        "        cls.start(pipeline, claim, entrance).sweep()\n",
+        "        lease = cls.start(pipeline, claim, entrance).lease\n"
+        "        for sink in pipeline.sinks.values():\n"
+        "            for branch in list(sink.find_branches(lease.owner)):\n"
+        "                sink.abort(branch)\n",
+    ),
+    _simulated(
+        "abort fences the run that came after",
+        "I6",
+        IDENTITY,
+        "    if claim.had_token and (head is None or head.run_id != claim.run_id):\n"
+        "        raise refusals.overtaken(claim, head)\n"
+        "    if head is None or claim.seen_run is None:\n",
+        "    if head is None or claim.seen_run is None or claim.had_token:\n",
+    ),
+    _simulated(
+        "plan asks for everything of a decided batch",
+        "I8",
+        PAGE,
+        "    record = find(batch, lease)\n    if record is None:\n        return None\n",
+        "    record = find(batch, lease)\n"
+        "    if record is None or record.state is State.DECIDED:\n        return None\n",
+    ),
+    _simulated(
+        "plan asks for nothing of what is lost",
+        "I8",
+        PAGE,
+        "    return rewrite or Rewrite(record.revision + 1, {})\n",
+        "    return Rewrite(record.revision + 1, {})\n",
+    ),
+    Mutant(
+        "what was planned is not compared with what is lost",
+        "I3",
+        (
+            Edit(
+                WRITTEN,
+                "        if self.ticket is None or rewrite != self.ticket.rewrite:\n",
+                "        if self.ticket is None:\n",
+            ),
+            Edit(COMMITTABLES, "    if found != wanted:\n", "    if False:\n"),
+        ),
+    ),
+)
+
 MUTANTS: Final = (
     *_LEASE_AND_STEPS,
     *_BEFORE_THE_DECISION,
@@ -693,4 +771,5 @@ MUTANTS: Final = (
     *_GUARD_AND_SINKS,
     *_SETTLEMENT,
     *_ONE_PHASE,
+    *_SEVERAL_PROCESSES,
 )
