@@ -1,0 +1,138 @@
+"""Plan, commit and abort of `format("sparkonce")`, as Spark's Python processes call them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from sparkonce.errors import FencedError
+from sparkonce.once import forget
+from sparkonce.spark_hooks.data_source.committing import abort, commit
+from sparkonce.spark_hooks.data_source.job import Job
+from sparkonce.spark_hooks.data_source.planning import Holder, plan
+from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter
+
+SCHEMA = StructType([StructField("id", LongType())])
+NAME = "format_job:pipeline"
+JOB = """
+from sparkonce import ExactlyOnce
+from sparkonce.sinks import FileSink
+
+pipeline = ExactlyOnce("orders", sinks=[FileSink({folder!r}, name="files")], log={log!r})
+"""
+
+
+class Query:
+    """A checkpoint, and what Spark does between the calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.target, self.checkpoint = folder / "target", folder / "checkpoint"
+        self.target.mkdir()
+        (self.checkpoint / "offsets").mkdir(parents=True)
+        (self.checkpoint / "commits").mkdir()
+        (self.checkpoint / "metadata").write_text(
+            json.dumps({"id": "0" * 8 + "-1-1-1-" + "0" * 12})
+        )
+
+    def plan(self, batch_id: int) -> TaskWriter:
+        (self.checkpoint / "offsets" / str(batch_id)).write_text(f"v1\n{{}}\n{batch_id}")
+        return plan(NAME, str(self.checkpoint), SCHEMA)
+
+    def run(self, planned: TaskWriter, attempt: int = 0) -> list[Prepared | None]:
+        """One task with three rows."""
+        rows = pa.record_batch({"id": pa.array([1, 2, 3], pa.int64())})
+        summary = planned.writer.write(iter([rows]), 0, attempt)
+        return [Prepared(planned.ticket, summary.encode())]
+
+    def commit(self, prepared: list[Prepared | None], batch_id: int) -> None:
+        commit(NAME, str(self.checkpoint), SCHEMA, prepared, batch_id)
+        (self.checkpoint / "commits" / str(batch_id)).write_text("v1\n{}")
+
+    def abort(self, prepared: list[Prepared | None], batch_id: int) -> None:
+        abort(NAME, str(self.checkpoint), prepared, batch_id)
+
+    def forget(self) -> None:
+        """The next call is in another process."""
+        forget(Job, NAME)
+        forget(Holder, NAME, str(self.checkpoint))
+
+    def rows(self) -> int:
+        return sum(pq.read_table(path).num_rows for path in self.target.glob("*.parquet"))
+
+    def prepared(self) -> int:
+        return len(list((self.target / "_sparkonce").glob("*.parquet")))
+
+
+@pytest.fixture
+def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
+    query = Query(tmp_path)
+    job = JOB.format(folder=str(query.target), log=f"sqlite:///{tmp_path}/log.db")
+    (tmp_path / "format_job.py").write_text(job)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield query
+    query.forget()
+    sys.modules.pop("format_job", None)
+
+
+def test_token_is_kept_from_batch_to_batch(query: Query) -> None:
+    """A process that has planned the batch before goes on; another one takes a token."""
+    first = query.plan(0)
+    query.commit(query.run(first), 0)
+    second = query.plan(1)
+    query.commit(query.run(second), 1)
+    query.forget()
+    third = query.plan(2)
+    tokens = [planned.ticket.incarnation.token for planned in (first, second, third)]
+    assert tokens == [1, 1, 2]
+    assert query.rows() == 6
+
+
+def test_replay_takes_a_token_of_its_own(query: Query) -> None:
+    """The batch failed: what the first attempt has prepared is swept."""
+    query.run(query.plan(0))
+    replay = query.plan(0)
+    assert replay.ticket.incarnation.token == 2
+    assert query.prepared() == 0
+    query.commit(query.run(replay), 0)
+    assert query.rows() == 3
+
+
+def test_nothing_is_decided_after_an_abort(query: Query) -> None:
+    """Spark has given a commit process up, and aborts the batch; then that process goes on."""
+    prepared = query.run(query.plan(0))
+    query.abort(prepared, 0)
+    assert query.prepared() == 0
+    with pytest.raises(FencedError):
+        query.commit(prepared, 0)
+    query.commit(query.run(query.plan(0), attempt=1), 0)
+    assert query.rows() == 3
+
+
+def test_abort_after_the_commit_leaves_what_is_decided(query: Query) -> None:
+    """The commit's answer was lost; the replay is read and not written."""
+    prepared = query.run(query.plan(0))
+    commit(NAME, str(query.checkpoint), SCHEMA, prepared, 0)
+    query.abort(prepared, 0)
+    replay = query.plan(0)
+    assert replay.ticket.rewrite is not None
+    assert not replay.ticket.rewrite.partitions
+    query.commit(query.run(replay, attempt=1), 0)
+    assert query.rows() == 3
+
+
+def test_late_abort_harms_no_run_that_came_after(query: Query) -> None:
+    """Another process has planned the batch again: the abort neither fences nor sweeps."""
+    late = query.run(query.plan(0))
+    query.forget()
+    prepared = query.run(query.plan(0), attempt=1)
+    query.abort(late, 0)
+    assert query.prepared() == 1
+    query.commit(prepared, 0)
+    assert query.rows() == 3
