@@ -5,7 +5,7 @@ plan ─► TaskWriter(Ticket, PartitionWriter) ─► each task ─► Prepared
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class Ticket:
         incarnation: with the fencing token that the plan took.
         entry: the plan's entry in the checkpoint.
         rewrite: which part of the batch the tasks write; None when they write all of it.
+        targets: by name, of the sinks that the tasks write into.
     """
 
     batch_id: int
@@ -45,6 +46,7 @@ class Ticket:
     incarnation: Incarnation
     entry: Entry
     rewrite: Rewrite | None
+    targets: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,17 +267,17 @@ class Planner(Python):
             return None
         self.token = last.incarnation.token
         self.world.states.add("a plan keeps the token")
-        return Ticket(batch_id, last.run, last.incarnation, last.entry, rewrite=None)
+        return Ticket(batch_id, last.run, last.incarnation, last.entry, None, last.targets)
 
     def _new_ticket(self) -> Ticket:
         seen_run = self.look_at_log()
         batch_id = self.world.spark.begun()
         driver = self.start(self.claim(batch_id, seen_run=seen_run))
         rewrite = driver.remaining(WrittenBatch(batch_id, (str(batch_id),)))
-        run = str(self.number)
-        return Ticket(
-            batch_id, RunId(QUERY_ID, run), driver.incarnation, Entry(0, run, ""), rewrite
-        )
+        run = RunId(QUERY_ID, str(self.number))
+        targets = {sink.name: sink.target for sink in self.sinks}
+        entry = Entry(0, run.run_id, "")
+        return Ticket(batch_id, run, driver.incarnation, entry, rewrite, targets)
 
     def _resumes(self) -> None:
         if self.is_given_up:

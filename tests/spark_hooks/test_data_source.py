@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sparkonce.errors import FencedError
+from sparkonce.errors import FencedError, PrepareRejectedError
 from sparkonce.once import forget
 from sparkonce.spark_hooks.data_source.committing import abort, commit
 from sparkonce.spark_hooks.data_source.job import Job
@@ -25,7 +25,8 @@ JOB = """
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import FileSink
 
-pipeline = ExactlyOnce("orders", sinks=[FileSink({folder!r}, name="files")], log={log!r})
+sinks = [FileSink({folder!r}, name="files")]
+pipeline = ExactlyOnce("orders", sinks=sinks, log={log!r})
 """
 
 
@@ -34,6 +35,7 @@ class Query:
 
     def __init__(self, folder: Path) -> None:
         self.target, self.checkpoint = folder / "target", folder / "checkpoint"
+        self.module = folder / "format_job.py"
         self.target.mkdir()
         (self.checkpoint / "offsets").mkdir(parents=True)
         (self.checkpoint / "commits").mkdir()
@@ -62,6 +64,7 @@ class Query:
         """The next call is in another process."""
         forget(Job, NAME)
         forget(Holder, NAME, str(self.checkpoint))
+        sys.modules.pop("format_job", None)
 
     def rows(self) -> int:
         return sum(pq.read_table(path).num_rows for path in self.target.glob("*.parquet"))
@@ -74,11 +77,10 @@ class Query:
 def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     query = Query(tmp_path)
     job = JOB.format(folder=str(query.target), log=f"sqlite:///{tmp_path}/log.db")
-    (tmp_path / "format_job.py").write_text(job)
+    query.module.write_text(job)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield query
     query.forget()
-    sys.modules.pop("format_job", None)
 
 
 def test_token_is_kept_from_batch_to_batch(query: Query) -> None:
@@ -136,3 +138,19 @@ def test_late_abort_harms_no_run_that_came_after(query: Query) -> None:
     assert query.prepared() == 1
     query.commit(prepared, 0)
     assert query.rows() == 3
+
+
+def test_job_that_changed_while_the_batch_was_written(query: Query, tmp_path: Path) -> None:
+    """The process that commits has one more sink: without its rows the batch is not decided."""
+    prepared = query.run(query.plan(0))
+    text = query.module.read_text()
+    more = f'sinks = [FileSink({str(tmp_path / "more")!r}, name="more"), '
+    (tmp_path / "more").mkdir()
+    query.module.write_text(text.replace("sinks = [", more))
+    query.forget()
+    with pytest.raises(PrepareRejectedError, match=r"module was changed meanwhile"):
+        query.commit(prepared, 0)
+    query.abort(prepared, 0)
+    query.commit(query.run(query.plan(0), attempt=1), 0)
+    assert query.rows() == 3
+    assert len(list((tmp_path / "more").glob("*.parquet"))) == 1
