@@ -159,13 +159,14 @@ class Lease:
         """Whether the token that has served the batch `last` may serve this one, without a start.
 
         Raises:
-            LogUnavailableError: the log or the checkpoint cannot be read now.
+            LogUnavailableError: the checkpoint cannot be read, or the log stayed unreachable.
         """
         committed = self.pipeline.checkpoint.committed()
         if not is_next_batch(batch_id, last=last, committed=committed):
             return False
         try:
-            self.check()
+            with step("look", batch=batch_id, pipeline=self.name) as looking:
+                self.pipeline.ask_log(self.check, looking)
         except FencedError:
             return False
         return self.is_newest_entry()

@@ -8,7 +8,7 @@ log, like any sweep: what a decision names is left alone, and nothing is decided
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import FencedError, PrepareRejectedError, ProtocolError
@@ -19,7 +19,7 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.data_source.job import Job
 from sparkonce.spark_hooks.data_source.planned_query import Entered, PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import Prepared, Ticket
-from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, check_targets
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def commit(
     if ticket is None or ticket.batch_id != batch_id:
         raise ProtocolError(f"Spark commits batch {batch_id} with what belongs to {ticket}")
     job = once(Job, job_name)
-    _check_targets(job.targets, ticket)
+    check_targets(ticket, job.settings.sinks)
     query = _query_of(checkpoint, ticket)
     driver = Driver(Lease(job.pipeline(query), ticket.incarnation, Entered(query)))
     job.validate(schema)
@@ -99,16 +99,6 @@ def _query_of(checkpoint: str, ticket: Ticket) -> PlannedQuery:
     query = PlannedQuery(checkpoint, ticket.run.run_id)
     query.entry = ticket.entry
     return query
-
-
-def _check_targets(targets: Mapping[str, str], ticket: Ticket) -> None:
-    """Refuse a batch whose tasks had other sinks: a sink would be decided without its rows."""
-    if targets != ticket.targets:
-        raise PrepareRejectedError(
-            f"batch {ticket.batch_id} was written into {dict(ticket.targets)}, and the process "
-            f"that commits it has the sinks {dict(targets)}: the pipeline's module was changed "
-            "meanwhile. Start the query again, which plans the batch anew"
-        )
 
 
 def _check_writers(

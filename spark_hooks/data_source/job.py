@@ -53,11 +53,6 @@ class Job:
     def settings(self) -> Settings:
         return self._job.settings
 
-    @property
-    def targets(self) -> dict[str, str]:
-        """The target of each sink, by its name."""
-        return {sink.name: sink.target for sink in self.settings.sinks}
-
     def pipeline(self, query: PlannedQuery) -> Pipeline:
         """The pipeline over the query's checkpoint, with its log open."""
         self._job.open_log_in(query.checkpoint, create=True)

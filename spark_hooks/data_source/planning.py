@@ -20,7 +20,7 @@ from sparkonce.protocol.lease import Lease
 from sparkonce.spark_hooks.data_source.job import Job, layout_of
 from sparkonce.spark_hooks.data_source.planned_query import Entered, PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import TaskWriter, Ticket
-from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, targets_of
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _next_ticket(last: Ticket | None, job: Job, checkpoint: str) -> Ticket | Non
     lease = Lease(job.pipeline(query), last.incarnation, Entered(query))
     if query.run != last.run or not lease.may_serve(batch_id, last=last.batch_id):
         return None
-    return Ticket(batch_id, last.run, last.incarnation, last.entry, None, job.targets)
+    return Ticket(batch_id, last.run, last.incarnation, last.entry, None, last.targets)
 
 
 def _new_ticket(job: Job, checkpoint: str, schema: StructType) -> Ticket:
@@ -99,4 +99,6 @@ def _new_ticket(job: Job, checkpoint: str, schema: StructType) -> Ticket:
     if query.entry is None:
         raise LogError(f"{query.checkpoint} has no entry of this driver")
     remaining = driver.remaining(WrittenBatch(batch_id, query.shown(batch_id)))
-    return Ticket(batch_id, query.run, driver.incarnation, query.entry, remaining, job.targets)
+    return Ticket(
+        batch_id, query.run, driver.incarnation, query.entry, remaining, targets_of(settings.sinks)
+    )

@@ -44,3 +44,23 @@ class WrittenBatch:
     def drain(self) -> Mapping[str, Fingerprint]:
         """Nothing: the tasks have read the batch to its end."""
         return {}
+
+
+def targets_of(sinks: Sequence[AnySink]) -> dict[str, str]:
+    """The targets of sinks, by their names."""
+    return {sink.name: sink.target for sink in sinks}
+
+
+def check_targets(ticket: Ticket, sinks: Sequence[AnySink]) -> None:
+    """Refuse a batch whose tasks had other sinks: a sink would be decided without its rows.
+
+    Raises:
+        PrepareRejectedError: the process that planned the batch has imported another version of
+            the pipeline's module.
+    """
+    if targets_of(sinks) != ticket.targets:
+        raise PrepareRejectedError(
+            f"batch {ticket.batch_id} was written into {dict(ticket.targets)}, and the process "
+            f"that commits it has the sinks {targets_of(sinks)}: the pipeline's module was changed "
+            "meanwhile. Start the query again, which plans the batch anew"
+        )

@@ -9,6 +9,7 @@ import pytest
 from sparkonce.errors import FencedError, LogUnavailableError
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import Lease
+from sparkonce.txn_log.record import Incarnation
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.support.world import MemoryEntrance, Process, World
 
@@ -67,3 +68,24 @@ def test_log_that_is_unreachable_proves_no_fence(
     assert driver.lease.fenced() is None
     with pytest.raises(LogUnavailableError):
         driver.lease.check()
+
+
+def test_token_serves_the_next_batch_until_another_driver_takes_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is unreachable for a moment is asked again."""
+    driver = world.driver(process := Process())
+    driver.deliver(world.batch(process))
+    world.spark.committed, lease = 0, driver.lease
+    check, failures = SqliteLog.check_token, iter([LogUnavailableError("unreachable")])
+
+    def fail_once(self: SqliteLog, incarnation: Incarnation) -> None:
+        for error in failures:
+            raise error
+        check(self, incarnation)
+
+    monkeypatch.setattr(SqliteLog, "check_token", fail_once)
+    assert lease.may_serve(1, last=0)
+    assert not lease.may_serve(0, last=0)
+    world.driver(Process())
+    assert not lease.may_serve(1, last=0)

@@ -19,7 +19,7 @@ from sparkonce.protocol.driver import Driver as ProtocolDriver
 from sparkonce.protocol.lease import Lease, NoEntrance
 from sparkonce.spark_hooks.binding import Entry
 from sparkonce.spark_hooks.data_source.tasks import Ticket
-from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, check_targets, targets_of
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.txn_log.record import Incarnation, TransactionRecord
@@ -209,9 +209,12 @@ class Python(Driver):
             jvm.die()  # the whole machine
 
     def _query(self) -> None:
-        self.world.call(f"python.{self.step}", lambda: None)
+        self.world.call(f"python.{self.step}", self._begins)
         self._work()
         self.world.call("python.answer", lambda: None)
+
+    def _begins(self) -> None:
+        """Apply a fault of the process's own, if any."""
 
     def _work(self) -> None:
         raise NotImplementedError
@@ -273,9 +276,12 @@ class Planner(Python):
         seen_run = self.look_at_log()
         batch_id = self.world.spark.begun()
         driver = self.start(self.claim(batch_id, seen_run=seen_run))
+        others = self.world.drivers[self.jvm.number + 1 :]
+        if any(d.leader is d and d.process.alive and d.outcome is None for d in others):
+            self.world.states.add("a paused run plans on, and fences the run that came after")
         rewrite = driver.remaining(WrittenBatch(batch_id, (str(batch_id),)))
         run = RunId(QUERY_ID, str(self.number))
-        targets = {sink.name: sink.target for sink in self.sinks}
+        targets = targets_of(self.sinks)
         entry = Entry(0, run.run_id, "")
         return Ticket(batch_id, run, driver.incarnation, entry, rewrite, targets)
 
@@ -303,8 +309,13 @@ class Committer(Python):
         self._returned = returned
         self._planned = planned
 
+    def _begins(self) -> None:
+        if self.take_fault() == "other_job":  # the pipeline's module was changed meanwhile
+            self.sinks = self.world.rng.sample(self.sinks, k=len(self.sinks) - 1)
+
     def _work(self) -> None:
         batch_id, ticket = self.ticket.batch_id, self.ticket
+        check_targets(ticket, self.sinks)
         if ticket.rewrite is not None and self._record(batch_id) != self._planned:
             self.world.states.add("a record changes between the plan of its replay and the commit")
         lease = Lease(self.pipeline(), ticket.incarnation, NoEntrance())

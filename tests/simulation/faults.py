@@ -71,7 +71,8 @@ STEPS: Final[dict[str, tuple[str, ...]]] = {
     **{f"{sink}.find_branches": READ for sink in SINKS},
     **{f"{sink}.precommit": TASK for sink in SINKS},
     "postgres.prepare_batch": ("crash", "crash_after", "error", "lost", "pause", "drop"),
-    **dict.fromkeys(("python.plan", "python.commit", "python.abort"), _PYTHON),
+    **dict.fromkeys(("python.plan", "python.abort"), _PYTHON),
+    "python.commit": (*_PYTHON, "other_job"),
     "python.answer": ("crash", "pause"),
     "spark.plan": ("crash", "pause", "delay"),
     "spark.offsets": ("crash", "pause", "error"),
@@ -183,7 +184,7 @@ THEMES: Final = (
     Theme(  # what is planned is not what the batch needs when it is committed
         (("decide.after", "drop"), ("decide.after", "crash"), ("commit.before", "drop")),
         (*["python.commit"] * 3, "python.plan", "spark.write", "commit.before", "recover.after"),
-        faults=("pause", "drop", "crash"),
+        faults=("pause", "drop", "crash", "other_job"),
         is_of_format=True,
     ),
     Theme(  # planners and drivers of either front overtake each other

@@ -698,8 +698,8 @@ _SEVERAL_PROCESSES: Final = (  # format("sparkonce"): plan, commit and abort are
         "token kept after another run",
         "I8",
         LEASE,
-        "            self.check()\n        except FencedError:\n            return False\n",
-        "            pass\n        except FencedError:\n            return False\n",
+        "                self.pipeline.ask_log(self.check, looking)\n        except FencedError:\n",
+        "                pass\n        except FencedError:\n",
     ),
     _simulated(
         "abort keeps the token of its batch",
@@ -746,6 +746,14 @@ _SEVERAL_PROCESSES: Final = (  # format("sparkonce"): plan, commit and abort are
         PAGE,
         "    return rewrite or Rewrite(record.revision + 1, {})\n",
         "    return Rewrite(record.revision + 1, {})\n",
+    ),
+    _simulated(
+        "sinks of the plan and of the commit not compared",
+        "I1",
+        WRITTEN,
+        "    if targets_of(sinks) != ticket.targets:\n",
+        "    if False:\n",
+        "tests/spark_hooks/test_data_source.py::test_job_that_changed_while_the_batch_was_written",
     ),
     Mutant(
         "what was planned is not compared with what is lost",
