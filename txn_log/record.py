@@ -53,12 +53,17 @@ class State(StrEnum):
         return self in {State.COMPLETE, State.SETTLED}
 
 
+COUNT_ONLY: Final = "rows"
+"""The algorithm of a fingerprint without hashes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The content of a set of rows, in any order; duplicate rows count each time they occur.
 
     Attributes:
         algorithm: how `value` was computed; only fingerprints of one algorithm are comparable.
+            `COUNT_ONLY` where it is no hash.
         rows: number of rows.
         value: sum of the rows' hashes modulo 2^64.
     """
@@ -66,6 +71,11 @@ class Fingerprint:
     algorithm: str
     rows: int
     value: int
+
+    @classmethod
+    def counted(cls, rows: int) -> Self:
+        """Of rows that have no hashes: it shows how many there are, and proves nothing else."""
+        return cls(COUNT_ONLY, rows, 0)
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
         """The fingerprint of both sets of rows together.

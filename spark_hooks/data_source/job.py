@@ -80,7 +80,8 @@ def layout_of(schema: StructType, sinks: Sequence[AnySink]) -> Layout:
     shapes = distinct_shapes(sinks)
     names = [f"{part}{n}" for part in ("shape", "hash") for n in range(len(shapes))]
     if schema.names == names:
-        structs = [pa.schema(list(cast("pa.StructType", field.type))) for field in arrow]
+        of_shapes = (cast("pa.StructType", arrow.field(n).type) for n in range(len(shapes)))
+        structs = [pa.schema(list(struct)) for struct in of_shapes]
         which = [list(shapes).index((sink.select, sink.columns)) for sink in sinks]
         of_sinks = zip(sinks, which, strict=True)
         return Layout(which, is_hashed=True, schemas={s.name: structs[n] for s, n in of_sinks})
