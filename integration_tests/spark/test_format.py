@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,12 @@ from pyspark import __version__ as version
 
 from integration_tests.support.format_job import FormatJob, shaped_for
 from integration_tests.support.spark import ids
-from sparkonce import ExactlyOnce
+from sparkonce import ExactlyOnce, shaped
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.sinks import FileSink
+from sparkonce.spark_hooks import shaping
 from sparkonce.testing.crash import Arm
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State, TransactionRecord
@@ -70,6 +72,54 @@ def test_each_sink_gets_the_columns_that_it_selects(job: FormatJob) -> None:
     assert job.visible(right, "twice") == Counter([2, 4])
     (record,) = records(job)
     assert {part.content.algorithm for part in record.shares["right"].parts} != {"rows"}
+
+
+@pytest.mark.parametrize(
+    ("select", "is_one_pass"),
+    [
+        ("id * 2 AS `a b`", True),
+        ("row_number() OVER (PARTITION BY id ORDER BY at) AS n", True),
+        ("count(*) AS n", False),
+        ("sum(count(*)) OVER () AS n", False),
+        ("explode(array(id, id)) AS n", False),
+        ("window(at, '2 seconds', '1 second').start AS n", False),
+        ("window(nullif(at, at), '1 second').start AS n", False),
+    ],
+)
+@pytest.mark.parametrize("has_jvm", [True, False])
+def test_select_is_checked_without_a_jvm_too(
+    job: FormatJob, monkeypatch: pytest.MonkeyPatch, select: str, is_one_pass: bool, has_jvm: bool
+) -> None:
+    """As over Spark Connect, where only the explained plan shows that a select makes other rows."""
+    monkeypatch.setattr(shaping, "has_jvm", lambda df: has_jvm)
+    rows = job.spark.createDataFrame([(1, None)], "id long, at timestamp")
+    sinks = [FileSink(job.out), FileSink(job.out, name="other", select=[select])]
+    if is_one_pass:
+        assert shaped(rows, sinks).columns == ["shape0", "shape1", "hash0", "hash1"]
+        return
+    with pytest.raises(ConfigurationError, match="other: select="):
+        shaped(rows, sinks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        (lambda df: df.dropDuplicates(["id"]), {1: 1, 2: 1, 3: 1}),
+        (lambda df: df.withWatermark("at", "1 hour").dropDuplicates(["id"]), {1: 1, 2: 1, 3: 1}),
+    ],
+    ids=["keys", "watermark"],
+)
+def test_stateful_query_stays_right_over_replays(
+    job: FormatJob, shape: Callable[[DataFrame], DataFrame], rows: dict[int, int]
+) -> None:
+    """Each batch is decided and replayed; the replay is read to its end, so that state moves on."""
+    pipeline = job.publish()
+    for batch in ([1, 2], [2, 3], [1, 3]):
+        job.add(*ids(*batch))
+        job.write(pipeline, shape)
+        job.forget_commit()
+    job.write(pipeline, shape)
+    assert job.visible() == Counter(rows)
 
 
 def test_every_start_takes_a_token_of_its_own(job: FormatJob) -> None:
