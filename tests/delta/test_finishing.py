@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -474,6 +477,32 @@ def test_mark_of_a_committed_task_appears_again(lake: Lake) -> None:
     mark.write_bytes(content)
     sink.abort(done)
     assert (lake.ids(), lake.left_over()) == ([1], [])
+
+
+def test_task_writes_its_mark_again_if_it_is_gone(lake: Lake) -> None:
+    """A mark that exists is not replaced, which makes ext4 write it out at once."""
+    lake.create()
+    sink = lake.sink()
+    for is_swept in (False, True):
+        handle = sink.beginTransaction(branch(1, int(is_swept)))
+        mark = Path(lake.uri, "_sparkonce", f"{handle.branch_id}mark")
+        os.utime(mark, (1, 1))
+        if is_swept:
+            sink.abort(handle.branch_id)
+        sink.preCommit(handle)
+        assert (mark.stat().st_mtime == 1) is not is_swept
+
+
+def test_commit_removes_the_marks_of_its_tasks_only(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    loser, other_batch, other_pass = branch(1, 7), branch(2), replace(branch(1), write_pass=1)
+    for each in (loser, other_batch, other_pass):
+        task(sink, each, rows(9))
+    sink.commit(prepared(sink, 1, [rows(1)], [rows(2)]))
+    left = {found.branch_id for found in sink.find_branches(branch().owner)}
+    assert left == {loser, other_batch, other_pass}
+    assert lake.ids() == [1, 2]
 
 
 def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:
