@@ -53,8 +53,7 @@ class State(StrEnum):
         return self in {State.COMPLETE, State.SETTLED}
 
 
-COUNT_ONLY: Final = "rows"
-"""The algorithm of a fingerprint without hashes."""
+COUNT_ONLY: Final = "rows"  # the algorithm of a fingerprint without hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,6 @@ class Fingerprint:
 
     Attributes:
         algorithm: how `value` was computed; only fingerprints of one algorithm are comparable.
-            `COUNT_ONLY` where it is no hash.
         rows: number of rows.
         value: sum of the rows' hashes modulo 2^64.
     """

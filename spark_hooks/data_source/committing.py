@@ -111,7 +111,7 @@ def _continue(job: Job, checkpoint: str, ticket: Ticket) -> tuple[Driver, Planne
 def _check_writers(
     sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary], batch_id: int
 ) -> None:
-    """Refuse more tasks than a sink may have: this format cannot deal the rows out anew."""
+    """Refuse more tasks than a sink may have: this format cannot deal the rows out again."""
     for sink in sinks:
         tasks = sum(sink.name in summary.parts for summary in summaries)
         if sink.writers is not None and tasks > sink.writers:
