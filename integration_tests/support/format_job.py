@@ -54,7 +54,7 @@ class FormatJob(Job):
         self._published += 1
         folder = self.folder / f"job{self._published}"
         folder.mkdir()
-        (folder / "failpoints").symlink_to(self.folder / "failpoints")
+        (folder / "failpoints").symlink_to(self.points.folder)
         recipe = (sinks or [FileSink(self.out)], {"log": self.log, **settings})
         (folder / _RECIPE).write_bytes(cloudpickle.dumps(recipe))
         return f"{__name__}:of_{str(folder).encode().hex()}"

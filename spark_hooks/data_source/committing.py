@@ -65,16 +65,13 @@ def commit(
         SinkError: the query fails; the next start continues from the log.
         FencedError: a newer driver holds the pipeline.
     """
-    ticket = _ticket_of(messages)
+    ticket = ticket_of(messages)
     if ticket is None or ticket.batch_id != batch_id:
         raise ProtocolError(f"Spark commits batch {batch_id} with what belongs to {ticket}")
     job = once(Job, job_name)
     driver, query = _continue(job, checkpoint, ticket)
     job.validate(schema)
-    summaries = [PartitionSummary.decode(m.summary) for m in messages if m is not None]
-    _check_writers(job.settings.sinks, summaries, batch_id)
-    offsets = query.shown(batch_id)
-    driver.deliver(WrittenBatch(batch_id, offsets, job.settings.sinks, ticket, summaries))
+    driver.deliver(written(job, messages, ticket, query.shown(batch_id)))
 
 
 def abort(
@@ -85,7 +82,7 @@ def abort(
     Where no task has returned anything there is no token to act with. Each task that failed has
     aborted what it prepared, if it could; the rest is swept when Spark plans the batch again.
     """
-    ticket = _ticket_of(messages)
+    ticket = ticket_of(messages)
     if ticket is None:
         logger.info("batch %d: no task has returned; its replay sweeps what is left", batch_id)
         return
@@ -93,7 +90,20 @@ def abort(
     driver.sweep()
 
 
-def _ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
+def written(
+    job: Job, messages: Sequence[Prepared | None], ticket: Ticket, offsets: tuple[str, ...]
+) -> WrittenBatch:
+    """The batch that the tasks have written.
+
+    Raises:
+        PrepareRejectedError: more tasks wrote into a sink than it may have.
+    """
+    summaries = [PartitionSummary.decode(m.summary) for m in messages if m is not None]
+    _check_writers(job.settings.sinks, summaries, ticket.batch_id)
+    return WrittenBatch(ticket.batch_id, offsets, job.settings.sinks, ticket, summaries)
+
+
+def ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
     """The ticket that all tasks have returned; None where none has."""
     found = [message.ticket for message in messages if message is not None]
     if any(ticket != found[0] for ticket in found):
