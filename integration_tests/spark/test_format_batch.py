@@ -135,7 +135,7 @@ def test_two_jobs_at_a_time(job: BatchJob) -> None:
         _pid_at(job, arm, saving)
         other = BatchJob.__new__(BatchJob)
         other.__dict__.update(job.__dict__)
-        other.points = Failpoints(job.folder / "other")
+        other.points, other._published = Failpoints(job.folder / "other"), 100
         other.save("tuesday", [3])
         job.points.disarm()
         assert "FencedError" in str(saving.exception())
@@ -152,7 +152,7 @@ def test_lost_branch_is_rewritten_if_the_job_runs_again(job: BatchJob) -> None:
         job.save("monday", [1, 2, 3, 4], hashed)
     assert job.points.hits(arm)
     job.points.disarm()
-    sorted(job.left_over(job.out))[0].unlink()
+    min(job.left_over(job.out)).unlink()
     with pytest.raises(Exception, match="PreparedBranchLostError"):
         job.save("monday", [1, 2, 3, 5], hashed)
     job.save("monday", [1, 2, 3, 4], hashed)
