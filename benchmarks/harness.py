@@ -121,23 +121,35 @@ class Run:
         return 1000 * statistics.median(self.batch_s[3:])
 
 
+@dataclass(frozen=True)
+class Format:
+    """Writes with `format(name)`.
+
+    Attributes:
+        name: of the format.
+        options: of the writer.
+        shape: makes the rows that it gets.
+    """
+
+    name: str
+    options: Mapping[str, str]
+    shape: Callable[[DataFrame], DataFrame] = lambda df: df
+
+
 def run_query(
     spark: SparkSession,
     source: Path,
-    writer: Callable[[DataFrame, int], None] | Mapping[str, str],
+    writer: Callable[[DataFrame, int], None] | Format,
     checkpoints: Path,
     schema: str = SCHEMA,
 ) -> Run:
-    """Process all files of `source` through `writer`.
-
-    That is a foreachBatch function, or the options of Spark's own Kafka sink.
-    """
+    """Process all files of `source` through `writer`, a format or a foreachBatch function."""
     rows = spark.readStream.schema(schema).option("maxFilesPerTrigger", 2).parquet(str(source))
-    stream = rows.writeStream.option("checkpointLocation", str(checkpoints / uuid.uuid4().hex))
-    if callable(writer):
-        stream = stream.foreachBatch(writer)
+    if isinstance(writer, Format):
+        stream = writer.shape(rows).writeStream.format(writer.name).options(**writer.options)
     else:
-        stream = stream.format("kafka").options(**writer)
+        stream = rows.writeStream.foreachBatch(writer)
+    stream = stream.option("checkpointLocation", str(checkpoints / uuid.uuid4().hex))
     with _peak_worker_memory() as peak:
         query = stream.trigger(availableNow=True).start()
         query.awaitTermination()

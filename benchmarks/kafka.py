@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from harness import arguments, compare, scratch, spark_session
+from harness import Format, arguments, compare, scratch, spark_session
 
 from sparkonce import ExactlyOnce
 from sparkonce.sinks import KafkaSink
@@ -38,13 +38,14 @@ def exactly_once(kafka: KafkaServer, folder: Path) -> ExactlyOnce:
     return ExactlyOnce(name, sinks=[sink], log=f"sqlite:///{folder}/{name}.db")
 
 
-def sparks_own(kafka: KafkaServer) -> dict[str, str]:
-    return {
+def sparks_own(kafka: KafkaServer) -> Format:
+    options = {
         "kafka.bootstrap.servers": kafka.bootstrap_servers,
         "topic": fresh_topic(kafka),
         "kafka.linger.ms": "50",
         "kafka.compression.type": "lz4",
     }
+    return Format("kafka", options)
 
 
 def main(*, rows: int, rounds: int, small_batches: int) -> None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SPARK = "4.1.0"
 FILES = 1000
 TURNS = 5
-OWNER = Owner("0" * 16, "bench")
+OWNER = Owner("0" * 16, str(uuid.UUID(int=0)))  # as Spark names a query
 SMALL = pa.schema([("id", pa.int64()), ("name", pa.string())])
 COLUMNS = "id bigint, name string, amount double, at timestamp"
 

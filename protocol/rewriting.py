@@ -17,12 +17,17 @@ from typing import Final, Self, TypeAlias
 
 from sparkonce.errors import PreparedBranchLostError, settle_command
 from sparkonce.model import Committable
-from sparkonce.txn_log.record import Fingerprint, Part, Share, TransactionRecord
+from sparkonce.txn_log.record import COUNT_ONLY, Fingerprint, Part, Share, TransactionRecord
 from sparkonce.words import counted
 
 _CUT_OTHERWISE: Final = (
     " (were writers=, mode=, key=, select=, the cluster's cores or the session's time zone changed "
     "since? Then start once as before)"
+)
+
+_NOT_HASHED: Final = (
+    "its rows were only counted, which does not prove that they are the same; sparkonce.shaped "
+    "adds hashes"
 )
 
 Lost: TypeAlias = "Sequence[tuple[Committable, PreparedBranchLostError]]"
@@ -139,6 +144,8 @@ def _compare(had: Fingerprint | None, has: Fingerprint | None) -> str | None:
         return None if had == has else "one of the two has no rows"
     if had.algorithm != has.algorithm:
         return f"its content was summed with {had.algorithm}, which this version does not know"
+    if has.algorithm == COUNT_ONLY:
+        return f"{_NOT_HASHED} (it had {had.rows}, and the replay has {has.rows})"
     if had.rows != has.rows:
         return f"it had {counted(had.rows, 'row')}, and the replay has {has.rows}"
     return None if had == has else f"the replay has other values in its {counted(had.rows, 'row')}"

@@ -40,6 +40,13 @@ logger = logging.getLogger("sparkonce")
 class _NotPicklableError(ConfigurationError, pickle.PickleError):
     """PySpark lets this kind of error through, and hides others behind advice that misleads."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "an ExactlyOnce cannot leave its process. Over Spark Connect, foreachBatch runs on the "
+            'server, without what sparkonce needs: write with df.writeStream.format("sparkonce") '
+            "there (docs/howto/spark-connect.md)"
+        )
+
 
 class ExactlyOnce:
     """Writes every micro-batch into all sinks once, or into none.
@@ -164,16 +171,6 @@ class ExactlyOnce:
         return self._settings.adopt
 
     @property
-    def commit(self) -> CommitPolicy:
-        """When a batch becomes visible."""
-        return self._settings.commit
-
-    @property
-    def is_log_in_checkpoint(self) -> bool:
-        """Whether the log is inside the checkpoint, and is opened once that is known."""
-        return self._settings.is_log_in_checkpoint
-
-    @property
     def log(self) -> TransactionLog:
         """The transaction log.
 
@@ -189,7 +186,7 @@ class ExactlyOnce:
 
     def open_log_in(self, checkpoint: str, *, create: bool = False) -> None:
         """Open a log that is inside the checkpoint, at this location, without a running query."""
-        if self.is_log_in_checkpoint:
+        if self._settings.is_log_in_checkpoint:
             self._log = checkpoint_log(checkpoint, create=create)
 
     def pipeline(self, checkpoint: Checkpoint) -> Pipeline:
@@ -238,11 +235,7 @@ class ExactlyOnce:
                     self._log.close()
 
     def __getstate__(self) -> NoReturn:
-        raise _NotPicklableError(
-            "an ExactlyOnce cannot leave its process. Over Spark Connect, foreachBatch runs on the "
-            'server, without what sparkonce needs: write with df.writeStream.format("sparkonce") '
-            "there (docs/howto/spark-connect.md)"
-        )
+        raise _NotPicklableError
 
     def __enter__(self) -> Self:
         return self
@@ -270,7 +263,7 @@ class ExactlyOnce:
                 f"{query.run.query_id} with {query.checkpoint}: make an ExactlyOnce for each query"
             )
         # Opened again: the folder may be a new one of the same name.
-        self._log = query.open_log() if self.is_log_in_checkpoint else self.log
+        self._log = query.open_log() if self._settings.is_log_in_checkpoint else self.log
         return Run(self._settings, query, self.pipeline(query), self._lock)
 
     # -- starts that find no new data --------------------------------------------------------------

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 ALGORITHM: Final = "spark-xxhash64-sum/5"
 """Changes with anything that changes the hash of any row."""
 
-COUNT_ONLY: Final = "rows"
-"""Equal counts prove nothing about the rows."""
-
 _BINARY: Final = "UTF8_BINARY"
 _PLAIN_NAME = re.compile(r"\w+", re.ASCII)
 
@@ -50,11 +47,6 @@ def fingerprint(hashes: pa.Array[pa.Int64Scalar]) -> Fingerprint:
     """The fingerprint of the rows that have these hashes."""
     total = pc.sum(hashes, min_count=0).as_py()  # wraps around, as it must
     return Fingerprint(ALGORITHM, len(hashes), total % 2**64)
-
-
-def counted_rows(rows: int) -> Fingerprint:
-    """The fingerprint of rows that have no hashes: it shows only how many there are."""
-    return Fingerprint(COUNT_ONLY, rows, 0)
 
 
 def row_hash(schema: StructType, parent: str | None = None) -> str:

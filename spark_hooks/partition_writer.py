@@ -34,9 +34,9 @@ from sparkonce.once import once
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.arrow_types import plain
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.fingerprint import counted_rows, fingerprint
+from sparkonce.spark_hooks.fingerprint import fingerprint
 from sparkonce.spark_hooks.lanes import Branch, Lane, Rows
-from sparkonce.txn_log.record import Incarnation, Part, Share
+from sparkonce.txn_log.record import Fingerprint, Incarnation, Part, Share
 
 SUMMARY_SCHEMA = StructType([StructField("summary", StringType())])
 """The schema of what a `PartitionWriter` returns. Spark would parse a string for each batch."""
@@ -244,7 +244,7 @@ class PartitionWriter:
     def _split(self, batch: pa.RecordBatch) -> dict[str, Rows]:
         """Each sink's rows, by its name."""
         if not self._is_hashed:
-            return {s.name: Rows(batch, counted_rows(batch.num_rows)) for s in self._sinks}
+            return {s.name: Rows(batch, Fingerprint.counted(batch.num_rows)) for s in self._sinks}
         if self._shapes is None:
             rows = batch.remove_column(batch.num_columns - 1)
             shared = Rows(rows, fingerprint(batch.column(batch.num_columns - 1)))

@@ -10,7 +10,9 @@ its own is refused before any data moves.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -91,7 +93,7 @@ class Shapes:
         """
         structs = [_struct(sink.select, f"shape{n}") for n, sink in enumerate(sinks)]
         try:
-            rows = df.selectExpr(*structs)
+            rows = _analysed(df.selectExpr(*structs))
         except AnalysisException as error:
             faulty = [sink for sink in sinks if not _is_analysable(df, sink)]
             raise _not_in_one_pass(faulty or sinks, f"Spark reports: {error}") from error
@@ -159,11 +161,19 @@ def _steps(rows: DataFrame, df: DataFrame) -> list[str]:
 
 
 def _explained(df: DataFrame) -> list[str]:
-    """The names of the nodes of the analyzed plan, the last one first; for Spark Connect."""
-    text = df._explain_string(mode="extended")  # noqa: SLF001 - what `explain` prints
-    _, _, analyzed = text.partition("== Analyzed Logical Plan ==\n")
+    """The names of the nodes of the analyzed plan, the last one first, without a JVM."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        df.explain("extended")
+    _, _, analyzed = text.getvalue().partition("== Analyzed Logical Plan ==\n")
     _, _, tree = analyzed.partition("== Optimized Logical Plan ==")[0].partition("\n")
     return _NODE.findall(tree)
+
+
+def _analysed(df: DataFrame) -> DataFrame:
+    """Analyse it now; over Spark Connect that happens only when somebody asks for the schema."""
+    if not has_jvm(df):
+        _ = df.schema
+    return df
 
 
 def _schema_json(df: DataFrame) -> str:
@@ -202,7 +212,7 @@ def _struct(select: Sequence[str] | None, name: str) -> str:
 
 def _is_analysable(df: DataFrame, sink: AnySink) -> bool:
     try:
-        df.selectExpr(_struct(sink.select, "shape"))
+        _analysed(df.selectExpr(_struct(sink.select, "shape")))
     except AnalysisException:
         return False
     return True

@@ -53,6 +53,9 @@ class State(StrEnum):
         return self in {State.COMPLETE, State.SETTLED}
 
 
+COUNT_ONLY: Final = "rows"  # the algorithm of a fingerprint without hashes
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """The content of a set of rows, in any order; duplicate rows count each time they occur.
@@ -66,6 +69,11 @@ class Fingerprint:
     algorithm: str
     rows: int
     value: int
+
+    @classmethod
+    def counted(cls, rows: int) -> Self:
+        """Of rows that have no hashes: it shows how many there are, and proves nothing else."""
+        return cls(COUNT_ONLY, rows, 0)
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
         """The fingerprint of both sets of rows together.

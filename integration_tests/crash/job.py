@@ -29,7 +29,7 @@ from sparkonce.sinks.base import AnySink
 from sparkonce.testing.job import FILES_PER_BATCH, quiet_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def made(sink: dict[str, Any]) -> AnySink:
@@ -51,6 +51,16 @@ def make_pipeline(config: dict[str, Any]) -> ExactlyOnce:
     )
 
 
+def rows_of(spark: SparkSession, config: dict[str, Any]) -> DataFrame:
+    """The source, with the process that writes each row."""
+    return (
+        spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")
+        .option("maxFilesPerTrigger", FILES_PER_BATCH)
+        .json(config["source"])
+        .withColumn("run", lit(os.getpid() if config["is_tagged"] else 0).cast("long"))
+    )
+
+
 def unchanged(df: DataFrame) -> DataFrame:
     return df
 
@@ -59,14 +69,8 @@ def main(config: dict[str, Any], transformed: Callable[[DataFrame], DataFrame] =
     """Run the query over the source, or over what `transformed` makes of it, to its end."""
     spark = quiet_session(config["master"], Path(config["folder"]), config["conf"])
     pipeline = make_pipeline(config)
-    rows = (
-        spark.readStream.schema("id long, day string, name string, amount decimal(12,2)")
-        .option("maxFilesPerTrigger", FILES_PER_BATCH)
-        .json(config["source"])
-        .withColumn("run", lit(os.getpid() if config["is_tagged"] else 0).cast("long"))
-    )
     query = (
-        transformed(rows)
+        transformed(rows_of(spark, config))
         .writeStream.foreachBatch(pipeline)
         .option("checkpointLocation", config["checkpoint"])
         .trigger(availableNow=True)

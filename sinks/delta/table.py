@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal
-from zlib import crc32
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -47,7 +48,14 @@ class DeltaLayout(Layout):
 
     Args:
         table: its newest version.
+
+    Attributes:
+        columns: the ones that it is partitioned by.
+        kinds: all columns, and what their values may be.
     """
+
+    columns: list[str]
+    kinds: Mapping[str, str]
 
     row_group = 1 << 20
     file_bytes = 128 << 20
@@ -56,10 +64,11 @@ class DeltaLayout(Layout):
     def __init__(self, table: DeltaTable) -> None:
         metadata = table.metadata()
         self.columns = list(metadata.partition_columns)
-        self.spec = json.dumps(self.columns)
         self.is_partitioned = bool(self.columns)
         arrow: Any = table.schema().to_arrow()
         self.schema = pa.schema(arrow)
+        self.kinds = {f.name: f"{f.type}{'' if f.nullable else _NOT_NULL}" for f in self.schema}
+        self.spec = json.dumps({"partitioned_by": self.columns, "kinds": self.kinds})
         inner = [field for field in self.schema if field.name not in self.columns]
         self.file_schema = pa.schema(inner)
         settings = metadata.configuration
@@ -91,17 +100,12 @@ class DeltaLayout(Layout):
                     "null in a column that a Delta table is partitioned by"
                 )
 
-    def columns_now(self) -> Mapping[str, str]:
-        """The table's columns, and what their values may be."""
-        return {f.name: f"{f.type}{'' if f.nullable else _NOT_NULL}" for f in self.schema}
-
     def describe(self, file: DataFile) -> Mapping[str, Any]:
         return {
             "path": file.path,
             "rows": file.footer.num_rows,
             "bytes": file.bytes,
             "partition": list(file.partition),  # type: ignore[call-overload]  # from split
-            "columns": self.columns_now(),
             "stats": statistics_of(file.footer, self.file_schema, self._described),
         }
 
@@ -123,12 +127,13 @@ class DeltaVersion(LoadedTable):
         self.metadata = table.metadata()
         self.id = str(self.metadata.id)
         self.marks = Marks(storage, self.id, MARKS, "")
+        self._transaction_version = cache(table.transaction_version)  # each call reads the log
 
     def layout(self, spec: int | str | None = None) -> DeltaLayout:  # noqa: ARG002 - one at a time
         return DeltaLayout(self.table)
 
     def manifest(self, branch_id: BranchId, spec: int | str) -> str:
-        return f"{MARKS}/{branch_id}{crc32(str(spec).encode()):08x}.adds"
+        return f"{MARKS}/{branch_id}{sha256(str(spec).encode()).hexdigest()[:12]}.adds"
 
     def write_manifest(
         self, path: str, spec: int | str, files: Sequence[Mapping[str, Any]]
@@ -146,15 +151,13 @@ class DeltaVersion(LoadedTable):
     def obstacle(self, prepared: PreparedBatch | None) -> str | None:
         if reason := unsupported(self.table):
             return reason
-        if prepared is None:
-            return None
-        layout = DeltaLayout(self.table)
-        if {layout.spec} != {each["spec"] for each in prepared.manifests}:
-            return f"is partitioned by {layout.spec} now, and the batch was not"
-        files = self._files(prepared)
-        written = dict.fromkeys(column for file in files for column in file["columns"].items())
-        if changed := _changed(list(written), layout.columns_now()):
-            return f"has other columns than the batch was written with: {changed}"
+        now = DeltaLayout(self.table)
+        for manifest in prepared.manifests if prepared else ():
+            then = json.loads(manifest["spec"])
+            if then["partitioned_by"] != now.columns:
+                return f"is partitioned by {now.columns} now, and the batch was not"
+            if changed := _changed(then["kinds"], now.kinds):
+                return f"has other columns than the batch was written with: {changed}"
         return None
 
     def commit_end(
@@ -196,20 +199,21 @@ class DeltaVersion(LoadedTable):
 
     def _newest(self, branch_id: BranchId) -> int | None:
         """The newest batch of the driver and write pass that has ended."""
-        return self.table.transaction_version(_app(branch_id, key_of(branch_id)))
+        return self._transaction_version(_app(branch_id, key_of(branch_id)))
 
     def _kept(self, branch_id: BranchId) -> Mapping[End, Kept]:
         """What the newest version of this sink says of its batches; nothing if it is gone."""
-        version = self.table.transaction_version(_app(branch_id))
+        version = self._transaction_version(_app(branch_id))
         if version is None:
             return {}
         try:
             lines = self.marks.storage.read(f"_delta_log/{version:020}.json").splitlines()
         except FileNotFoundError:
             return {}
-        infos = [
-            action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line))
-        ]
+        likely = [
+            json.loads(line) for line in lines if b"commitInfo" in line
+        ]  # most lines are files
+        infos = [action["commitInfo"] for action in likely if "commitInfo" in action]
         found: Mapping[End, Kept] = json.loads(infos[0].get(_INFO, "{}")) if infos else {}
         return found
 
@@ -219,19 +223,17 @@ class DeltaVersion(LoadedTable):
         return {"committed": {**kept.get("committed", {}), key_of(branch_id): forgotten(newest)}}
 
     def _adds(self, prepared: PreparedBatch, columns: Sequence[str]) -> Iterator[AddAction]:
-        for file in self._files(prepared):
-            yield AddAction(
-                path=file["path"],
-                size=file["bytes"],
-                partition_values=dict(zip(columns, file["partition"], strict=True)),
-                modification_time=int(time.time() * 1000),
-                data_change=True,
-                stats=file["stats"],
-            )
-
-    def _files(self, prepared: PreparedBatch) -> Iterator[Mapping[str, Any]]:
+        now_ms = int(time.time() * 1000)
         for manifest in prepared.manifests:
-            yield from json.loads(self.marks.storage.read(manifest["path"]))
+            for file in json.loads(self.marks.storage.read(manifest["path"])):
+                yield AddAction(
+                    path=file["path"],
+                    size=file["bytes"],
+                    partition_values=dict(zip(columns, file["partition"], strict=True)),
+                    modification_time=now_ms,
+                    data_change=True,
+                    stats=file["stats"],
+                )
 
 
 def _knows(kept: Mapping[End, Kept], branch_id: BranchId) -> bool:
@@ -298,13 +300,12 @@ def _rules(schema: Any) -> Iterator[str]:
             yield from _rules(value)
 
 
-def _changed(then: Sequence[tuple[str, str]], now: Mapping[str, str]) -> str:
+def _changed(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """The first column whose values may not fit any more; empty if all do."""
-    for name, kind in then:
+    for name, kind in then.items():
         if now.get(name) not in {kind, kind.removesuffix(_NOT_NULL)}:
             return f"{name} was {kind}, and is {now.get(name, 'gone')}"
-    had = {name for name, _ in then}
-    required = (name for name, kind in now.items() if name not in had and kind.endswith(_NOT_NULL))
+    required = (name for name, kind in now.items() if name not in then and kind.endswith(_NOT_NULL))
     return next((f"{name} is required now" for name in required), "")
 
 

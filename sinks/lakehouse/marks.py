@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Owner
-from sparkonce.sinks.lakehouse.ranges import in_ranges
+from sparkonce.sinks.lakehouse.ranges import numbers_in
 from sparkonce.sinks.lakehouse.storage import Storage, Stored
 
 _SUFFIX = "mark"  # a branch id ends with its own dot
@@ -65,6 +65,15 @@ class Marks:
         content = asdict(mark or Mark(self.table, self.data(branch_id)))
         self.storage.write(self.path(branch_id), json.dumps(content).encode())
 
+    def ensure(self, branch_id: BranchId) -> None:
+        """Write the mark of a task again if it is gone.
+
+        A mark that exists is not replaced: ext4 then writes it out at once, and the deletion of a
+        batch's marks waits for that, up to a millisecond for each.
+        """
+        if not self.storage.exists(self.path(branch_id)):
+            self.write(branch_id)
+
     def read(self, branch_id: BranchId) -> Mark | None:
         """What the mark says; None if there is none."""
         try:
@@ -105,10 +114,8 @@ class Marks:
 
     def files(self, folder: str, attempts: str) -> Iterator[Stored]:
         """The data files in a batch's folder that these attempts have written."""
-        for file in self.storage.files(folder):
-            attempt = attempt_of(file.name)
-            if attempt is not None and in_ranges(attempts, attempt):
-                yield file
+        wanted = numbers_in(attempts)
+        return (file for file in self.storage.files(folder) if attempt_of(file.name) in wanted)
 
     def remove_files(self, folder: str, attempts: str) -> None:
         for file in self.files(folder, attempts):
@@ -121,10 +128,8 @@ class Marks:
         for path in mark.manifests:
             if not keep_files or path.startswith(f"{self.folder}/"):  # else it is the table's now
                 self.storage.remove(path)
-        for task in self.of(branch_id.owner):
-            is_part = task != branch_id and batch_of(task) == branch_id
-            if is_part and in_ranges(mark.attempts, task.attempt):
-                self.remove(task)
+        for attempt in numbers_in(mark.attempts):
+            self.remove(replace(branch_id, attempt=attempt))
         self.remove(branch_id)
 
     def path(self, branch_id: BranchId) -> str:

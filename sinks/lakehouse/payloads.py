@@ -17,7 +17,8 @@ class WrittenFiles(Payload):
     Attributes:
         table: the table's id.
         data: the folder of the batch's files.
-        spec: how the files are partitioned, as the table's format names it.
+        spec: how the files are partitioned, as the table's format names it; of Delta also the
+            columns that the table had.
         files: of each file what the table's format must know, among it `rows` and `bytes`.
     """
 

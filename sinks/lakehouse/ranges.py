@@ -24,6 +24,11 @@ def in_ranges(text: str, number: int) -> bool:
     return any(first <= number <= last for first, last in _runs(text))
 
 
+def numbers_in(text: str) -> set[int]:
+    """All numbers in the ranges."""
+    return {number for first, last in _runs(text) for number in range(first, last + 1)}
+
+
 def is_forgotten(text: str, number: int) -> bool:
     """Whether nothing is known about a number."""
     return number <= _forgotten(text)

@@ -32,12 +32,12 @@ class Storage:
         """List the files of a folder; none if it does not exist."""
         system, path = self._at(folder)
         for info in system.get_file_info(fs.FileSelector(path, allow_not_found=True)):
-            if info.type == fs.FileType.File:
+            if info.is_file:
                 yield Stored(info.base_name, info.size)
 
     def exists(self, location: str) -> bool:
         system, path = self._at(location)
-        return bool(system.get_file_info(path).type == fs.FileType.File)
+        return bool(system.get_file_info(path).is_file)
 
     def read(self, location: str) -> bytes:
         """Read a file.
@@ -65,7 +65,7 @@ class Storage:
         for info in system.get_file_info(
             fs.FileSelector(path, recursive=True, allow_not_found=True)
         ):
-            if info.type == fs.FileType.File:
+            if info.is_file:
                 system.delete_file(info.path)
         with contextlib.suppress(OSError):  # some servers do not delete the names of folders
             system.delete_dir(path)

@@ -38,7 +38,7 @@ class Layout(ABC):
     """How a table wants its data files.
 
     Attributes:
-        spec: how they are partitioned, as `WrittenFiles` has it.
+        spec: how they are partitioned, and perhaps more, as `WrittenFiles` has it.
         schema: the table's columns.
         file_schema: the columns of a file.
         is_partitioned: whether a task may write several files at once.

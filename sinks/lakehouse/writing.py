@@ -119,7 +119,7 @@ class BranchWriter:
         self._flush()
         for file in list(self._open.values()):
             self._close(file)
-        self._marks.write(self.branch_id)  # a sweep may have aborted the task while it ran
+        self._marks.ensure(self.branch_id)  # a sweep may have aborted the task while it ran
         return WrittenFiles(self._marks.table, self._folder, self._layout.spec, tuple(self._files))
 
     def discard(self) -> None:

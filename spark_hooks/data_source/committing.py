@@ -48,18 +48,14 @@ def commit(
         SinkError: the query fails; the next start continues from the log.
         FencedError: a newer driver holds the pipeline.
     """
-    ticket = _ticket_of(messages)
+    ticket = ticket_of(messages)
     if ticket is None or ticket.batch_id != batch_id:
         raise ProtocolError(f"Spark commits batch {batch_id} with what belongs to {ticket}")
     job = once(Job, job_name)
-    check_targets(ticket, job.settings.sinks)
     query = _query_of(checkpoint, ticket)
     driver = Driver(Lease(job.pipeline(query), ticket.incarnation, Entered(query)))
     job.validate(schema)
-    summaries = [PartitionSummary.decode(m.summary) for m in messages if m is not None]
-    _check_writers(job.settings.sinks, summaries, batch_id)
-    offsets = query.shown(batch_id)
-    driver.deliver(WrittenBatch(batch_id, offsets, job.settings.sinks, ticket, summaries))
+    driver.deliver(written(job, messages, ticket, query.shown(batch_id)))
 
 
 def abort(
@@ -73,7 +69,7 @@ def abort(
     Where no task has returned anything there is no token to act with. Each task that failed has
     aborted what it prepared, if it could; the rest is swept when Spark plans the batch again.
     """
-    ticket = _ticket_of(messages)
+    ticket = ticket_of(messages)
     if ticket is None:
         logger.info("batch %d: no task has returned; its replay sweeps what is left", batch_id)
         return
@@ -86,7 +82,22 @@ def abort(
         logger.info("batch %d: its replay sweeps what is left: %s", batch_id, error)
 
 
-def _ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
+def written(
+    job: Job, messages: Sequence[Prepared | None], ticket: Ticket, offsets: tuple[str, ...]
+) -> WrittenBatch:
+    """The batch that the tasks have written.
+
+    Raises:
+        PrepareRejectedError: the plan had other sinks, or more tasks wrote into a sink than it may
+            have.
+    """
+    check_targets(ticket, job.settings.sinks)
+    summaries = [PartitionSummary.decode(m.summary) for m in messages if m is not None]
+    _check_writers(job.settings.sinks, summaries, ticket.batch_id)
+    return WrittenBatch(ticket.batch_id, offsets, job.settings.sinks, ticket, summaries)
+
+
+def ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
     """The ticket that all tasks have returned; None where none has."""
     found = [message.ticket for message in messages if message is not None]
     if any(ticket != found[0] for ticket in found):
@@ -104,7 +115,7 @@ def _query_of(checkpoint: str, ticket: Ticket) -> PlannedQuery:
 def _check_writers(
     sinks: Sequence[AnySink], summaries: Sequence[PartitionSummary], batch_id: int
 ) -> None:
-    """Refuse more tasks than a sink may have: this format cannot deal the rows out anew."""
+    """Refuse more tasks than a sink may have: this format cannot deal the rows out again."""
     for sink in sinks:
         tasks = sum(sink.name in summary.parts for summary in summaries)
         if sink.writers is not None and tasks > sink.writers:

@@ -9,15 +9,16 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructType
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.pipeline import Checkpoint, Pipeline
 from sparkonce.protocol.processes import spark_driver
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
-from sparkonce.spark_hooks.data_source.tasks import ZONE
+from sparkonce.spark_hooks.data_source.tasks import ZONE, Ticket
 from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 from sparkonce.spark_hooks.fingerprint import free_name
 from sparkonce.spark_hooks.jobs import load_job
+from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.shaping import arrow_schema_of, distinct_shapes
 from sparkonce.spark_hooks.validating import patiently, validate_sinks
@@ -80,6 +81,30 @@ class Job:
             driver=spark_driver(),
         )
 
+    def pipeline_of_batches(self, checkpoint: Checkpoint) -> Pipeline:
+        """The pipeline of batch jobs, which have no checkpoint of Spark's.
+
+        Raises:
+            ConfigurationError: the log would be in that.
+        """
+        if self.settings.is_log_in_checkpoint:
+            raise ConfigurationError(
+                f"pipeline {self.settings.name!r}: a batch job has no checkpoint to hold the "
+                'transaction log: pass log=, such as "postgresql://…"'
+            )
+        return self._job.pipeline(checkpoint)
+
+    def writer(self, layout: Layout, ticket: Ticket) -> PartitionWriter:
+        """What the tasks write with."""
+        return PartitionWriter(
+            self.settings.sinks,
+            ticket.incarnation,
+            ticket.batch_id,
+            layout.shapes,
+            ticket.rewrite,
+            is_hashed=layout.is_hashed,
+        )
+
     def validate(self, schema: StructType) -> None:
         """Let each sink check its settings, its server and its columns: once in this process.
 
@@ -104,7 +129,8 @@ def layout_of(schema: StructType, sinks: Sequence[AnySink]) -> Layout:
     shapes = distinct_shapes(sinks)
     names = [f"{part}{n}" for part in ("shape", "hash") for n in range(len(shapes))]
     if schema.names == names:
-        structs = [pa.schema(list(cast("pa.StructType", field.type))) for field in arrow]
+        of_shapes = (cast("pa.StructType", arrow.field(n).type) for n in range(len(shapes)))
+        structs = [pa.schema(list(struct)) for struct in of_shapes]
         which = [list(shapes).index((sink.select, sink.columns)) for sink in sinks]
         of_sinks = zip(sinks, which, strict=True)
         return Layout(which, is_hashed=True, schemas={s.name: structs[n] for s, n in of_sinks})

@@ -21,7 +21,6 @@ from sparkonce.spark_hooks.data_source.job import Job, layout_of
 from sparkonce.spark_hooks.data_source.planned_query import Entered, PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import TaskWriter, Ticket
 from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, targets_of
-from sparkonce.spark_hooks.partition_writer import PartitionWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -57,15 +56,7 @@ def plan(job_name: str, checkpoint: str, schema: StructType) -> TaskWriter:
         ticket = _new_ticket(job, checkpoint, schema)
     job.validate(schema)
     holder.last = ticket
-    writer = PartitionWriter(
-        job.settings.sinks,
-        ticket.incarnation,
-        ticket.batch_id,
-        layout.shapes,
-        ticket.rewrite,
-        is_hashed=layout.is_hashed,
-    )
-    return TaskWriter(ticket, writer)
+    return TaskWriter(ticket, job.writer(layout, ticket))
 
 
 def _next_ticket(last: Ticket | None, job: Job, checkpoint: str) -> Ticket | None:

@@ -7,7 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
 
 from sparkonce.errors import ConfigurationError
 
@@ -17,7 +22,8 @@ if TYPE_CHECKING:
 
     from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter
 
-_ArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+_StreamWriter = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+_BatchWriter = getattr(datasource, "DataSourceArrowWriter", DataSourceWriter)
 
 
 class SparkOnce(DataSource):  # type: ignore[misc]
@@ -36,10 +42,17 @@ class SparkOnce(DataSource):  # type: ignore[misc]
     It works where foreachBatch has no JVM: over Spark Connect, and in Declarative Pipelines. The
     guarantee, log, recovery and command line are those of `sparkonce.ExactlyOnce`.
 
+    An ordinary batch job writes all or nothing into the sinks, and once for each key::
+
+        writer = df.write.format("sparkonce").mode("append").option("key", "2026-11-26")
+        writer.option("pipeline", "jobs.nightly:pipeline").save()
+
     Options:
         pipeline: ``module:attribute`` of an `ExactlyOnce`, or of a function that returns one. The
             Python processes of Spark's driver import the module, not the client.
-        checkpointLocation: the query's checkpoint, in a folder that these processes see.
+        checkpointLocation: of a streaming query: in a folder that these processes see.
+        key: of a batch job: what it is about, such as its date. A job whose key is among the
+            pipeline's last batches (`retain=`) and complete writes nothing.
 
     Raises:
         ConfigurationError: an option is missing, or Spark is older than 4.1.
@@ -50,60 +63,104 @@ class SparkOnce(DataSource):  # type: ignore[misc]
         return "sparkonce"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        if not issubclass(_ArrowWriter, DataSourceStreamWriter) or (
-            _ArrowWriter is DataSourceStreamWriter
-        ):
-            raise ConfigurationError(
-                'format("sparkonce") needs Spark 4.1 or later, which gives the rows as Arrow: '
-                "with Spark 4.0 write with foreachBatch"
-            )
+        _check_gives_arrow()
         if overwrite:
             raise ConfigurationError(
                 'outputMode("complete") replaces all that was written before, which a sink cannot '
                 'do: use "append"'
             )
-        return StreamWriter(Options.of(self.options), schema)
+        return StreamWriter(StreamOptions.of(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        _check_gives_arrow()
+        if overwrite:
+            raise ConfigurationError(
+                'mode("overwrite") replaces all that was written before, which a sink cannot do: '
+                'use mode("append")'
+            )
+        return BatchWriter(BatchOptions.of(self.options), schema)
 
     def reader(self, schema: StructType) -> NoReturn:
         del schema
         raise ConfigurationError('format("sparkonce") only writes: read each target with its own')
 
 
-class Options(NamedTuple):
-    """What the query was given with ``option``."""
+class StreamOptions(NamedTuple):
+    """What a query was given with ``option``."""
 
     pipeline: str
     checkpoint: str
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Options:
+    def of(cls, options: Mapping[str, str]) -> StreamOptions:
         """Check that all are there.
 
         Raises:
             ConfigurationError: naming the one that is missing.
         """
-        known = {name.lower(): value for name, value in options.items()}
-        if "pipeline" not in known:
-            raise ConfigurationError(
-                'format("sparkonce") needs .option("pipeline", "module:attribute"), the pipeline '
-                "to write with"
-            )
-        if "checkpointlocation" not in known:
-            raise ConfigurationError(
+        return cls(
+            _option(options, "pipeline", _PIPELINE),
+            _option(
+                options,
+                "checkpointLocation",
                 'format("sparkonce") needs .option("checkpointLocation", …) on the query itself: '
-                "Spark does not tell it a location from the session's settings"
-            )
-        return cls(known["pipeline"], known["checkpointlocation"])
+                "Spark does not tell it a location from the session's settings",
+            ),
+        )
 
 
-class StreamWriter(_ArrowWriter):  # type: ignore[misc,valid-type]
+class BatchOptions(NamedTuple):
+    """What a batch job was given with ``option``."""
+
+    pipeline: str
+    key: str
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> BatchOptions:
+        """Check that all are there.
+
+        Raises:
+            ConfigurationError: naming the one that is missing.
+        """
+        return cls(
+            _option(options, "pipeline", _PIPELINE),
+            _option(
+                options,
+                "key",
+                'df.write.format("sparkonce") needs .option("key", …), which names the job, such '
+                "as its date: the rows of one key are written once, however often the job runs",
+            ),
+        )
+
+
+_PIPELINE = (
+    'format("sparkonce") needs .option("pipeline", "module:attribute"), the pipeline to write with'
+)
+
+
+def _option(options: Mapping[str, str], name: str, why: str) -> str:
+    found = {known.lower(): value for known, value in options.items()}.get(name.lower())
+    if not found:
+        raise ConfigurationError(why)
+    return found
+
+
+def _check_gives_arrow() -> None:
+    if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+        raise ConfigurationError(
+            'format("sparkonce") needs Spark 4.1 or later, which gives the rows as Arrow: with '
+            "Spark 4.0 write with foreachBatch"
+        )
+
+
+class StreamWriter(_StreamWriter):  # type: ignore[misc,valid-type]
     """Spark's view of one batch; see `sparkonce.spark_hooks.data_source`.
 
     Spark makes one in each process and tells none of them what it is for. Only the one that plans
     a batch pickles its writer, for the tasks, so the plan is made when that happens.
     """
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
@@ -129,3 +186,45 @@ class StreamWriter(_ArrowWriter):  # type: ignore[misc,valid-type]
         from sparkonce.spark_hooks.data_source.committing import abort  # noqa: PLC0415
 
         abort(*self._options, cast("list[Prepared | None]", messages), batchId)
+
+
+class BatchWriter(_BatchWriter):  # type: ignore[misc,valid-type]
+    """Spark's view of a batch job; see `sparkonce.spark_hooks.data_source.keyed`.
+
+    It is pickled once it is planned, for the tasks and for its own commit.
+    """
+
+    def __init__(self, options: BatchOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    @cached_property
+    def _planned(self) -> TaskWriter | None:
+        from sparkonce.spark_hooks.data_source.keyed import plan_keyed  # noqa: PLC0415
+
+        return plan_keyed(*self._options, self._schema)
+
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self._planned
+        return self.__dict__
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if self._planned is not None:
+            return self._planned.write(iterator)
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        from sparkonce.spark_hooks.data_source.keyed import commit_keyed  # noqa: PLC0415
+
+        if self._planned is not None:
+            prepared = cast("list[Prepared | None]", messages)
+            commit_keyed(*self._options, self._schema, self._planned, prepared)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        from sparkonce.spark_hooks.data_source.keyed import abort_keyed  # noqa: PLC0415
+
+        del messages
+        if self._planned is not None:
+            abort_keyed(*self._options, self._planned)

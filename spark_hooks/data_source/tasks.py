@@ -36,7 +36,7 @@ class Ticket:
         batch_id: the micro-batch.
         run: the query, and the id under which the plan's process claimed the pipeline.
         incarnation: with the fencing token that the plan took.
-        entry: the plan's entry in the checkpoint.
+        entry: the plan's entry in the checkpoint; None in a batch job, which has none.
         rewrite: which part of the batch the tasks write; None when they write all of it.
         targets: by name, of the sinks that the tasks write into.
     """
@@ -44,7 +44,7 @@ class Ticket:
     batch_id: int
     run: RunId
     incarnation: Incarnation
-    entry: Entry
+    entry: Entry | None
     rewrite: Rewrite | None
     targets: Mapping[str, str]
 
@@ -74,7 +74,8 @@ class TaskWriter:
         context = TaskContext.get()
         if context is None:
             raise RuntimeError("TaskWriter runs inside a Spark task only")
-        self._check_is_planned(context)
+        if self.ticket.entry is not None:
+            self._check_is_planned(context)
         attempt = context.taskAttemptId() % ATTEMPT_BOUND
         summary = self.writer.write(_in_zone(batches), context.partitionId(), attempt)
         return Prepared(self.ticket, summary.encode())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -177,6 +180,17 @@ def test_version_with_the_proofs_was_changed(lake: Lake) -> None:
     assert lake.ids() == [1, 2]
 
 
+def with_schema(lake: Lake, schema: pa.Schema) -> None:
+    """Another tool overwrites the table's columns."""
+    log = lake.log(0)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    other = DeltaTable.create(f"{lake.folder}/other", schema).schema().to_json()
+    for line in lines:
+        if "metaData" in line:
+            line["metaData"]["schemaString"] = other
+    log.write_text("\n".join(map(json.dumps, lines)))
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -193,14 +207,34 @@ def test_schema_is_overwritten_before_the_commit(
     lake.create()
     sink = lake.sink()
     committable = prepared(sink, 1, [rows(1)])
-    log = lake.log(0)
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    other = DeltaTable.create(f"{lake.folder}/other", schema).schema().to_json()
-    for line in lines:
-        if "metaData" in line:
-            line["metaData"]["schemaString"] = other
-    log.write_text("\n".join(map(json.dumps, lines)))
+    with_schema(lake, schema)
     with pytest.raises(CommitUnresolvedError, match=f"has other columns .*{message}"):
+        sink.commit(committable)
+
+
+def test_column_is_added_while_tasks_write(lake: Lake) -> None:
+    """The tasks saw different columns, and both kinds of files fit into the table."""
+    lake.create()
+    sink = lake.sink()
+    first = task(sink, branch(1, 0), rows(1))
+    add_a_column(lake)
+    second = task(sink, branch(1, 1), rows(2))
+    (committable,) = sink.vote(of_driver(branch()), [first, second])
+    sink.commit(committable)
+    assert (lake.ids(), lake.left_over()) == ([1, 2], [])
+
+
+def test_only_one_task_saw_a_required_column(lake: Lake) -> None:
+    """The rows of the other one would have no value there."""
+    lake.create()
+    sink = lake.sink()
+    first = task(sink, branch(1, 0), rows(1))
+    more = SCHEMA.append(pa.field("n", pa.int64(), nullable=False))
+    with_schema(lake, more)
+    batch = pa.RecordBatch.from_arrays([*rows(2).columns, pa.array([2])], schema=more)
+    second = task(sink, branch(1, 1), batch)
+    (committable,) = sink.vote(of_driver(branch()), [first, second])
+    with pytest.raises(CommitUnresolvedError, match="n is required now"):
         sink.commit(committable)
 
 
@@ -474,6 +508,32 @@ def test_mark_of_a_committed_task_appears_again(lake: Lake) -> None:
     mark.write_bytes(content)
     sink.abort(done)
     assert (lake.ids(), lake.left_over()) == ([1], [])
+
+
+def test_task_writes_its_mark_again_if_it_is_gone(lake: Lake) -> None:
+    """A mark that exists is not replaced, which makes ext4 write it out at once."""
+    lake.create()
+    sink = lake.sink()
+    for is_swept in (False, True):
+        handle = sink.beginTransaction(branch(1, int(is_swept)))
+        mark = Path(lake.uri, "_sparkonce", f"{handle.branch_id}mark")
+        os.utime(mark, (1, 1))
+        if is_swept:
+            sink.abort(handle.branch_id)
+        sink.preCommit(handle)
+        assert (mark.stat().st_mtime == 1) is not is_swept
+
+
+def test_commit_removes_the_marks_of_its_tasks_only(lake: Lake) -> None:
+    lake.create()
+    sink = lake.sink()
+    loser, other_batch, other_pass = branch(1, 7), branch(2), replace(branch(1), write_pass=1)
+    for each in (loser, other_batch, other_pass):
+        task(sink, each, rows(9))
+    sink.commit(prepared(sink, 1, [rows(1)], [rows(2)]))
+    left = {found.branch_id for found in sink.find_branches(branch().owner)}
+    assert left == {loser, other_batch, other_pass}
+    assert lake.ids() == [1, 2]
 
 
 def test_late_task_of_a_committed_batch_is_aborted_alone(lake: Lake) -> None:

@@ -16,6 +16,7 @@ from sparkonce.errors import FencedError, PrepareRejectedError
 from sparkonce.once import forget
 from sparkonce.spark_hooks.data_source.committing import abort, commit
 from sparkonce.spark_hooks.data_source.job import Job
+from sparkonce.spark_hooks.data_source.keyed import abort_keyed, commit_keyed, plan_keyed
 from sparkonce.spark_hooks.data_source.planning import Holder, plan
 from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter
 
@@ -154,3 +155,21 @@ def test_job_that_changed_while_the_batch_was_written(query: Query, tmp_path: Pa
     query.commit(query.run(query.plan(0), attempt=1), 0)
     assert query.rows() == 3
     assert len(list((tmp_path / "more").glob("*.parquet"))) == 1
+
+
+def test_nothing_of_a_batch_job_is_decided_after_its_abort(query: Query) -> None:
+    """Its commit process goes on after the abort; the next job with the key writes the rows."""
+    planned = plan_keyed(NAME, "monday", SCHEMA)
+    assert planned is not None
+    prepared = query.run(planned)
+    abort_keyed(NAME, "monday", planned)
+    assert query.prepared() == 0
+    with pytest.raises(FencedError):
+        commit_keyed(NAME, "monday", SCHEMA, planned, prepared)
+    again = plan_keyed(NAME, "monday", SCHEMA)
+    assert again is not None
+    late, prepared = planned, query.run(again, attempt=1)
+    abort_keyed(NAME, "monday", late)
+    commit_keyed(NAME, "monday", SCHEMA, again, prepared)
+    assert query.rows() == 3
+    assert plan_keyed(NAME, "monday", SCHEMA) is None

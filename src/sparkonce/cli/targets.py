@@ -79,7 +79,7 @@ def open_job(
     """
     job = load_job(text, create=create)
     try:
-        if job.is_log_in_checkpoint:
+        if job.settings.is_log_in_checkpoint:
             if checkpoint is None:
                 raise ConfigurationError(
                     f"the transaction log of {job.name!r} is in its query's checkpoint: give its "

@@ -63,7 +63,7 @@ class Failpoints:
     """The folder through which a test controls a driver (see `sparkonce.failpoints`)."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         for name in ("armed", "hits"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self._count = 0
@@ -71,7 +71,7 @@ class Failpoints:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables that the driver needs."""
-        return {ENVIRONMENT_VARIABLE: str(self._folder)}
+        return {ENVIRONMENT_VARIABLE: str(self.folder)}
 
     def arm(
         self,
@@ -106,7 +106,7 @@ class Failpoints:
 
     def disarm(self, *arms: Arm) -> None:
         """Let processes that are paused at these points continue; without arguments, at all."""
-        paths = [self._path(arm) for arm in arms] or (self._folder / "armed").glob("*.json")
+        paths = [self._path(arm) for arm in arms] or (self.folder / "armed").glob("*.json")
         for path in paths:
             path.unlink(missing_ok=True)
 
@@ -114,13 +114,13 @@ class Failpoints:
         """The hits so far of these arms; without arguments, of all."""
         found = [
             Hit(**json.loads(path.read_text()))
-            for path in sorted((self._folder / "hits").glob("*.json"))
+            for path in sorted((self.folder / "hits").glob("*.json"))
         ]
         names = {arm.name for arm in arms}
         return [hit for hit in found if not arms or hit.arm in names]
 
     def _path(self, arm: Arm) -> Path:
-        return self._folder / "armed" / f"{arm.name}.json"
+        return self.folder / "armed" / f"{arm.name}.json"
 
 
 class DriverProcess:

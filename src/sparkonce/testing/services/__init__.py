@@ -40,6 +40,7 @@ from sparkonce.testing.services.spark_cluster import (
     SparkWorker,
     start_spark_cluster,
 )
+from sparkonce.testing.services.spark_connect import SparkConnectServer, start_spark_connect
 from sparkonce.testing.services.yarn import Yarn, YarnNode, start_yarn
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "ServiceKind",
     "Services",
     "SparkCluster",
+    "SparkConnectServer",
     "SparkWorker",
     "Yarn",
     "YarnNode",
@@ -71,6 +73,7 @@ __all__ = [
     "start_kafka_cluster",
     "start_services",
     "start_spark_cluster",
+    "start_spark_connect",
     "start_yarn",
     "unavailable",
     "why_no_network",

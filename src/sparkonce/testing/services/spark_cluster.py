@@ -118,7 +118,7 @@ def start_spark_cluster(
         ServiceError: a process cannot be started, with the reason. None is left running then.
     """
     address = LOCALHOST if network is None else network.driver_address
-    environment = {**os.environ, **_import_path(), **_settings(), **(env or {})}
+    environment = {**spark_environment(), **(env or {})}
     hosts = [None] * workers if network is None else network.hosts[:workers]
     with contextlib.ExitStack() as on_error:
         plan = _Plan(make_root(None), address, environment, on_error)
@@ -177,6 +177,11 @@ class _Plan:
             command = host.enter(command)
         program = Command(command, folder / "log", own)
         return LocalRuntime(LocalPlan(f"Spark's {name}", program, None, is_ready), guard)
+
+
+def spark_environment() -> dict[str, str]:
+    """Environment variables of Spark's processes, which import what this process can import."""
+    return {**os.environ, **_import_path(), **_settings()}
 
 
 def _import_path() -> dict[str, str]:

@@ -1,0 +1,175 @@
+"""Batch jobs: `df.write.format("sparkonce")`, each under a key that its user gives.
+
+    key "2026-11-26" ─► the log: which batch has this key?
+                          ├─ none       the next number: write it
+                          ├─ decided    finish it, and rewrite what is lost
+                          └─ complete   write nothing
+
+All jobs of a pipeline are batches of one query without a checkpoint. The key stands where the
+source offsets of a stream stand, so the identity guard compares it like those. One job of
+a pipeline runs at a time: a second one fences the first.
+
+Unlike a stream's writer, a batch writer is pickled to its commit too, so the ticket goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sparkonce.errors import ConfigurationError, FencedError
+from sparkonce.once import once
+from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.lease import Lease, NoEntrance
+from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.processes import spark_driver
+from sparkonce.spark_hooks.data_source.committing import written
+from sparkonce.spark_hooks.data_source.job import Job, layout_of
+from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter, Ticket
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, targets_of
+from sparkonce.spark_hooks.query import RunId
+from sparkonce.txn_log.claim import Claim
+from sparkonce.txn_log.record import Head, State
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+logger = logging.getLogger("sparkonce")
+
+_QUERIES: Final = uuid.UUID("6e1c5b0e-3f0b-5d0a-9d5a-2b8f3c1a7e42")
+"""The namespace of the query ids that stand for the batch jobs of a pipeline."""
+
+
+@dataclass(frozen=True)
+class JobCheckpoint:
+    """What stands for Spark's checkpoint: the log shows how far the jobs are.
+
+    Attributes:
+        batch_id: of this job.
+    """
+
+    batch_id: int
+
+    @property
+    def location(self) -> str:
+        return "the batch job"
+
+    def committed(self) -> int:
+        return self.batch_id - 1
+
+    def has_offsets(self, batch_id: int) -> bool:
+        return batch_id <= self.batch_id
+
+
+def plan_keyed(job_name: str, key: str, schema: StructType) -> TaskWriter | None:
+    """Claim the pipeline for the job with this key, and say what its tasks write.
+
+    Args:
+        job_name: module:attribute of the pipeline.
+        key: of the job; the rows of one key are written once.
+        schema: of the rows.
+
+    Returns:
+        None when the job is complete already.
+
+    Raises:
+        ConfigurationError: a setting cannot work.
+        SinkError: what an earlier job decided cannot be finished now.
+        FencedError: another job has begun meanwhile.
+    """
+    job = once(Job, job_name)
+    layout = layout_of(schema, job.settings.sinks)
+    name, query_id = job.settings.name, str(uuid.uuid5(_QUERIES, job.settings.name))
+    log = job.pipeline_of_batches(JobCheckpoint(0)).log
+    head = log.head(name)
+    _check_is_of_batches(head, query_id, name)
+    history = log.history(name, job.settings.retain, query_id)
+    known = [record for record in history if record.state is not State.ABANDONED]
+    record = next((record for record in known if record.offsets == _offsets(key)), None)
+    if record is not None and record.state.is_finished:
+        logger.warning("%s, with key %r, is complete: nothing is written", record.id, key)
+        return None
+    newest = max((record.id.batch_id for record in known), default=-1)
+    batch_id = newest + 1 if record is None else record.id.batch_id
+    pipeline = job.pipeline_of_batches(JobCheckpoint(batch_id))
+    if not log.unfinished(name):
+        job.validate(schema)
+    run = RunId(query_id, str(uuid.uuid4()))
+    seen_run = "" if head is None else head.run_id
+    claim = _claim(pipeline, run, batch_id, key, seen_run=seen_run, had_token=False)
+    driver = Driver.start(pipeline, claim, NoEntrance())
+    driver.recover()
+    rewrite = driver.remaining(WrittenBatch(batch_id, _offsets(key)))
+    ticket = Ticket(
+        batch_id, run, driver.incarnation, None, rewrite, targets_of(job.settings.sinks)
+    )
+    job.validate(schema)
+    return TaskWriter(ticket, job.writer(layout, ticket))
+
+
+def commit_keyed(
+    job_name: str,
+    key: str,
+    schema: StructType,
+    planned: TaskWriter,
+    messages: Sequence[Prepared | None],
+) -> None:
+    """Vote, decide and commit what the tasks have prepared.
+
+    Raises:
+        SinkError: the job fails; run it again with the same key, which continues from the log.
+        FencedError: another job has begun.
+    """
+    job = once(Job, job_name)
+    ticket = planned.ticket
+    driver = Driver(Lease(_pipeline(job, ticket), ticket.incarnation, NoEntrance()))
+    job.validate(schema)
+    driver.deliver(written(job, messages, ticket, _offsets(key)))
+
+
+def abort_keyed(job_name: str, key: str, planned: TaskWriter) -> None:
+    """Abort what no decision names, with a token of its own: see `Driver.abort`."""
+    ticket = planned.ticket
+    pipeline = _pipeline(once(Job, job_name), ticket)
+    run, batch_id = ticket.run, ticket.batch_id
+    claim = _claim(pipeline, run, batch_id, key, seen_run=run.run_id, had_token=True)
+    try:
+        Driver.abort(pipeline, claim, NoEntrance())
+    except FencedError as error:
+        logger.info("job with key %r: the next one sweeps what is left: %s", key, error)
+
+
+def _pipeline(job: Job, ticket: Ticket) -> Pipeline:
+    return job.pipeline_of_batches(JobCheckpoint(ticket.batch_id))
+
+
+def _claim(
+    pipeline: Pipeline, run: RunId, batch_id: int, key: str, *, seen_run: str, had_token: bool
+) -> Claim:
+    return Claim(
+        pipeline=pipeline.name,
+        query_id=run.query_id,
+        run_id=run.run_id,
+        driver=spark_driver(),
+        sinks={name: sink.target for name, sink in pipeline.all_sinks.items()},
+        batch_id=batch_id,
+        offsets={batch_id: _offsets(key)},
+        seen_run=seen_run,
+        had_token=had_token,
+    )
+
+
+def _offsets(key: str) -> tuple[str, ...]:
+    return (json.dumps({"key": key}),)
+
+
+def _check_is_of_batches(head: Head | None, query_id: str, name: str) -> None:
+    if head is not None and head.query_id != query_id:
+        raise ConfigurationError(
+            f"the pipeline {name!r} belongs to the streaming query {head.query_id}: give the batch "
+            "job a pipeline of its own, with another name"
+        )
