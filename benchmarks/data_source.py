@@ -53,7 +53,6 @@ def main(*, rows: int, rounds: int, small_batches: int) -> None:
             filter(None, [str(folder), os.environ.get("PYTHONPATH")])
         )
         spark, places = spark_session(up), Places(up)
-        spark.dataSource.register(SparkOnce)
         compare(
             {
                 "format": lambda: by_format(places, folder),

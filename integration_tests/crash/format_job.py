@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 
 from integration_tests.crash.job import made, make_pipeline, rows_of
-from sparkonce import ExactlyOnce, SparkOnce, shaped
+from sparkonce import ExactlyOnce, shaped
 from sparkonce.testing.job import quiet_session
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def main(path: str) -> None:
     os.environ[CONFIG] = path
     config = json.loads(Path(path).read_text())
     spark = session(config)
-    spark.dataSource.register(SparkOnce)
     rows: DataFrame = shaped(rows_of(spark, config), [made(sink) for sink in config["sinks"]])
     query = (
         rows.writeStream.format("sparkonce")

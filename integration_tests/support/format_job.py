@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import cloudpickle
 
 from integration_tests.support.spark import Job
-from sparkonce import ExactlyOnce, SparkOnce, failpoints, shaped
+from sparkonce import ExactlyOnce, failpoints, shaped
 from sparkonce.sinks import FileSink
 from sparkonce.testing.crash import Failpoints
 
@@ -47,7 +47,6 @@ class FormatJob(Job):
         self.points = Failpoints(folder / "failpoints")
         self.log = f"sqlite:///{folder}/txn.db"
         self._published = 0
-        spark.dataSource.register(SparkOnce)
 
     def publish(self, sinks: Sequence[AnySink] | None = None, **settings: Any) -> str:
         """The option "pipeline"; a new one each time, since a process imports it once."""

@@ -31,13 +31,15 @@ class SparkOnce(DataSource):  # type: ignore[misc]
 
     ::
 
-        spark.dataSource.register(SparkOnce)
         query = (
             df.writeStream.format("sparkonce")
             .option("pipeline", "jobs.orders:pipeline")
             .option("checkpointLocation", "/var/lib/orders/checkpoint")
             .start()
         )
+
+    Spark finds it by itself where the Python of its driver has sparkonce installed. Where it does
+    not, ``spark.dataSource.register(SparkOnce)`` makes it known to a session.
 
     It works where foreachBatch has no JVM: over Spark Connect, and in Declarative Pipelines. The
     guarantee, log, recovery and command line are those of `sparkonce.ExactlyOnce`.

@@ -25,7 +25,7 @@ SHIPPED = {".py", ".typed", ".xml", ".yml"}
 def source_modules() -> set[str]:
     """Every file of the package, as git has it: the real folders under their import name."""
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *LINKED, "src/sparkonce"],  # noqa: S607
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *LINKED, "src"],  # noqa: S607
         cwd=ROOT,
         check=True,
         capture_output=True,

@@ -127,7 +127,6 @@ def main(path: Path) -> None:
 def _written(rows: DataFrame, pipeline: ExactlyOnce, front: Front) -> DataStreamWriter:
     if front == "foreachBatch":
         return rows.writeStream.foreachBatch(pipeline)
-    rows.sparkSession.dataSource.register(SparkOnce)
     writer = shaped(rows, pipeline.sinks).writeStream.format(SparkOnce.name())
     return writer.option("pipeline", "sparkonce.testing.job:ordered")
 
