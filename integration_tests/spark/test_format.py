@@ -23,6 +23,7 @@ from sparkonce.model import Committable
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks import shaping
+from sparkonce.spark_hooks.data_source.shaped import hash_names
 from sparkonce.testing.crash import Arm
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.record import State, TransactionRecord
@@ -74,6 +75,36 @@ def test_each_sink_gets_the_columns_that_it_selects(job: FormatJob) -> None:
     assert {part.content.algorithm for part in record.shares["right"].parts} != {"rows"}
 
 
+@pytest.mark.parametrize("others", [["id"], ["id + 1 AS id"], None])
+def test_rows_that_are_shaped_for_other_sinks_are_refused(
+    job: FormatJob, others: list[str] | None
+) -> None:
+    """Else a sink would get the columns of another one, which may have the same names."""
+    job.add(*ids(1, 2))
+    right = job.sink_folder("right")
+    sinks = [
+        FileSink(job.out, select=["id"]),
+        FileSink(right, name="right", select=["id * 2 AS id"]),
+    ]
+    changed = (
+        [sinks[1], sinks[0]]
+        if others is None
+        else [sinks[0], FileSink(right, name="right", select=others)]
+    )
+    with pytest.raises(Exception, match="was called with other sinks"):
+        job.write(job.publish(sinks), shaped_for(*changed))
+    assert job.visible() == job.visible(right) == Counter()
+
+
+@pytest.mark.parametrize("name", ["twice", "`a b`"])
+def test_one_sink_gets_the_columns_that_it_selects(job: FormatJob, name: str) -> None:
+    """Alone, it gets them plain or in a struct, by their names."""
+    job.add(*ids(1, 2))
+    sinks = [FileSink(job.out, select=[f"id * 2 AS {name}"])]
+    job.write(job.publish(sinks), shaped_for(*sinks))
+    assert job.visible(column=name.strip("`")) == Counter([2, 4])
+
+
 @pytest.mark.parametrize(
     ("select", "is_one_pass"),
     [
@@ -95,7 +126,7 @@ def test_select_is_checked_without_a_jvm_too(
     rows = job.spark.createDataFrame([(1, None)], "id long, at timestamp")
     sinks = [FileSink(job.out), FileSink(job.out, name="other", select=[select])]
     if is_one_pass:
-        assert shaped(rows, sinks).columns == ["shape0", "shape1", "hash0", "hash1"]
+        assert shaped(rows, sinks).columns == ["shape0", "shape1", *hash_names(sinks)]
         return
     with pytest.raises(ConfigurationError, match="other: select="):
         shaped(rows, sinks)

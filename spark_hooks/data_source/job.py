@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pyarrow as pa
-from pyspark.sql.types import LongType, StructType
 
 from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.pipeline import Checkpoint, Pipeline
 from sparkonce.protocol.processes import spark_driver
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
+from sparkonce.spark_hooks.data_source.shaped import HASH, hash_names
 from sparkonce.spark_hooks.data_source.tasks import ZONE, Ticket
 from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.exactly_once import ExactlyOnce
-from sparkonce.spark_hooks.fingerprint import free_name
 from sparkonce.spark_hooks.jobs import load_job
 from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.shaping import arrow_schema_of, distinct_shapes
 from sparkonce.spark_hooks.validating import patiently, validate_sinks
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 class Layout(NamedTuple):
@@ -127,21 +129,28 @@ def layout_of(schema: StructType, sinks: Sequence[AnySink]) -> Layout:
     """
     arrow = arrow_schema_of(schema, ZONE)
     shapes = distinct_shapes(sinks)
-    names = [f"{part}{n}" for part in ("shape", "hash") for n in range(len(shapes))]
-    if schema.names == names:
+    hashes = hash_names(sinks)
+    _check_is_shaped_for(hashes, schema)
+    if schema.names == [*(f"shape{n}" for n in range(len(shapes))), *hashes]:
         of_shapes = (cast("pa.StructType", arrow.field(n).type) for n in range(len(shapes)))
         structs = [pa.schema(list(struct)) for struct in of_shapes]
         which = [list(shapes).index((sink.select, sink.columns)) for sink in sinks]
         of_sinks = zip(sinks, which, strict=True)
         return Layout(which, is_hashed=True, schemas={s.name: structs[n] for s, n in of_sinks})
-    *columns, last = schema.fields or [None]
-    before = [] if last is None else [field.name for field in columns if field]
-    if last is not None and last.name == free_name(before) and last.dataType == LongType():
+    if schema.names[-1:] == hashes:
         same = arrow.remove(len(arrow) - 1)
-        _refuse_shapes(sinks)
         return Layout(None, is_hashed=True, schemas={sink.name: same for sink in sinks})
     _refuse_shapes(sinks)
     return Layout(None, is_hashed=False, schemas={sink.name: arrow for sink in sinks})
+
+
+def _check_is_shaped_for(hashes: Sequence[str], schema: StructType) -> None:
+    found = [name for name in schema.names if name.startswith(HASH)]
+    if found and found != hashes:
+        raise ConfigurationError(
+            "sparkonce.shaped was called with other sinks than the pipeline has, or in another "
+            "order, or with another select=: pass it the pipeline's own"
+        )
 
 
 def _refuse_shapes(sinks: Sequence[AnySink]) -> None:

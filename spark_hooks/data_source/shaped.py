@@ -6,14 +6,19 @@ query has to make them. It needs no JVM, and so works over Spark Connect.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparkonce.sinks.base import AnySink
-from sparkonce.spark_hooks.shaping import Shapes
+from sparkonce.spark_hooks.shaping import Shapes, distinct_shapes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+HASH = "sparkonce_hash"
+"""How the names of the hash columns begin; the rest says for which sinks the columns are."""
 
 
 def shaped(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
@@ -31,4 +36,20 @@ def shaped(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
         ConfigurationError: a select= means something else beside those of the other sinks, or
             changes the rows of all.
     """
-    return Shapes().with_hashes(df, sinks)[0]
+    rows, _ = Shapes().with_hashes(df, sinks)
+    hashes = hash_names(sinks)
+    return rows.toDF(*rows.columns[: -len(hashes)], *hashes)
+
+
+def hash_names(sinks: Sequence[AnySink]) -> list[str]:
+    """The names of the hash columns, one for each shape.
+
+    The plan compares them with those of the pipeline's sinks: with other sinks, or in another
+    order, a sink would get the columns of another one.
+    """
+    names = []
+    for select, columns in distinct_shapes(sinks):
+        same = [sink for sink in sinks if (sink.select, sink.columns) == (select, columns)]
+        told = json.dumps([[sink.name, sink.select] for sink in same]).encode()
+        names.append(f"{HASH}_{hashlib.sha256(told).hexdigest()[:12]}")
+    return names
