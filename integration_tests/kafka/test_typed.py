@@ -432,7 +432,7 @@ def test_credentials_of_the_registry(
 
 def test_registry_that_does_not_answer(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unavailable, naming its address and no password; no row is written."""
-    monkeypatch.setattr("sparkonce.spark_hooks.run._VALIDATE_FOR_S", 1.0)
+    monkeypatch.setattr("sparkonce.spark_hooks.validating._FOR_S", 1.0)
     job.add({"id": 1})
     login = {"basic.auth.user.info": "writer:hunter2"}
     url = {"url": "http://127.0.0.1:1", "max.retries": 0, **login}

@@ -30,7 +30,7 @@ from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.operating import claim_again, head_of
 from sparkonce.protocol.pipeline import CommitPolicy
 from sparkonce.sinks import FileSink
-from sparkonce.spark_hooks import run
+from sparkonce.spark_hooks import validating
 from sparkonce.spark_hooks.batch import SHUFFLE_CHECKS, _snapshot
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.spark_hooks.run import Run
@@ -955,7 +955,7 @@ def test_server_that_stays_unreachable_while_the_start_checks_it(
         def validate(self, schema: pa.Schema) -> None:
             raise SinkUnavailableError("no route to the host")
 
-    monkeypatch.setattr(run, "_VALIDATE_FOR_S", 0.1)
+    monkeypatch.setattr(validating, "_FOR_S", 0.1)
     job.add(*ids(1))
     pipeline = job.pipeline(sinks=[Away(job.out)])
     with pytest.raises(StreamingQueryException, match="no route to the host"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark import TaskContext, cloudpickle
+from pyspark import StatusTracker, TaskContext, cloudpickle
 from pyspark import __version__ as version
 
 from integration_tests.support.format_job import FormatJob, shaped_for
@@ -168,22 +169,39 @@ def test_every_start_takes_a_token_of_its_own(job: FormatJob) -> None:
 
 
 class FailingSink(FileSink):
-    """Its second task fails."""
+    """Its second task fails once the file `fail` is in its folder's parent."""
 
     def preCommit(self, handle: Any) -> Committable:
         context = TaskContext.get()
         assert context is not None
         if context.partitionId() == 1:
+            while not (self._folder.parent / "fail").exists():
+                time.sleep(0.02)
             raise OSError("the disk is full")
         return super().preCommit(handle)
+
+
+def _has_returned(jobs: StatusTracker, run_id: str) -> bool:
+    """Whether one task of two has returned what it prepared, and the other one still runs."""
+    stages = [jobs.getStageInfo(n) for n in jobs.getActiveStageIds()]
+    return bool(jobs.getJobIdsForGroup(run_id)) and any(
+        stage is not None and stage.numTasks == 2 and stage.numCompletedTasks == 1
+        for stage in stages
+    )
 
 
 def test_task_that_fails_aborts_what_the_others_have_prepared(job: FormatJob) -> None:
     """Spark calls `abort` with what the tasks that succeeded have returned."""
     job.add(*ids(*range(10)))
     right = job.sink_folder("right")
+    query = job.begin(job.publish([FileSink(job.out), FailingSink(right, name="right")]), in_two)
+    waiting, jobs = threading.Event(), job.spark.sparkContext.statusTracker()
+    while not _has_returned(jobs, str(query.runId)):
+        assert query.isActive, query.exception()
+        waiting.wait(0.05)
+    (job.folder / "fail").touch()
     with pytest.raises(Exception, match="the disk is full"):
-        job.write(job.publish([FileSink(job.out), FailingSink(right, name="right")]), in_two)
+        query.awaitTermination()
     assert job.visible() == job.visible(right) == Counter()
     assert not job.left_over(job.out, right)
     assert not records(job)
