@@ -15,7 +15,7 @@ from sparkonce.model import Committable, Owner
 from sparkonce.parallel import at_once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import NoEntrance
-from sparkonce.protocol.pipeline import Checkpoint, Pipeline
+from sparkonce.protocol.pipeline import Checkpoint, Pipeline, targets_of
 from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.protocol.rulings import Ended, end_ruled
 from sparkonce.protocol.sweeping import find_orphans, named_by
@@ -118,8 +118,7 @@ class Job(Protocol):
 def take_over(job: Job, checkpoint: Checkpoint) -> Driver:
     """A driver with a token of its own; the driver that held the one before is fenced."""
     head = head_of(job.log, job.name)
-    sinks = {sink.name: sink.target for sink in job.all_sinks}
-    claim = claim_again(job.log, head, sinks, job.adopt)
+    claim = claim_again(job.log, head, targets_of(job.all_sinks), job.adopt)
     return Driver.start(job.pipeline(checkpoint), claim, NoEntrance())
 
 

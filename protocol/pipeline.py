@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Event
@@ -185,6 +185,11 @@ class Pipeline:
             with attempt, remembering:
                 return question()
         raise AssertionError("tries end with an answer or an error")
+
+
+def targets_of(sinks: Iterable[AnySink]) -> dict[str, str]:
+    """The sinks' targets, by their names."""
+    return {sink.name: sink.target for sink in sinks}
 
 
 def by_name(sinks: Sequence[AnySink]) -> dict[str, AnySink]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel, cloudpickle
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ProtocolError
 from sparkonce.model import attempt_of_small_batch
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink
@@ -84,13 +84,7 @@ class SparkBatch:
         learned: Learned,
     ) -> None:
         self.batch_id = batch_id
-        offsets = query.offsets(batch_id)
-        if offsets is None:
-            raise ConfigurationError(
-                f"the checkpoint {query.checkpoint} has no offsets for batch {batch_id}: "
-                "was it deleted under the running query?"
-            )
-        self.offsets = offsets
+        self.offsets = query.offsets_of_running(batch_id)
         self._df = df
         self._sinks = sinks
         self._query = query

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sparkonce.errors import ConfigurationError, LogCorruptError, LogUnavailableError
@@ -131,13 +131,12 @@ class CheckpointFiles:
         names = self._folder.files("commits")
         if not self._folder.exists("metadata"):  # looked for after the listing
             return None
-        return max((int(name) for name in names if _BATCH.fullmatch(name)), default=-1)
+        return _highest(names)
 
     @_step
     def begun(self) -> int:
         """The highest batch that Spark has begun; -1 when it has begun none."""
-        names = self._folder.files("offsets")
-        return max((int(name) for name in names if _BATCH.fullmatch(name)), default=-1)
+        return _highest(self._folder.files("offsets"))
 
     @_step
     def has_offsets(self, batch_id: int) -> bool:
@@ -182,6 +181,11 @@ class CheckpointFiles:
     ) -> Entry | None:
         """See `sparkonce.spark_hooks.binding.enter`."""
         return enter(self._folder, seen, driver, run_id, fenced_run)
+
+
+def _highest(names: Iterable[str]) -> int:
+    """The highest batch among names of files; -1 when there is none."""
+    return max((int(name) for name in names if _BATCH.fullmatch(name)), default=-1)
 
 
 class UnknownCheckpoint:

@@ -16,7 +16,7 @@ from typing import Self
 from sparkonce.errors import FencedError, ProtocolError
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import overtaken_in_checkpoint
-from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.pipeline import Pipeline, targets_of
 from sparkonce.protocol.processes import this_driver
 from sparkonce.spark_hooks.query import CheckpointedQuery
 from sparkonce.spark_hooks.settings import Settings
@@ -83,7 +83,7 @@ class CheckpointEntrance:
             query_id=run.query_id,
             run_id=run.run_id,
             driver=driver or this_driver(),
-            sinks={name: sink.target for name, sink in pipeline.all_sinks.items()},
+            sinks=targets_of(pipeline.all_sinks.values()),
             batch_id=batch_id,
             offsets={b: offsets for b, offsets in shown.items() if offsets is not None},
             has_begun=query.has_offsets(batch_id),

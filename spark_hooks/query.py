@@ -9,12 +9,11 @@ The checkpoint is read without Spark's help, so it can be read after the query h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.spark_hooks.binding import Entry
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles
-from sparkonce.txn_log import TransactionLog, checkpoint_log
 
 
 class RunId(NamedTuple):
@@ -74,6 +73,20 @@ class CheckpointedQuery(ABC):
         """The source offsets of a batch; see `sparkonce.spark_hooks.source_offsets`."""
         return self.files.offsets(batch_id, self.source_of)
 
+    def offsets_of_running(self, batch_id: int) -> tuple[str, ...]:
+        """The source offsets of the batch that Spark runs.
+
+        Raises:
+            ConfigurationError: the checkpoint has none.
+        """
+        offsets = self.offsets(batch_id)
+        if offsets is None:
+            raise ConfigurationError(
+                f"the checkpoint {self.checkpoint} has no offsets for batch {batch_id}: was it "
+                "deleted under the running query?"
+            )
+        return offsets
+
     def enter(self, seen: Entry | None, driver: str, fenced_run: str | None) -> bool:
         """Enter the checkpoint, unless another driver has since the last entry was `seen`.
 
@@ -88,15 +101,3 @@ class CheckpointedQuery(ABC):
     def is_ours(self) -> bool:
         """Whether no driver has entered the checkpoint since this one."""
         return self.entry is not None and self.files.is_newest_entry(self.entry)
-
-    def open_log(self, *, create: bool = True) -> TransactionLog:
-        """Open the transaction log that is inside this checkpoint."""
-        return checkpoint_log(self.checkpoint, self.hadoop_conf, create=create)
-
-    def hadoop_conf(self) -> Any:
-        """Hadoop's configuration, for a checkpoint on no local disk.
-
-        Raises:
-            ConfigurationError: there is no JVM to ask.
-        """
-        raise ConfigurationError(f"the checkpoint {self.checkpoint} is on no local disk")

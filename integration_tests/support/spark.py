@@ -277,7 +277,7 @@ class NoQuery:
 
     is_stateful = False
 
-    def offsets(self, batch_id: int) -> tuple[str, ...]:
+    def offsets_of_running(self, batch_id: int) -> tuple[str, ...]:
         return (str(batch_id),)
 
 

@@ -48,14 +48,14 @@ def commit(
         SinkError: the query fails; the next start continues from the log.
         FencedError: a newer driver holds the pipeline.
     """
-    ticket = ticket_of(messages)
+    ticket = _ticket_of(messages)
     if ticket is None or ticket.batch_id != batch_id:
         raise ProtocolError(f"Spark commits batch {batch_id} with what belongs to {ticket}")
     job = once(Job, job_name)
     query = _query_of(checkpoint, ticket)
     driver = Driver(Lease(job.pipeline(query), ticket.incarnation, Entered(query)))
     job.validate(schema)
-    driver.deliver(written(job, messages, ticket, query.shown(batch_id)))
+    driver.deliver(written(job, messages, ticket, query.offsets_of_running(batch_id)))
 
 
 def abort(
@@ -69,7 +69,7 @@ def abort(
     Where no task has returned anything there is no token to act with. Each task that failed has
     aborted what it prepared, if it could; the rest is swept when Spark plans the batch again.
     """
-    ticket = ticket_of(messages)
+    ticket = _ticket_of(messages)
     if ticket is None:
         logger.info("batch %d: no task has returned; its replay sweeps what is left", batch_id)
         return
@@ -97,7 +97,7 @@ def written(
     return WrittenBatch(ticket.batch_id, offsets, job.settings.sinks, ticket, summaries)
 
 
-def ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
+def _ticket_of(messages: Sequence[Prepared | None]) -> Ticket | None:
     """The ticket that all tasks have returned; None where none has."""
     found = [message.ticket for message in messages if message is not None]
     if any(ticket != found[0] for ticket in found):

@@ -21,6 +21,7 @@ from sparkonce.spark_hooks.partition_writer import PartitionWriter
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.shaping import arrow_schema_of, distinct_shapes
 from sparkonce.spark_hooks.validating import patiently, validate_sinks
+from sparkonce.txn_log import TransactionLog
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -83,8 +84,9 @@ class Job:
             driver=spark_driver(),
         )
 
-    def pipeline_of_batches(self, checkpoint: Checkpoint) -> Pipeline:
-        """The pipeline of batch jobs, which have no checkpoint of Spark's.
+    @property
+    def log_of_batches(self) -> TransactionLog:
+        """The log of batch jobs, which have no checkpoint of Spark's.
 
         Raises:
             ConfigurationError: the log would be in that.
@@ -94,6 +96,10 @@ class Job:
                 f"pipeline {self.settings.name!r}: a batch job has no checkpoint to hold the "
                 'transaction log: pass log=, such as "postgresql://…"'
             )
+        return self._job.log
+
+    def pipeline_of_batches(self, checkpoint: Checkpoint) -> Pipeline:
+        """The pipeline of batch jobs, over what stands for a checkpoint."""
         return self._job.pipeline(checkpoint)
 
     def writer(self, layout: Layout, ticket: Ticket) -> PartitionWriter:

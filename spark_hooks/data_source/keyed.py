@@ -25,15 +25,15 @@ from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.once import once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import Lease, NoEntrance
-from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.protocol.pipeline import Pipeline, targets_of
 from sparkonce.protocol.processes import spark_driver
 from sparkonce.spark_hooks.data_source.committing import written
 from sparkonce.spark_hooks.data_source.job import Job, layout_of
 from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter, Ticket
-from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, targets_of
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.txn_log.claim import Claim
-from sparkonce.txn_log.record import Head, State
+from sparkonce.txn_log.record import Head
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -83,22 +83,21 @@ def plan_keyed(job_name: str, key: str, schema: StructType) -> TaskWriter | None
     """
     job = once(Job, job_name)
     layout = layout_of(schema, job.settings.sinks)
-    name, query_id = job.settings.name, str(uuid.uuid5(_QUERIES, job.settings.name))
-    log = job.pipeline_of_batches(JobCheckpoint(0)).log
-    head = log.head(name)
-    _check_is_of_batches(head, query_id, name)
-    history = log.history(name, job.settings.retain, query_id)
-    known = [record for record in history if record.state is not State.ABANDONED]
+    log, name = job.log_of_batches, job.settings.name
+    run = RunId(str(uuid.uuid5(_QUERIES, name)), str(uuid.uuid4()))
+    head = log.head(name)  # before the history is read: see `Claim.seen_run`
+    _check_is_of_batches(head, run.query_id, name)
+    known = log.history(name, job.settings.retain, run.query_id)  # the newest first
     record = next((record for record in known if record.offsets == _offsets(key)), None)
     if record is not None and record.state.is_finished:
         logger.warning("%s, with key %r, is complete: nothing is written", record.id, key)
         return None
-    newest = max((record.id.batch_id for record in known), default=-1)
+    newest = known[0].id.batch_id if known else -1
     batch_id = newest + 1 if record is None else record.id.batch_id
     pipeline = job.pipeline_of_batches(JobCheckpoint(batch_id))
+    # What is decided must not wait for a sink that cannot be written now.
     if not log.unfinished(name):
         job.validate(schema)
-    run = RunId(query_id, str(uuid.uuid4()))
     seen_run = "" if head is None else head.run_id
     claim = _claim(pipeline, run, batch_id, key, seen_run=seen_run, had_token=False)
     driver = Driver.start(pipeline, claim, NoEntrance())
@@ -155,7 +154,7 @@ def _claim(
         query_id=run.query_id,
         run_id=run.run_id,
         driver=spark_driver(),
-        sinks={name: sink.target for name, sink in pipeline.all_sinks.items()},
+        sinks=targets_of(pipeline.all_sinks.values()),
         batch_id=batch_id,
         offsets={batch_id: _offsets(key)},
         seen_run=seen_run,

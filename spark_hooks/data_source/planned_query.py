@@ -40,20 +40,6 @@ class PlannedQuery(CheckpointedQuery):
         # file source's files may be missing; its counters are compared all the same.
         return use
 
-    def shown(self, batch_id: int) -> tuple[str, ...]:
-        """The source offsets of a batch.
-
-        Raises:
-            ConfigurationError: the checkpoint has none.
-        """
-        offsets = self.offsets(batch_id)
-        if offsets is None:
-            raise ConfigurationError(
-                f"the checkpoint {self.checkpoint} has no offsets for batch {batch_id}: was it "
-                "deleted under the running query?"
-            )
-        return offsets
-
     def planned_batch(self) -> int:
         """The batch that Spark is planning: it has written the batch's offsets just before.
 

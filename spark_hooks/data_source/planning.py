@@ -17,10 +17,11 @@ from sparkonce.errors import LogError
 from sparkonce.once import once
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.lease import Lease
+from sparkonce.protocol.pipeline import targets_of
 from sparkonce.spark_hooks.data_source.job import Job, layout_of
 from sparkonce.spark_hooks.data_source.planned_query import Entered, PlannedQuery
 from sparkonce.spark_hooks.data_source.tasks import TaskWriter, Ticket
-from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, targets_of
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -89,7 +90,7 @@ def _new_ticket(job: Job, checkpoint: str, schema: StructType) -> Ticket:
     driver.recover()
     if query.entry is None:
         raise LogError(f"{query.checkpoint} has no entry of this driver")
-    remaining = driver.remaining(WrittenBatch(batch_id, query.shown(batch_id)))
+    remaining = driver.remaining(WrittenBatch(batch_id, query.offsets_of_running(batch_id)))
     return Ticket(
         batch_id, query.run, driver.incarnation, query.entry, remaining, targets_of(settings.sinks)
     )

@@ -33,7 +33,7 @@ def shaped(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
         sinks: the sinks of the pipeline, in its order.
 
     Raises:
-        ConfigurationError: a select= means something else beside those of the other sinks, or
+        ConfigurationError: a select= means something else next to those of the other sinks, or
             changes the rows of all.
     """
     rows, _ = Shapes().with_hashes(df, sinks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from pyspark.sql import datasource
 from pyspark.sql.datasource import (
@@ -71,7 +71,8 @@ class SparkOnce(DataSource):  # type: ignore[misc]
                 'outputMode("complete") replaces all that was written before, which a sink cannot '
                 'do: use "append"'
             )
-        return StreamWriter(StreamOptions.of(self.options), schema)
+        pipeline = _option(self.options, "pipeline")
+        return StreamWriter(pipeline, _option(self.options, "checkpointLocation"), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         _check_gives_arrow()
@@ -80,70 +81,35 @@ class SparkOnce(DataSource):  # type: ignore[misc]
                 'mode("overwrite") replaces all that was written before, which a sink cannot do: '
                 'use mode("append")'
             )
-        return BatchWriter(BatchOptions.of(self.options), schema)
+        pipeline = _option(self.options, "pipeline")
+        return BatchWriter(pipeline, _option(self.options, "key"), schema)
 
     def reader(self, schema: StructType) -> NoReturn:
         del schema
         raise ConfigurationError('format("sparkonce") only writes: read each target with its own')
 
 
-class StreamOptions(NamedTuple):
-    """What a query was given with ``option``."""
-
-    pipeline: str
-    checkpoint: str
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> StreamOptions:
-        """Check that all are there.
-
-        Raises:
-            ConfigurationError: naming the one that is missing.
-        """
-        return cls(
-            _option(options, "pipeline", _PIPELINE),
-            _option(
-                options,
-                "checkpointLocation",
-                'format("sparkonce") needs .option("checkpointLocation", …) on the query itself: '
-                "Spark does not tell it a location from the session's settings",
-            ),
-        )
+_NEEDED: Final = {
+    "pipeline": (
+        'format("sparkonce") needs .option("pipeline", "module:attribute"), the pipeline to write '
+        "with"
+    ),
+    "checkpointLocation": (
+        'format("sparkonce") needs .option("checkpointLocation", …) on the query itself: Spark '
+        "does not tell it a location from the session's settings"
+    ),
+    "key": (
+        'df.write.format("sparkonce") needs .option("key", …), which names the job, such as its '
+        "date: the rows of one key are written once, however often the job runs"
+    ),
+}
+"""Options, and what to say where one is missing."""
 
 
-class BatchOptions(NamedTuple):
-    """What a batch job was given with ``option``."""
-
-    pipeline: str
-    key: str
-
-    @classmethod
-    def of(cls, options: Mapping[str, str]) -> BatchOptions:
-        """Check that all are there.
-
-        Raises:
-            ConfigurationError: naming the one that is missing.
-        """
-        return cls(
-            _option(options, "pipeline", _PIPELINE),
-            _option(
-                options,
-                "key",
-                'df.write.format("sparkonce") needs .option("key", …), which names the job, such '
-                "as its date: the rows of one key are written once, however often the job runs",
-            ),
-        )
-
-
-_PIPELINE = (
-    'format("sparkonce") needs .option("pipeline", "module:attribute"), the pipeline to write with'
-)
-
-
-def _option(options: Mapping[str, str], name: str, why: str) -> str:
+def _option(options: Mapping[str, str], name: str) -> str:
     found = {known.lower(): value for known, value in options.items()}.get(name.lower())
     if not found:
-        raise ConfigurationError(why)
+        raise ConfigurationError(_NEEDED[name])
     return found
 
 
@@ -158,19 +124,19 @@ def _check_gives_arrow() -> None:
 class StreamWriter(_StreamWriter):  # type: ignore[misc,valid-type]
     """Spark's view of one batch; see `sparkonce.spark_hooks.data_source`.
 
-    Spark makes one in each process and tells none of them what it is for. Only the one that plans
-    a batch pickles its writer, for the tasks, so the plan is made when that happens.
+    Spark makes one in each of its processes, always by the same call. Only the process that plans a
+    batch pickles its writer, to send it to the tasks, so the plan is made when that happens.
     """
 
-    def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        self._options = options
+    def __init__(self, pipeline: str, checkpoint: str, schema: StructType) -> None:
+        self._place = (pipeline, checkpoint)
         self._schema = schema
 
     @cached_property
     def _planned(self) -> TaskWriter:
         from sparkonce.spark_hooks.data_source.planning import plan  # noqa: PLC0415 - the driver's
 
-        return plan(self._options.pipeline, self._options.checkpoint, self._schema)
+        return plan(*self._place, self._schema)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_planned": self._planned}  # PySpark pickles it twice, and it must be one plan
@@ -182,12 +148,12 @@ class StreamWriter(_StreamWriter):  # type: ignore[misc,valid-type]
         from sparkonce.spark_hooks.data_source.committing import commit  # noqa: PLC0415
 
         prepared = cast("list[Prepared | None]", messages)
-        commit(*self._options, self._schema, prepared, batchId)
+        commit(*self._place, self._schema, prepared, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         from sparkonce.spark_hooks.data_source.committing import abort  # noqa: PLC0415
 
-        abort(*self._options, cast("list[Prepared | None]", messages), batchId)
+        abort(*self._place, cast("list[Prepared | None]", messages), batchId)
 
 
 class BatchWriter(_BatchWriter):  # type: ignore[misc,valid-type]
@@ -196,15 +162,15 @@ class BatchWriter(_BatchWriter):  # type: ignore[misc,valid-type]
     It is pickled once it is planned, for the tasks and for its own commit.
     """
 
-    def __init__(self, options: BatchOptions, schema: StructType) -> None:
-        self._options = options
+    def __init__(self, pipeline: str, key: str, schema: StructType) -> None:
+        self._job = (pipeline, key)
         self._schema = schema
 
     @cached_property
     def _planned(self) -> TaskWriter | None:
         from sparkonce.spark_hooks.data_source.keyed import plan_keyed  # noqa: PLC0415
 
-        return plan_keyed(*self._options, self._schema)
+        return plan_keyed(*self._job, self._schema)
 
     def __getstate__(self) -> dict[str, Any]:
         _ = self._planned
@@ -222,11 +188,11 @@ class BatchWriter(_BatchWriter):  # type: ignore[misc,valid-type]
 
         if self._planned is not None:
             prepared = cast("list[Prepared | None]", messages)
-            commit_keyed(*self._options, self._schema, self._planned, prepared)
+            commit_keyed(*self._job, self._schema, self._planned, prepared)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         from sparkonce.spark_hooks.data_source.keyed import abort_keyed  # noqa: PLC0415
 
         del messages
         if self._planned is not None:
-            abort_keyed(*self._options, self._planned)
+            abort_keyed(*self._job, self._planned)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkonce.errors import PrepareRejectedError
+from sparkonce.protocol.pipeline import targets_of
 from sparkonce.protocol.rewriting import Rewrite
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.data_source.tasks import Ticket
@@ -36,7 +37,7 @@ class WrittenBatch:
             planned = "everything" if self.ticket is None else self.ticket.rewrite or "everything"
             raise PrepareRejectedError(
                 f"batch {self.batch_id}: {rewrite or 'everything'} has to be written, and its "
-                f"tasks were asked for {planned}: start the query again, which plans the batch anew"
+                f"tasks were asked for {planned}: start the query again, which makes a new plan"
             )
         sinks = [s for s in self.sinks if rewrite is None or s.name in rewrite.partitions]
         return shares_of(sinks, self.summaries)
@@ -44,11 +45,6 @@ class WrittenBatch:
     def drain(self) -> Mapping[str, Fingerprint]:
         """Nothing: the tasks have read the batch to its end."""
         return {}
-
-
-def targets_of(sinks: Sequence[AnySink]) -> dict[str, str]:
-    """The targets of sinks, by their names."""
-    return {sink.name: sink.target for sink in sinks}
 
 
 def check_targets(ticket: Ticket, sinks: Sequence[AnySink]) -> None:
@@ -62,5 +58,5 @@ def check_targets(ticket: Ticket, sinks: Sequence[AnySink]) -> None:
         raise PrepareRejectedError(
             f"batch {ticket.batch_id} was written into {dict(ticket.targets)}, and the process "
             f"that commits it has the sinks {targets_of(sinks)}: the pipeline's module was changed "
-            "meanwhile. Start the query again, which plans the batch anew"
+            "meanwhile. Start the query again, which makes a new plan"
         )

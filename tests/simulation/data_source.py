@@ -17,9 +17,10 @@ from sparkonce.errors import PrepareRejectedError, SparkOnceError
 from sparkonce.failpoints import InjectedError
 from sparkonce.protocol.driver import Driver as ProtocolDriver
 from sparkonce.protocol.lease import Lease, NoEntrance
+from sparkonce.protocol.pipeline import targets_of
 from sparkonce.spark_hooks.binding import Entry
 from sparkonce.spark_hooks.data_source.tasks import Ticket
-from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, check_targets, targets_of
+from sparkonce.spark_hooks.data_source.written_batch import WrittenBatch, check_targets
 from sparkonce.spark_hooks.partition_writer import PartitionSummary
 from sparkonce.spark_hooks.query import RunId
 from sparkonce.txn_log.record import Incarnation, TransactionRecord
@@ -323,7 +324,7 @@ class Committer(Python):
         try:
             ProtocolDriver(lease).deliver(batch)
         except PrepareRejectedError as error:
-            if "plans the batch anew" in str(error):
+            if "makes a new plan" in str(error):
                 self.world.states.add("a commit asks for other branches than were planned")
             raise
 

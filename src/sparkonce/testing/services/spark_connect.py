@@ -1,9 +1,10 @@
 """A Spark Connect server as a local process.
 
-with start_spark_connect() as server:
-    SparkSession.builder.remote(server.address)
-    server.kill()                  # SIGKILL of the JVM and its Python processes
-    server.start()                 # again, at the same address
+server = start_spark_connect()
+SparkSession.builder.remote(server.address)
+server.kill()     # SIGKILL of the JVM and its Python processes
+server.start()    # again, at the same address
+server.close()
 """
 
 from __future__ import annotations
