@@ -11,13 +11,13 @@ import json
 import os
 import pickle
 import random
-import select
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -102,7 +102,7 @@ class _Racer(OtherProcess):
         self._process.stdin.flush()
 
     def await_signal(self) -> None:
-        ready, _, _ = select.select([self._signals], [], [], PATIENCE_S)
+        ready = connection.wait([self._signals], PATIENCE_S)
         if not ready or not os.read(self._signals, 1):
             raise AssertionError(self.failure("did not end"))
 
