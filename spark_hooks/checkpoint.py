@@ -102,6 +102,11 @@ class CheckpointFiles:
         self.location = location
         self._folder = folder
 
+    @property
+    def folder(self) -> FileSystemFolder:
+        """The folder, for copies of it."""
+        return self._folder
+
     # -- Spark's files -----------------------------------------------------------------------------
 
     @_step

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from sparkonce.txn_log.record import Head, TransactionRecord
+
+RESTORING: Final = "restoring"
+"""The log id in a checkpoint while a savepoint is being restored into it; no log has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -365,33 +365,40 @@ class Incarnation:
         return TransactionId(self.pipeline, self.owner.query_id, batch_id)
 
 
-def seal(body: Mapping[str, Any]) -> str:
+def seal(body: Mapping[str, Any], version: int = FORMAT_VERSION) -> str:
     """Encode `body` with its version and checksum."""
-    return json.dumps({"v": FORMAT_VERSION, "body": body, "sha256": _checksum(body)})
+    return json.dumps({"v": version, "body": body, "sha256": _checksum(body)})
 
 
-def unseal(text: str, where: str) -> dict[str, Any]:
+def unseal(
+    text: str,
+    where: str,
+    *,
+    readable: Container[int] = _READABLE,
+    fix: str = "restore the transaction log from a copy",
+) -> dict[str, Any]:
     """Decode what `seal` wrote.
+
+    Args:
+        text: the whole of it.
+        where: it was found, for messages.
+        readable: the versions that can be read.
+        fix: the next step if it is damaged.
 
     Raises:
         LogCorruptError: the text is incomplete or was changed, or its format is newer.
     """
     try:
         outer = json.loads(text)
-        if (version := outer["v"]) not in _READABLE:  # a newer format may have other fields
+        if (version := outer["v"]) not in readable:  # a newer format may have other fields
             raise LogCorruptError(
-                f"{where} has format {version}, but this sparkonce reads up to {FORMAT_VERSION}: "
-                "use a newer one"
+                f"{where} has format {version}, which this sparkonce cannot read: use a newer one"
             )
         body, checksum = outer["body"], outer["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise LogCorruptError(
-            f"{where} is not a whole record; restore the transaction log from a copy"
-        ) from error
+        raise LogCorruptError(f"{where} is not a whole record; {fix}") from error
     if checksum != _checksum(body):
-        raise LogCorruptError(
-            f"{where} was changed after it was written; restore the transaction log from a copy"
-        )
+        raise LogCorruptError(f"{where} was changed after it was written; {fix}")
     return dict(body)
 
 

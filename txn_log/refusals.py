@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from sparkonce.errors import ConfigurationError, FencedError
-from sparkonce.txn_log.claim import Claim, Known
+from sparkonce.txn_log.claim import RESTORING, Claim, Known
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 
 _IF_LOST: Final = (
@@ -73,6 +73,12 @@ def _holder(head: Head | None) -> str:
 
 def other_log(claim: Claim, known: Known) -> ConfigurationError:
     """The checkpoint names another transaction log."""
+    if claim.checkpoint_log_id == RESTORING:
+        return ConfigurationError(
+            f"a savepoint is being restored into the checkpoint {claim.checkpoint}, or its restore "
+            "was interrupted: run the restore again, into an empty folder if this start has "
+            "written into this one"
+        )
     return ConfigurationError(
         f"the checkpoint {claim.checkpoint} belongs to the transaction log with id "
         f"{claim.checkpoint_log_id}, but log= is {known.log} with id {known.log_id}. Without its "

@@ -4,6 +4,7 @@
     ├── ConfigurationError            fix the settings; no new rows are visible
     ├── ProtocolError                 fix the calling code: a verb out of order
     ├── BatchInterruptedError         start again: Spark lost executors while it wrote the batch
+    ├── SavepointError                the savepoint cannot be made or used; the error says why
     ├── FencedError                   stop and touch nothing: a newer driver owns the pipeline
     ├── SinkError(branch_id)
     │   ├── SinkUnavailableError      try again: the target cannot be reached now
@@ -37,6 +38,7 @@ __all__ = [
     "PrepareRejectedError",
     "PreparedBranchLostError",
     "ProtocolError",
+    "SavepointError",
     "SinkError",
     "SinkUnavailableError",
     "SparkOnceError",
@@ -67,6 +69,10 @@ class BatchInterruptedError(SparkOnceError):
     Nothing of that write becomes visible. The batch was written again several times, with the same
     result; the query's next start replays it.
     """
+
+
+class SavepointError(SparkOnceError):
+    """A savepoint cannot be made, read or used. The query and its sinks are as they were."""
 
 
 class FencedError(SparkOnceError):

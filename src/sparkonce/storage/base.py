@@ -7,8 +7,10 @@ yet, and never list them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+PIECE_BYTES: Final = 4 << 20
 
 
 class Folder(Protocol):
@@ -49,4 +51,17 @@ class FileSystemFolder(Folder, Protocol):
         """The last `most_bytes` bytes of a file as text; None if it does not exist.
 
         The first character may be damaged, because the cut may fall within it.
+        """
+
+    def pieces(self, name: str) -> Iterator[bytes] | None:
+        """The bytes of a file, piece by piece; None if it does not exist.
+
+        Each piece may raise `LogUnavailableError`, also because the file was deleted meanwhile.
+        """
+
+    def put(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        """Create a file of bytes, whole and durable, with its parent folders.
+
+        A file that exists is left as it is, and must have the same bytes. If the write is repeated,
+        `pieces` is called again.
         """

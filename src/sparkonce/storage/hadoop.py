@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
@@ -27,6 +27,7 @@ from pyspark.java_gateway import launch_gateway
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
 from sparkonce.failpoints import reach
 from sparkonce.once import once
+from sparkonce.storage.base import PIECE_BYTES
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -121,12 +122,19 @@ class HadoopFolder:
         return self._address
 
     def create(self, name: str, text: str) -> bool:
+        return self._create(name, lambda: [text.encode()])
+
+    def put(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        if not self.exists(name):
+            self._create(name, pieces)
+
+    def _create(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> bool:
         path = self._path(name)
         if self._context is None:
-            return self._put(path, text)
+            return self._put(path, pieces)
         hidden = self._path_class(path.getParent(), f".{path.getName()}.{secrets.token_hex(8)}.tmp")
         try:
-            self._try(lambda: self._write(self._fs.create(hidden, True), text))
+            self._try(lambda: self._write(self._fs.create(hidden, True), pieces()))
             return self._decide(lambda: self._context.rename(hidden, path, self._no_overwrite))
         finally:
             with contextlib.suppress(Py4JError):
@@ -149,6 +157,21 @@ class HadoopFolder:
             if position:
                 stream.seek(position)
             return str(self._to_string(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def pieces(self, name: str) -> Iterator[bytes] | None:
+        stream = self._try(lambda: self._fs.open(self._path(name)), missing=None)
+        return None if stream is None else self._pieces_of(stream)
+
+    def _pieces_of(self, stream: Any) -> Iterator[bytes]:
+        try:
+            while True:
+                with self._plain_errors():  # not repeated: the first try may have moved on
+                    piece = bytes(stream.readNBytes(PIECE_BYTES))
+                if not piece:
+                    return
+                yield piece
         finally:
             stream.close()
 
@@ -184,7 +207,7 @@ class HadoopFolder:
     def _path(self, name: str) -> Any:
         return self._path_class(self._root, name)
 
-    def _put(self, path: Any, text: str) -> bool:
+    def _put(self, path: Any, pieces: Callable[[], Iterable[bytes]]) -> bool:
         """Create the file on a condition: S3A has its own option, others use `overwrite`."""
         if self._try(lambda: self._fs.exists(path)):
             return False
@@ -192,14 +215,15 @@ class HadoopFolder:
         def put() -> None:
             builder = self._fs.createFile(path).overwrite(False).recursive()
             builder = builder.opt("fs.option.create.conditional.overwrite", "true")
-            self._write(builder.build(), text, close_publishes=True)
+            self._write(builder.build(), pieces(), close_publishes=True)
 
         return self._decide(put)
 
     @staticmethod
-    def _write(stream: Any, text: str, *, close_publishes: bool = False) -> None:
+    def _write(stream: Any, pieces: Iterable[bytes], *, close_publishes: bool = False) -> None:
         try:
-            stream.write(text.encode())
+            for piece in pieces:
+                stream.write(piece)
             if not close_publishes:
                 stream.hsync()
         except BaseException:
@@ -228,18 +252,26 @@ class HadoopFolder:
 
     def _try(self, action: Callable[[], ResultT], **missing: Any) -> ResultT:
         """Run an action that may be repeated; repeat it once if it was interrupted."""
-        try:
+        with self._plain_errors():
             try:
-                return action()
+                try:
+                    return action()
+                except Py4JJavaError as error:
+                    if not self._clear_interrupt(error):
+                        raise
+                    return action()
             except Py4JJavaError as error:
-                if not self._clear_interrupt(error):
+                if not missing or _MISSING not in _classes(error):
                     raise
-                return action()
-        except Py4JJavaError as error:
-            self._clear_interrupt(error)
-            if missing and _MISSING in _classes(error):
                 answer: ResultT = missing["missing"]
                 return answer
+
+    @contextlib.contextmanager
+    def _plain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Py4JJavaError as error:
+            self._clear_interrupt(error)
             raise LogUnavailableError(
                 f"{self.address} cannot be used now ({_said(error)}), nothing was written; check "
                 "that Spark's own checkpoint works there"

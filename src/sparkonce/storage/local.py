@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import EACCES, EEXIST, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from sparkonce.errors import (
     ConfigurationError,
@@ -19,6 +19,7 @@ from sparkonce.errors import (
     LogCorruptError,
     LogUnavailableError,
 )
+from sparkonce.storage.base import PIECE_BYTES
 
 ResultT = TypeVar("ResultT")
 
@@ -87,7 +88,7 @@ class LocalFolder:
 
     def create(self, name: str, text: str) -> bool:
         path = self._root / name
-        if not self._try(lambda: self._link(path, text)):
+        if not self._try(lambda: self._link(path, lambda: [text.encode()])):
             return False
         try:
             fsync_folder(path.parent)
@@ -97,13 +98,19 @@ class LocalFolder:
             ) from error
         return True
 
-    def _link(self, path: Path, text: str) -> bool:
+    def put(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        path = self._root / name
+        if not self.exists(name):
+            self._try(lambda: self._link(path, pieces))
+        self._try(lambda: fsync_folder(path.parent))
+
+    def _link(self, path: Path, pieces: Callable[[], Iterable[bytes]]) -> bool:
         _make_folders(path.parent)
         hidden = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._mode)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(pieces())
                 file.flush()
                 os.fsync(file.fileno())
             try:
@@ -129,6 +136,15 @@ class LocalFolder:
                 return file.read().decode(errors="replace")
 
         return self._unless_missing(read)
+
+    def pieces(self, name: str) -> Iterator[bytes] | None:
+        file = self._unless_missing(lambda: (self._root / name).open("rb"))
+        return None if file is None else self._pieces_of(file)
+
+    def _pieces_of(self, file: BinaryIO) -> Iterator[bytes]:
+        with file:
+            while piece := self._try(lambda: file.read(PIECE_BYTES)):
+                yield piece
 
     def exists(self, name: str) -> bool:
         return self._unless_missing((self._root / name).stat) is not None

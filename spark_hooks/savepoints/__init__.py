@@ -1,0 +1,19 @@
+"""Savepoints: copies of a query's checkpoint at a complete batch, which the user makes and owns.
+
+    creating    a running query's checkpoint ─► a savepoint
+    restoring   a savepoint ─► a checkpoint: restore, fork
+    place       where savepoints are: read, verify, delete
+    manifest    what one says of itself
+    closure     which files of a checkpoint one batch needs: `sources`, `state`
+
+A savepoint holds complete batches only, so nothing in doubt is ever inherited.
+"""
+
+from __future__ import annotations
+
+from sparkonce.spark_hooks.savepoints.creating import create
+from sparkonce.spark_hooks.savepoints.manifest import Manifest
+from sparkonce.spark_hooks.savepoints.place import Savepoints
+from sparkonce.spark_hooks.savepoints.restoring import fork, restore
+
+__all__ = ["Manifest", "Savepoints", "create", "fork", "restore"]

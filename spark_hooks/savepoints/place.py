@@ -1,0 +1,208 @@
+"""Where savepoints are kept, and who may delete which file.
+
+    ROOT/NAME.json             the manifest; without it there is no savepoint
+        /NAME.deleting.json    the same while the savepoint is being deleted
+        /files/<sha256>        contents, shared by all savepoints of this root
+
+A savepoint that repeats what an earlier one has shares its files. So a deletion must not take a
+file that a savepoint in the making counts on. There is no lock; both leave a trace first, and look
+for the other's trace after it:
+
+    make    files ─► manifest ─► is a deletion under way? ─► are all files there?
+    delete  trace ─► is a manifest there that needs the file? ─► delete it
+
+If the deletion missed the manifest, its trace is older than the manifest: either the maker sees the
+trace, or the deletion has ended and the maker sees which files are gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from sparkonce.errors import SavepointError
+from sparkonce.spark_hooks.savepoints.gone import FileGoneError
+from sparkonce.spark_hooks.savepoints.manifest import Manifest, Stored
+from sparkonce.storage import FileSystemFolder, open_folder
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+_MANIFEST: Final = ".json"
+_DELETING: Final = ".deleting.json"
+_FILES: Final = "files"
+
+
+class Savepoints:
+    """The savepoints below one root. All methods may raise `LogUnavailableError`."""
+
+    def __init__(self, folder: FileSystemFolder) -> None:
+        self._folder = folder
+
+    @classmethod
+    def at(cls, location: str, *, create: bool = False) -> Savepoints:
+        """The savepoints at a location: a path, or a URL that Hadoop knows.
+
+        Raises:
+            ConfigurationError: the location cannot be used.
+        """
+        return cls(open_folder(location, create=create))
+
+    @property
+    def address(self) -> str:
+        return self._folder.address
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The names of all savepoints, sorted."""
+        return sorted(self._ending_with(_MANIFEST))
+
+    def read(self, name: str) -> Manifest:
+        """A savepoint's manifest.
+
+        Raises:
+            SavepointError: there is none of this name, or it is damaged.
+        """
+        text = self._folder.read(name + _MANIFEST)
+        if text is None:
+            known = ", ".join(self.names()) or "none"
+            raise SavepointError(f"{self.address} has no savepoint {name!r}; it has {known}")
+        return Manifest.decode(text, f"the savepoint {name} in {self.address}")
+
+    def verify(self, manifest: Manifest) -> Iterator[tuple[str, str]]:
+        """Read every file; yields the names of those that are damaged, and what is wrong."""
+        for name, expected in manifest.files.items():
+            pieces = self._folder.pieces(_content(expected.sha256))
+            if pieces is None:
+                yield name, "is missing"
+            elif (found := measured(pieces)) != expected:
+                yield name, f"has {found.size:,} bytes with another checksum"
+
+    def content(self, manifest: Manifest, name: str) -> Iterator[bytes]:
+        """The bytes of a file; the last piece comes once the checksum is seen to be right.
+
+        Raises:
+            SavepointError: the file is missing or damaged.
+        """
+        expected = manifest.files[name]
+        pieces = self._folder.pieces(_content(expected.sha256))
+        if pieces is None:
+            raise self._damaged(manifest, name, "is missing")
+        digest, size, held = hashlib.sha256(), 0, b""
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+            if held:
+                yield held
+            held = piece
+        if Stored(size, digest.hexdigest()) != expected:
+            raise self._damaged(manifest, name, "does not have the checksum of its manifest")
+        if held:
+            yield held
+
+    def _damaged(self, manifest: Manifest, name: str, what: str) -> SavepointError:
+        return SavepointError(
+            f"the savepoint {manifest.name} in {self.address} is damaged: its file {name} {what}; "
+            "take another savepoint"
+        )
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def keep(self, name: str, pieces: Callable[[], Iterable[bytes] | None]) -> Stored:
+        """Keep a file of a checkpoint, unless its content is kept already.
+
+        Raises:
+            FileGoneError: the file is not there any more.
+        """
+
+        def there() -> Iterable[bytes]:
+            found = pieces()
+            if found is None:
+                raise FileGoneError(name)
+            return found
+
+        stored = measured(there())
+        self._folder.put(_content(stored.sha256), lambda: _unchanged(name, there(), stored))
+        return stored
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make the savepoint exist; its files are kept already.
+
+        Raises:
+            SavepointError: one of this name exists; or a deletion is under way, or has taken files
+                meanwhile. Nothing was published.
+        """
+        if not self._folder.create(manifest.name + _MANIFEST, manifest.encode()):
+            found = self._folder.read(manifest.name + _MANIFEST)
+            if found != manifest.encode():
+                raise SavepointError(
+                    f"{self.address} has a savepoint {manifest.name!r} already: give another name"
+                )
+        # In this order; see above.
+        deleting = self._ending_with(_DELETING)
+        kept = {name.rpartition("/")[2] for name in self._folder.names(_FILES)}
+        is_whole = kept.issuperset(file.sha256 for file in manifest.files.values())
+        if deleting or not is_whole:
+            self._folder.delete(manifest.name + _MANIFEST)
+            fix = (
+                f"run `sparkonce savepoint delete` for {', '.join(sorted(deleting))} again"
+                if deleting
+                else "make it again"
+            )
+            raise SavepointError(
+                f"the savepoint {manifest.name} was not made: another one in {self.address} was "
+                f"being deleted meanwhile, and both may share files; {fix}"
+            )
+
+    # -- deleting ----------------------------------------------------------------------------------
+
+    def delete(self, name: str) -> int:
+        """Delete a savepoint, and the files that no other one needs. Continues one that was killed.
+
+        Returns:
+            The number of files that were deleted.
+
+        Raises:
+            SavepointError: there is no such savepoint.
+        """
+        text = self._folder.read(name + _DELETING)
+        if text is None:
+            text = self.read(name).encode()
+            self._folder.create(name + _DELETING, text)
+        doomed = Manifest.decode(text, f"the savepoint {name} in {self.address}")
+        self._folder.delete(name + _MANIFEST)
+        needed = {file.sha256 for other in self.names() for file in self.read(other).files.values()}
+        gone = {file.sha256 for file in doomed.files.values()} - needed
+        for sha256 in sorted(gone):
+            self._folder.delete(_content(sha256))
+        self._folder.delete(name + _DELETING)
+        return len(gone)
+
+    def _ending_with(self, ending: str) -> list[str]:
+        files = self._folder.files("")
+        names = [file.removesuffix(ending) for file in files if file.endswith(ending)]
+        return [name for name in names if NAME.fullmatch(name)]
+
+
+def measured(pieces: Iterable[bytes]) -> Stored:
+    """The size and checksum of a file."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        digest.update(piece)
+        size += len(piece)
+    return Stored(size, digest.hexdigest())
+
+
+def _unchanged(name: str, pieces: Iterable[bytes], stored: Stored) -> Iterator[bytes]:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        yield piece
+    if digest.hexdigest() != stored.sha256:
+        raise FileGoneError(f"{name}, as it was a moment ago")
+
+
+def _content(sha256: str) -> str:
+    return f"{_FILES}/{sha256}"

@@ -1,0 +1,295 @@
+"""Makes a checkpoint from a savepoint: the same pipeline continues, or another one begins there.
+
+    marker ─► files, by checksum ─► the log ─► the marker becomes the binding to the log
+
+    restore   the same query id: the log has nothing after the batch
+    fork      a query id and a pipeline of its own, which share no target with the first ones
+
+The marker is the checkpoint's binding to a log that does not exist, so the identity guard refuses
+a start until the restore has ended. Each step can be repeated: run the command again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from sparkonce.errors import SavepointError
+from sparkonce.spark_hooks.binding import bind, read_binding
+from sparkonce.spark_hooks.savepoints.manifest import Manifest
+from sparkonce.spark_hooks.savepoints.place import Savepoints, measured
+from sparkonce.storage import FileSystemFolder
+from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.claim import RESTORING
+from sparkonce.txn_log.identity import next_batch
+from sparkonce.txn_log.moving import copy
+from sparkonce.txn_log.places import place_of_log
+from sparkonce.txn_log.record import OPERATOR, Head
+from sparkonce.txn_log.rules import Store
+
+_MARKER: Final = "sparkonce.json"
+_OURS: Final = ("sparkonce.json", "sparkonce.1.json", "sparkonce-log/", "sparkonce-drivers/")
+_METADATA: Final = "metadata"
+
+OpenLog = Callable[[], TransactionLog]
+"""Opens the log that the restored pipeline will use; a log inside the checkpoint is made there."""
+
+
+def restore(
+    savepoints: Savepoints,
+    manifest: Manifest,
+    checkpoint: FileSystemFolder,
+    location: str,
+    *,
+    pipeline: str,
+    open_log: OpenLog,
+    parent_log: TransactionLog | None,
+) -> None:
+    """Make a checkpoint with which the savepoint's own pipeline continues.
+
+    Args:
+        savepoints: where the savepoint is.
+        manifest: its own.
+        checkpoint: the new checkpoint's folder, which is empty.
+        location: of that folder, as Spark will be given it.
+        pipeline: name of the pipeline that is to continue.
+        open_log: see `OpenLog`.
+        parent_log: the log of the savepoint's pipeline, as it is now; None if it is lost, with the
+            checkpoint that it was in. That checkpoint must never run again.
+
+    Raises:
+        SavepointError: the pipeline has delivered later batches, or has unfinished ones; or the
+            folder is not empty. Nothing was changed.
+        LogError: run it again.
+    """
+    if pipeline != manifest.head.pipeline:
+        raise SavepointError(
+            f"the savepoint {manifest.name} is of pipeline {manifest.head.pipeline!r}, not of "
+            f"{pipeline!r}: restore it under its own name, or fork it"
+        )
+    if parent_log is not None:
+        _check_nothing_after(parent_log, manifest)
+    _lay_out(savepoints, manifest, checkpoint, pipeline, manifest.head.query_id)
+    log = open_log()
+    if parent_log is None:
+        _found_again(log, manifest, location)
+    elif log.log_id != parent_log.log_id:
+        copy(parent_log, log, pipeline)
+        _relocate(log, pipeline, location)
+    _finish(checkpoint, pipeline, log.id_of(pipeline))
+
+
+def fork(
+    savepoints: Savepoints,
+    manifest: Manifest,
+    checkpoint: FileSystemFolder,
+    location: str,
+    *,
+    pipeline: str,
+    targets: Mapping[str, str],
+    shared: Iterable[str] = (),
+    open_log: OpenLog,
+) -> str:
+    """Make a checkpoint with which another pipeline begins after the savepoint's batch.
+
+    Args:
+        savepoints: where the savepoint is.
+        manifest: its own.
+        checkpoint: the new checkpoint's folder, which is empty.
+        location: of that folder, as Spark will be given it.
+        pipeline: name of the new pipeline.
+        targets: of its sinks, by name.
+        shared: names of sinks that may write into a target of the savepoint's pipeline.
+        open_log: see `OpenLog`.
+
+    Returns:
+        The new query id.
+
+    Raises:
+        SavepointError: a target is shared, the name is known to the log, or the folder is not
+            empty. Nothing was changed.
+        LogError: run it again.
+    """
+    if pipeline == manifest.head.pipeline:
+        raise SavepointError(
+            f"the fork must have a name of its own, not {pipeline!r}: that of the savepoint's "
+            "pipeline, which goes on. To continue that one, restore the savepoint"
+        )
+    theirs = set(manifest.head.sinks.values())
+    for name, target in targets.items():
+        if target in theirs and name not in shared:
+            raise SavepointError(
+                f"the sink {name!r} writes to {target}, as the savepoint's pipeline does, so its "
+                f"rows would be there twice: give it another target, or pass --share {name} if "
+                "that is meant"
+            )
+    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, None)
+    log = open_log()
+    head = replace(
+        manifest.head,
+        pipeline=pipeline,
+        query_id=query_id,
+        token=1,
+        run_id=f"{OPERATOR}fork of {manifest.name}",
+        started_at=time.time(),
+        first_batch=manifest.batch + 1,
+        sinks=dict(targets),
+        retired=(),
+        log_id=None,
+        moved_to=None,
+        checkpoint=location,
+    )
+    log._write(lambda store: _found(store, head, log.address))  # noqa: SLF001 - as a move does
+    _finish(checkpoint, pipeline, log.id_of(pipeline))
+    return query_id
+
+
+# -- the log ---------------------------------------------------------------------------------------
+
+
+def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
+    name, batch = manifest.head.pipeline, manifest.batch
+    head = log.head(name)
+    if head is None or head.query_id != manifest.head.query_id:
+        bound = "does not know it" if head is None else f"has bound it to query {head.query_id}"
+        raise SavepointError(
+            f"the savepoint {manifest.name} is of query {manifest.head.query_id} of {name!r}, and "
+            f"the log {log.address} {bound}: fork the savepoint"
+        )
+    if head.moved_to is not None:
+        if place_of_log(log.address) is not None:
+            return  # an earlier try has moved it with the checkpoint; `copy` continues, or refuses
+        raise SavepointError(
+            f"{name!r} was moved from {log.address} to {head.moved_to}: give the job that log="
+        )
+    if unfinished := log.unfinished(name):
+        raise SavepointError(
+            f"{unfinished[0].id} is not finished: run `sparkonce recover` first, with the job and "
+            "the checkpoint that it had"
+        )
+    if next_batch(log.newest(name, head.query_id), head) != batch + 1:
+        newest = log.newest(name, head.query_id)
+        upto = batch if newest is None else newest.id.batch_id
+        raise SavepointError(
+            f"the sinks of {name!r} have every batch up to {upto}, and the savepoint "
+            f"{manifest.name} ends with batch {batch}: what came after would be delivered twice. "
+            "Take a savepoint of now, or fork this one into other targets"
+        )
+
+
+def _found(store: Store, head: Head, address: str) -> None:
+    """Write the first head of a pipeline, unless it is there already."""
+    there = store.head(head.pipeline)
+    if there is None:
+        store.put_head(head)
+    elif there.query_id != head.query_id:
+        raise SavepointError(
+            f"{address} has a pipeline {head.pipeline!r} already: give the fork another name"
+        )
+
+
+def _found_again(log: TransactionLog, manifest: Manifest, location: str) -> None:
+    """Write what the savepoint holds of a log that was lost with its checkpoint."""
+    head = replace(
+        manifest.head,
+        token=manifest.head.token + 1,
+        run_id=f"{OPERATOR}restore of {manifest.name}",
+        log_id=manifest.log_id,
+        moved_to=None,
+        checkpoint=location,
+    )
+
+    def write(store: Store) -> None:
+        _found(store, head, log.address)
+        if store.find(manifest.record.id) is None:
+            store.put(manifest.record)
+
+    log._write(write)  # noqa: SLF001
+
+
+def _relocate(log: TransactionLog, pipeline: str, location: str) -> None:
+    """Note where the checkpoint is that the log is in now."""
+
+    def write(store: Store) -> None:
+        head = store.head(pipeline)
+        if head is not None and place_of_log(log.address) is not None:
+            store.put_head(replace(head, checkpoint=location))
+
+    log._write(write)  # noqa: SLF001
+
+
+# -- the checkpoint --------------------------------------------------------------------------------
+
+
+def _lay_out(
+    savepoints: Savepoints,
+    manifest: Manifest,
+    checkpoint: FileSystemFolder,
+    pipeline: str,
+    query_id: str | None,
+) -> str:
+    """Write the files; returns the query id, which is a new one if none is given."""
+    bound = read_binding(checkpoint)
+    if bound is not None and bound.log_id != RESTORING:
+        raise SavepointError(
+            f"{checkpoint.address} is a checkpoint of {bound.pipeline!r} already: start its query, "
+            "or give an empty folder"
+        )
+    is_again = bound is not None
+    if not is_again and checkpoint.names(""):
+        raise SavepointError(f"{checkpoint.address} is not empty: give an empty or a new folder")
+    mine = {
+        "log_id": RESTORING,
+        "pipeline": pipeline,
+        "savepoint": [savepoints.address, manifest.name, manifest.made_at],
+        "query_id": query_id or str(uuid.uuid4()),
+    }
+    checkpoint.create(_MARKER, json.dumps(mine))
+    there = json.loads(checkpoint.read(_MARKER) or "{}")
+    if {**mine, "query_id": there.get("query_id")} != there:
+        raise SavepointError(
+            f"{checkpoint.address} belongs to another restore: give an empty folder"
+        )
+    query_id = str(there["query_id"])
+    if is_again:
+        _check_is_ours(savepoints, manifest, checkpoint, query_id)
+    for name in manifest.files:
+        checkpoint.put(name, partial(_content, savepoints, manifest, name, query_id))
+    return query_id
+
+
+def _check_is_ours(
+    savepoints: Savepoints, manifest: Manifest, checkpoint: FileSystemFolder, query_id: str
+) -> None:
+    """Refuse what somebody has written into the folder since the restore was interrupted."""
+    for name in checkpoint.names(""):
+        if name.startswith(_OURS):
+            continue
+        expected = name in manifest.files and measured(
+            _content(savepoints, manifest, name, query_id)
+        )
+        if not expected or measured(checkpoint.pieces(name) or ()) != expected:
+            raise SavepointError(
+                f"{checkpoint.address} has {name}, which is not the savepoint's: was a query "
+                "started there before the restore had ended? Give an empty folder"
+            )
+
+
+def _content(
+    savepoints: Savepoints, manifest: Manifest, name: str, query_id: str
+) -> Iterator[bytes]:
+    if name != _METADATA or query_id == manifest.head.query_id:
+        yield from savepoints.content(manifest, name)
+        return
+    text = b"".join(savepoints.content(manifest, name)).decode()
+    yield json.dumps({**json.loads(text), "id": query_id}, separators=(",", ":")).encode()
+
+
+def _finish(checkpoint: FileSystemFolder, pipeline: str, log_id: str) -> None:
+    """Bind the checkpoint to the log: the identity guard admits a start from here on."""
+    bind(checkpoint, read_binding(checkpoint), log_id, pipeline)
