@@ -90,7 +90,7 @@ def _cut_log(
         return [*start, *(f"{folder}/{at}" for at in needed)], {}
     later = min((at for at in compacts if at > counter), default=None)
     if later is None:
-        raise FileGoneError(f"{folder}/{min(needed)}")
+        raise FileGoneError(f"{folder}/{min(set(needed) - single)}")
     version, *entries = read(f"{folder}/{later}.compact").splitlines()
     kept = [entry for entry in entries if _batch_of(json.loads(entry)) <= counter]
     return [], {f"{folder}/{counter}.compact": "\n".join([version, *kept])}

@@ -17,6 +17,7 @@ import click
 from sparkonce.cli.acting import orphans, recover
 from sparkonce.cli.doctor import doctor
 from sparkonce.cli.looking import log, status
+from sparkonce.cli.savepoints import savepoint
 from sparkonce.cli.settling import settle
 from sparkonce.errors import SparkOnceError
 
@@ -48,6 +49,7 @@ cli.add_command(recover)
 cli.add_command(orphans)
 cli.add_command(settle)
 cli.add_command(doctor)
+cli.add_command(savepoint)
 
 
 @cli.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -1,0 +1,309 @@
+"""`savepoint`: keep a query's checkpoint at a complete batch, restore it, fork it.
+
+create                     reads a checkpoint, of a query that may be running
+list show verify delete    need no JOB and no log
+restore fork               fill a new checkpoint; the sinks are not touched
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from sparkonce.cli import facts
+from sparkonce.cli.facts import Facts
+from sparkonce.cli.looking import FOUND, json_option
+from sparkonce.cli.screen import Screen, when
+from sparkonce.cli.targets import checkpoint_option, open_job
+from sparkonce.errors import ConfigurationError, SavepointError
+from sparkonce.protocol.operating import head_here
+from sparkonce.protocol.pipeline import targets_of
+from sparkonce.spark_hooks import savepoints as making
+from sparkonce.spark_hooks.checkpoint import open_checkpoint
+from sparkonce.spark_hooks.jobs import load_job
+from sparkonce.spark_hooks.savepoints import Manifest, Savepoints
+from sparkonce.storage import open_folder
+from sparkonce.txn_log import TransactionLog, checkpoint_log
+from sparkonce.words import counted
+
+if TYPE_CHECKING:
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce
+
+_into = click.option(
+    "--into", metavar="LOCATION", required=True, help="The new checkpoint: an empty folder."
+)
+
+
+@click.group()
+def savepoint() -> None:
+    """Copies of a checkpoint at a complete batch: to restore, or to fork into other sinks.
+
+    ROOT is a folder for savepoints: a path, or a URL that Spark's Hadoop knows.
+    """
+
+
+@savepoint.command()
+@click.argument("job")
+@click.argument("root")
+@checkpoint_option
+@click.option("--name", help="Of the savepoint; default: pipeline, batch and time.")
+@click.option("--batch", type=int, help="The last batch to hold; default: the newest complete one.")
+@json_option
+def create(
+    *,
+    job: str,
+    root: str,
+    checkpoint: str | None,
+    name: str | None,
+    batch: int | None,
+    as_json: bool,
+) -> int:
+    """Make a savepoint of JOB's query, which may be running."""
+    with open_job(job, checkpoint) as pipeline:
+        head = head_here(pipeline.log, pipeline.name)
+        files = open_checkpoint(checkpoint or head.checkpoint, None, start_jvm=True)
+        with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("copying")
+            made = making.create(
+                Savepoints.at(root, create=True),
+                pipeline.log,
+                pipeline.name,
+                files,
+                name=name,
+                batch=batch,
+                progress=lambda kept, number: bar.update(task, completed=kept, total=number),
+            )
+    found = _facts(made)
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.json(found)
+    else:
+        screen.line(f"{made.name}: batch {made.batch} of {made.head.pipeline}, {_size(found)}")
+    return 0
+
+
+@savepoint.command(name="list")
+@click.argument("root")
+@json_option
+def list_(root: str, *, as_json: bool) -> int:
+    """The savepoints of ROOT, by name."""
+    place = Savepoints.at(root)
+    found = [_facts(place.read(name)) for name in place.names()]
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.json(found)
+    elif not found:
+        screen.say(f"{place.address} has no savepoint")
+    else:
+        screen.table(
+            ["savepoint", "pipeline", "batch", "made", "bytes"],
+            [
+                (f["name"], f["pipeline"], f["batch"], when(f["made_at"]), f"{f['bytes']:,}")
+                for f in found
+            ],
+        )
+    return 0
+
+
+@savepoint.command()
+@click.argument("root")
+@click.argument("name")
+@json_option
+def show(root: str, name: str, *, as_json: bool) -> int:
+    """What one savepoint holds."""
+    manifest = Savepoints.at(root).read(name)
+    found = _facts(manifest)
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.json({**found, "files": {n: list(f) for n, f in manifest.files.items()}})
+        return 0
+    screen.title(manifest.name, "")
+    screen.pairs(
+        [
+            ("pipeline", found["pipeline"]),
+            ("last batch", found["batch"]),
+            ("made", f"{when(found['made_at'])}, with Spark {manifest.spark}"),
+            ("query", found["query_id"]),
+            ("checkpoint", found["checkpoint"]),
+            ("log", found["log"]),
+            *((f"sink {name}", target) for name, target in found["sinks"].items()),
+            ("holds", _size(found)),
+        ]
+    )
+    return 0
+
+
+@savepoint.command()
+@click.argument("root")
+@click.argument("name")
+@json_option
+def verify(root: str, name: str, *, as_json: bool) -> int:
+    """Read every file and compare its checksum. Exits with 3 when one is damaged."""
+    place = Savepoints.at(root)
+    manifest = place.read(name)
+    damaged = dict(place.verify(manifest))
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.json({"name": name, "files": len(manifest.files), "damaged": damaged})
+    else:
+        for file, what in damaged.items():
+            screen.line(f"{file} {what}", "red")
+        if not damaged:
+            screen.say(f"{name} is whole: {_size(_facts(manifest))}")
+    return FOUND if damaged else 0
+
+
+@savepoint.command()
+@click.argument("root")
+@click.argument("name")
+@json_option
+def delete(root: str, name: str, *, as_json: bool) -> int:
+    """Delete a savepoint, and the files that no other one of ROOT needs.
+
+    After an interruption, run it again.
+    """
+    gone = Savepoints.at(root).delete(name)
+    screen = Screen(as_json=as_json)
+    if as_json:
+        screen.json({"name": name, "deleted_files": gone})
+    else:
+        screen.say(f"{name} is deleted, with {counted(gone, 'file')} that only it had")
+    return 0
+
+
+@savepoint.command()
+@click.argument("job")
+@click.argument("root")
+@click.argument("name")
+@_into
+@click.option(
+    "--parent-is-lost",
+    is_flag=True,
+    help="The checkpoint with the log inside is lost for good, and never runs again.",
+)
+@json_option
+def restore(
+    *, job: str, root: str, name: str, into: str, parent_is_lost: bool, as_json: bool
+) -> int:
+    """Fill a new checkpoint, with which JOB continues after the savepoint's batch.
+
+    Refused when the sinks have later batches. Stop the query first. After an interruption, run it
+    again.
+    """
+    place = Savepoints.at(root)
+    manifest = place.read(name)
+    with _open_for(job, create=False) as pipeline:
+        making.restore(
+            place,
+            manifest,
+            open_folder(into, create=True),
+            into,
+            pipeline=pipeline.name,
+            open_log=lambda: _log_of(pipeline, into),
+            parent_log=_parent_log(pipeline, manifest, is_lost=parent_is_lost),
+        )
+    return _said_where(Screen(as_json=as_json), manifest, into, manifest.head.query_id)
+
+
+@savepoint.command()
+@click.argument("job")
+@click.argument("root")
+@click.argument("name")
+@_into
+@click.option(
+    "--share", "shared", multiple=True, metavar="SINK", help="May write where the first one does."
+)
+@json_option
+def fork(*, job: str, root: str, name: str, into: str, shared: Sequence[str], as_json: bool) -> int:
+    """Fill a new checkpoint, with which another JOB begins after the savepoint's batch.
+
+    JOB has a name and targets of its own; the first pipeline goes on undisturbed. After an
+    interruption, run it again.
+    """
+    place = Savepoints.at(root)
+    manifest = place.read(name)
+    with _open_for(job, create=True) as pipeline:
+        targets = targets_of(pipeline.all_sinks)
+        if unknown := set(shared) - targets.keys():
+            raise ConfigurationError(
+                f"--share {', '.join(sorted(unknown))}: {pipeline.name!r} has the sinks "
+                f"{', '.join(targets)}"
+            )
+        query_id = making.fork(
+            place,
+            manifest,
+            open_folder(into, create=True),
+            into,
+            pipeline=pipeline.name,
+            targets=targets,
+            shared=shared,
+            open_log=lambda: _log_of(pipeline, into),
+        )
+    return _said_where(Screen(as_json=as_json), manifest, into, query_id)
+
+
+@contextlib.contextmanager
+def _open_for(job: str, *, create: bool) -> Iterator[ExactlyOnce]:
+    pipeline = load_job(job, create=create)
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+
+
+def _log_of(pipeline: ExactlyOnce, into: str) -> TransactionLog:
+    pipeline.open_log_in(into, create=True)
+    return pipeline.log
+
+
+def _parent_log(
+    pipeline: ExactlyOnce, manifest: Manifest, *, is_lost: bool
+) -> TransactionLog | None:
+    """The log as it is now: the job's, or the one in the savepoint's old checkpoint."""
+    if not pipeline.settings.is_log_in_checkpoint:
+        return pipeline.log
+    if is_lost:
+        return None
+    try:
+        return checkpoint_log(manifest.head.checkpoint, create=False)
+    except ConfigurationError as error:
+        raise SavepointError(
+            f"the savepoint's pipeline has its log in the checkpoint {manifest.head.checkpoint}, "
+            f"which cannot be opened from here ({error}): run this where it is, so that it refuses "
+            "later starts there; or, if it is lost for good, pass --parent-is-lost"
+        ) from error
+
+
+def _facts(manifest: Manifest) -> Facts:
+    return {
+        "name": manifest.name,
+        "pipeline": manifest.head.pipeline,
+        "batch": manifest.batch,
+        "made_at": facts.utc(manifest.made_at),
+        "query_id": manifest.head.query_id,
+        "checkpoint": manifest.head.checkpoint,
+        "log": manifest.log,
+        "sinks": dict(manifest.head.sinks),
+        "files": len(manifest.files),
+        "bytes": manifest.bytes,
+        "spark": manifest.spark,
+        "sparkonce": manifest.sparkonce,
+    }
+
+
+def _size(found: Facts) -> str:
+    return f"{counted(found['files'], 'file')}, {found['bytes']:,} bytes"
+
+
+def _said_where(screen: Screen, manifest: Manifest, into: str, query_id: str) -> int:
+    if screen.as_json:
+        screen.json({"checkpoint": into, "query_id": query_id, "next_batch": manifest.batch + 1})
+    else:
+        screen.line(f"{into} is ready: the query's next start runs batch {manifest.batch + 1}")
+    return 0

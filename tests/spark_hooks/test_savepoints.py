@@ -1,0 +1,430 @@
+"""Savepoints without Spark: what a batch needs, kills at every write, deletions that race."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from sparkonce.errors import ConfigurationError, SavepointError
+from sparkonce.model import TransactionId
+from sparkonce.spark_hooks.checkpoint import open_checkpoint
+from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
+from sparkonce.spark_hooks.savepoints.closure import closure_of
+from sparkonce.spark_hooks.savepoints.gone import FileGoneError
+from sparkonce.storage import LocalFolder
+from sparkonce.txn_log import open_log
+from sparkonce.txn_log.claim import Claim
+from sparkonce.txn_log.record import State, TransactionRecord
+from tests.support.savepoint_cases import Observed, Turns, killed_at_each_change
+
+QUERY = "5b1dfe36-93c9-4c8e-9d4e-0c4a4d2f7a10"
+GOLDEN = Path(__file__).parents[1] / "golden" / "savepoint-1.json"
+
+
+def write(folder: Path, files: Iterable[tuple[str, str]]) -> None:
+    for name, text in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def offsets(*sources: object) -> str:
+    return "\n".join(["v1", json.dumps({"conf": {"a": "b"}}), *map(json.dumps, sources)])
+
+
+def commit(**values: object) -> str:
+    return "v1\n" + json.dumps({"nextBatchWatermarkMs": 0, **values})
+
+
+def checkpoint(folder: Path, batches: int, *, state: str = "delta") -> Path:
+    """A checkpoint with a file source and a store of two partitions."""
+    write(folder, [("metadata", json.dumps({"id": QUERY}))])
+    write(folder, [("state/0/_metadata/metadata", "v1\n{}")])
+    for n in range(batches):
+        write(
+            folder,
+            [
+                (f"offsets/{n}", offsets({"logOffset": n})),
+                (f"commits/{n}", commit()),
+                (f"sources/0/{n}", f'v1\n{{"path":"file:/in/{n}","batchId":{n}}}'),
+                *((f"state/0/{p}/{n + 1}.{state}", f"{p} {n}") for p in (0, 1)),
+            ],
+        )
+    return folder
+
+
+def copied(folder: Path, batch: int) -> set[str]:
+    closure = closure_of(LocalFolder(folder), batch)
+    return {*closure.copied, *closure.rewritten}
+
+
+# -- what a batch needs ----------------------------------------------------------------------------
+
+
+def test_batch_needs_its_own_and_what_came_before(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 6)
+    assert copied(tmp_path, 3) == {
+        "metadata",
+        "offsets/2",
+        "offsets/3",
+        "commits/3",
+        "state/0/_metadata/metadata",
+        *(f"sources/0/{n}" for n in range(4)),
+        *(f"state/0/{p}/{n}.delta" for p in (0, 1) for n in (1, 2, 3, 4)),
+    }
+    assert closure_of(LocalFolder(tmp_path), 3).settings == {"a": "b"}
+
+
+@pytest.mark.parametrize("missing", ["offsets/2", "commits/3", "sources/0/1", "state/0/1/3.delta"])
+def test_missing_file_is_noticed(tmp_path: Path, missing: str) -> None:
+    checkpoint(tmp_path, 6)
+    (tmp_path / missing).unlink()
+    with pytest.raises(FileGoneError, match=missing.removesuffix(".delta")):
+        closure_of(LocalFolder(tmp_path), 3)
+
+
+def test_newest_whole_state_is_enough(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 6)
+    for n in (2, 5):
+        write(tmp_path, [(f"state/0/0/{n}.snapshot", ""), (f"state/0/1/{n}.snapshot", "")])
+    (tmp_path / "state/0/0/1.delta").unlink()
+    taken = {name for name in copied(tmp_path, 3) if name.startswith("state/0/0/")}
+    assert taken == {f"state/0/0/{name}" for name in ("2.snapshot", "3.delta", "4.delta")}
+
+
+def test_schema_that_a_later_batch_wrote_is_left(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 6)
+    kept, left = "state/0/_stateSchema/default/3_0a-b", "state/0/_metadata/v2/4"
+    write(tmp_path, [(kept, ""), (left, "")])
+    assert {kept, left} & copied(tmp_path, 3) == {kept}
+
+
+def test_unknown_file_of_the_state_is_refused(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 6)
+    write(tmp_path, [("state/0/1/4.novelty", "")])
+    with pytest.raises(SavepointError, match=r"state/0/1/4\.novelty"):
+        closure_of(LocalFolder(tmp_path), 3)
+
+
+def test_branch_of_a_state_that_lost_is_left(tmp_path: Path) -> None:
+    """In format version 2 several attempts leave files of one version; commits/N names one."""
+    ids = {n: f"{n:08x}-0000-0000-0000-000000000000" for n in range(6)}
+    loser = "ffffffff-0000-0000-0000-000000000000"
+    checkpoint(tmp_path, 6)
+    shutil.rmtree(tmp_path / "state")
+    for n, mine in ids.items():
+        write(tmp_path, [(f"commits/{n}", commit(stateUniqueIds={"0": [[mine]]}))])
+        write(tmp_path, [(f"state/0/0/{n + 1}_{i}.changelog", "") for i in (mine, loser)])
+    assert {n for n in copied(tmp_path, 3) if n.startswith("state")} == {
+        f"state/0/0/{n + 1}_{ids[n]}.changelog" for n in range(4)
+    }
+
+
+def test_log_of_files_is_cut_at_the_batch(tmp_path: Path) -> None:
+    """Also where Spark has compacted it later, and has deleted the single files."""
+    checkpoint(tmp_path, 12)
+    entries = [f'{{"path":"file:/in/{n}","batchId":{n}}}' for n in range(10)]
+    write(tmp_path, [("sources/0/9.compact", "\n".join(["v1", *entries]))])
+    assert "sources/0/9.compact" not in copied(tmp_path, 8)
+    assert {"sources/0/9.compact", "sources/0/10"} <= copied(tmp_path, 10)
+    for n in range(9):
+        (tmp_path / f"sources/0/{n}").unlink()
+    closure = closure_of(LocalFolder(tmp_path), 5)
+    assert not [name for name in closure.copied if name.startswith("sources/")]
+    assert closure.rewritten == {"sources/0/5.compact": "\n".join(["v1", *entries[:6]])}
+
+
+def test_source_that_is_used_twice(tmp_path: Path) -> None:
+    """It has one folder and two uses, as in a join with itself."""
+    checkpoint(tmp_path, 6)
+    write(tmp_path, [("offsets/3", offsets({"logOffset": 3}, {"logOffset": 3}))])
+    taken = {name for name in copied(tmp_path, 3) if name.startswith("sources/")}
+    assert taken == {f"sources/0/{n}" for n in range(4)}
+
+
+# -- kills and races -------------------------------------------------------------------------------
+
+
+class Stage:
+    """A pipeline whose log and checkpoint have as many complete batches."""
+
+    def __init__(self, folder: Path, batches: int) -> None:
+        self.folder = folder
+        self.root = folder / "savepoints"
+        self.location = str(checkpoint(folder / "ckpt", batches))
+        self.log = open_log(f"sqlite:///{folder}/txn.db")
+        self.incarnation = self.log.begin(self.claim("orders", QUERY, 0))
+        write(
+            folder / "ckpt",
+            [("sparkonce.json", json.dumps({"log_id": self.log.log_id, "pipeline": "orders"}))],
+        )
+        for n in range(batches):
+            self.deliver(n)
+
+    def claim(self, pipeline: str, query_id: str, batch: int, **more: object) -> Claim:
+        return Claim(pipeline, query_id, "run", "driver", {"out": "file:/out"}, batch, **more)  # type: ignore[arg-type]
+
+    def deliver(self, batch: int) -> None:
+        record = TransactionRecord(
+            TransactionId("orders", QUERY, batch),
+            self.incarnation.token,
+            State.DECIDED,
+            (json.dumps({"logOffset": batch}),),
+            {},
+        )
+        self.log.complete(self.log.decide(record), self.incarnation.token)
+
+    def create(self, folder: LocalFolder, name: str, batch: int | None = None) -> Manifest:
+        files = open_checkpoint(self.location, None)
+        return create(Savepoints(folder), self.log, "orders", files, name=name, batch=batch)
+
+    def restore(self, folder: LocalFolder, into: Path) -> None:
+        savepoints = Savepoints(LocalFolder(self.root))
+        restore(
+            savepoints,
+            savepoints.read("first"),
+            folder,
+            str(into),
+            pipeline="orders",
+            open_log=lambda: self.log,
+            parent_log=self.log,
+        )
+
+    def fork(
+        self, folder: LocalFolder, into: Path, pipeline: str, target: str = "file:/fork"
+    ) -> str:
+        savepoints = Savepoints(LocalFolder(self.root))
+        return fork(
+            savepoints,
+            savepoints.read("first"),
+            folder,
+            str(into),
+            pipeline=pipeline,
+            targets={"out": target},
+            open_log=lambda: self.log,
+        )
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of files are written, and no power is lost here."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, 6)
+
+
+def all_whole(root: Path) -> list[str]:
+    place = Savepoints(LocalFolder(root))
+    for name in place.names():
+        assert not list(place.verify(place.read(name)))
+    return place.names()
+
+
+def test_making_is_killed_at_each_write(stage: Stage) -> None:
+    killed = []
+    action = lambda folder: stage.create(folder, "first")  # noqa: E731
+    for moment, folder in killed_at_each_change(stage.root, action):
+        killed.append(moment)
+        assert all_whole(stage.root) in ([], ["first"])
+        stage.create(folder, "second", batch=3)
+        assert "second" in all_whole(stage.root)
+        shutil.rmtree(stage.root)
+    assert len(killed) > 20
+    assert "after create first.json" in killed
+    assert all_whole(stage.root) == ["first"]
+
+
+def test_deletion_is_killed_at_each_write(stage: Stage) -> None:
+    def act(folder: LocalFolder) -> None:
+        Savepoints(folder).delete("first")
+
+    def make() -> None:
+        shutil.rmtree(stage.root, ignore_errors=True)
+        for name, batch in (("first", 5), ("second", 3)):
+            stage.create(LocalFolder(stage.root), name, batch)
+
+    make()
+    moments = 0
+    for moment, folder in killed_at_each_change(stage.root, act):
+        moments += 1
+        names = all_whole(stage.root)
+        assert "second" in names
+        if "first" in names or (stage.root / "first.deleting.json").exists():
+            Savepoints(folder).delete("first")
+        assert all_whole(stage.root) == ["second"], moment
+        kept = {file.sha256 for file in Savepoints(folder).read("second").files.values()}
+        assert {path.name for path in (stage.root / "files").iterdir()} == kept, moment
+        make()
+    assert moments > 10
+
+
+def test_deletion_races_with_a_new_savepoint(tmp_path: Path) -> None:
+    """Each order of their calls with up to three changes of turn: what exists is whole."""
+    stage = Stage(tmp_path, 1)
+    outcomes: dict[str, int] = {"made": 0, "refused": 0}
+    for first, second, third in itertools.product(range(12), range(16), (0, 1, 2)):
+        shutil.rmtree(stage.root, ignore_errors=True)
+        stage.create(LocalFolder(stage.root), "first")
+        turns = Turns([0] * first + [1] * second + [0] * third + [1] * 200)
+        errors: list[SavepointError] = []
+
+        def make(turns: Turns = turns, errors: list[SavepointError] = errors) -> None:
+            try:
+                stage.create(Observed(stage.root, turns.note(0)), "second")
+            except SavepointError as error:
+                errors.append(error)
+
+        def delete(turns: Turns = turns) -> None:
+            Savepoints(Observed(stage.root, turns.note(1))).delete("first")
+
+        turns.run([make, delete])
+        names = all_whole(stage.root)
+        assert names == ([] if errors else ["second"])
+        outcomes["refused" if errors else "made"] += 1
+    assert min(outcomes.values()) > 20, outcomes
+
+
+def refused_start(stage: Stage, into: Path, pipeline: str, query_id: str) -> bool:
+    """Whether the identity guard refuses to start a query on the checkpoint."""
+    files = open_checkpoint(str(into), None) if (into / "metadata").exists() else None
+    binding = None if files is None else files.binding()
+    claim = stage.claim(
+        pipeline,
+        query_id,
+        6,
+        checkpoint=str(into),
+        checkpoint_log_id=None if binding is None else binding.log_id,
+        checkpoint_pipeline=None if binding is None else binding.pipeline,
+    )
+    try:
+        stage.log.begin(claim)
+    except ConfigurationError:
+        return True
+    return False
+
+
+def test_restore_is_killed_at_each_write(stage: Stage) -> None:
+    stage.create(LocalFolder(stage.root), "first")
+    into = stage.folder / "restored"
+    moments = []
+    for moment, folder in killed_at_each_change(into, lambda f: stage.restore(f, into)):
+        moments.append(moment)
+        is_bound = (into / "sparkonce.1.json").exists()
+        if (into / "metadata").exists() and not is_bound:
+            assert refused_start(stage, into, "orders", QUERY), moment
+        if is_bound:
+            with pytest.raises(SavepointError, match="already"):
+                stage.restore(folder, into)
+        else:
+            stage.restore(folder, into)
+        assert not refused_start(stage, into, "orders", QUERY), moment
+        shutil.rmtree(into)
+    assert len(moments) > 20
+
+
+def test_fork_is_killed_at_each_write(stage: Stage) -> None:
+    """A second run of the command goes on with the query id of the first one."""
+    stage.create(LocalFolder(stage.root), "first")
+    into = stage.folder / "forked"
+    ids: list[str] = []
+    moments: list[str] = []
+
+    def act(folder: LocalFolder) -> str:
+        return stage.fork(folder, into, f"fork-{len(moments)}")
+
+    for moment, folder in killed_at_each_change(into, act):
+        marker = into / "sparkonce.json"
+        before = json.loads(marker.read_text()).get("query_id") if marker.exists() else None
+        if not (into / "sparkonce.1.json").exists():
+            now = act(folder)
+            assert before in {None, now}
+            assert now not in {QUERY, *ids}
+            assert json.loads((into / "metadata").read_text()) == {"id": now}
+            assert not refused_start(stage, into, f"fork-{len(moments)}", now), moment
+            ids.append(now)
+        moments.append(moment)
+        shutil.rmtree(into)
+    assert len(ids) > 20
+
+
+def test_folder_that_somebody_has_used_is_refused(stage: Stage) -> None:
+    """Spark was started on a checkpoint whose restore had not ended: it may hold anything."""
+    stage.create(LocalFolder(stage.root), "first")
+    into = stage.folder / "restored"
+    for _, folder in killed_at_each_change(into, lambda f: stage.restore(f, into)):
+        if (into / "offsets/5").exists():
+            write(into, [("offsets/6", "Spark's")])
+            with pytest.raises(SavepointError, match="offsets/6"):
+                stage.restore(folder, into)
+            break
+    else:
+        pytest.fail("no kill left half of a checkpoint")
+    write(into / "elsewhere", [("file", "")])
+    with pytest.raises(SavepointError, match="not empty"):
+        stage.restore(LocalFolder(into / "elsewhere"), into / "elsewhere")
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_restore_with_later_batches_is_refused(stage: Stage) -> None:
+    stage.create(LocalFolder(stage.root), "first")
+    stage.deliver(6)
+    into = stage.folder / "restored"
+    with pytest.raises(SavepointError, match="every batch up to 6"):
+        stage.restore(LocalFolder(into), into)
+    assert not list(into.iterdir())
+
+
+def test_fork_into_the_same_target_is_refused(stage: Stage) -> None:
+    stage.create(LocalFolder(stage.root), "first")
+    into = stage.folder / "forked"
+    with pytest.raises(SavepointError, match="file:/out"):
+        stage.fork(LocalFolder(into), into, "fork", "file:/out")
+    assert not list(into.iterdir())
+
+
+def test_batch_that_is_not_complete_is_refused(stage: Stage) -> None:
+    with pytest.raises(SavepointError, match="batch 6 .* not in the log"):
+        stage.create(LocalFolder(stage.root), "first", batch=6)
+    (stage.folder / "ckpt" / "commits" / "5").unlink()
+    with pytest.raises(SavepointError, match="Spark has committed batch 4"):
+        stage.create(LocalFolder(stage.root), "first", batch=5)
+    assert stage.create(LocalFolder(stage.root), "first").batch == 4
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", "a.deleting", "-a", "a" * 101])
+def test_name_that_is_no_file_name_is_refused(stage: Stage, name: str) -> None:
+    with pytest.raises(SavepointError, match="no name"):
+        stage.create(LocalFolder(stage.root), name)
+
+
+def test_damaged_file_is_noticed(stage: Stage) -> None:
+    manifest = stage.create(LocalFolder(stage.root), "first")
+    stored = stage.root / "files" / manifest.files["offsets/5"].sha256
+    stored.write_text(stored.read_text() + " ")
+    place = Savepoints(LocalFolder(stage.root))
+    assert [name for name, _ in place.verify(manifest)] == ["offsets/5"]
+    into = stage.folder / "restored"
+    with pytest.raises(SavepointError, match="offsets/5 does not have the checksum"):
+        stage.restore(LocalFolder(into), into)
+
+
+def test_savepoint_of_format_1_is_read() -> None:
+    text = GOLDEN.read_text()
+    manifest = Manifest.decode(text, "golden")
+    assert (manifest.name, manifest.batch, manifest.head.pipeline) == ("first", 5, "orders")
+    assert manifest.encode() == text
+    with pytest.raises(SavepointError, match="was changed"):
+        Manifest.decode(text.replace('"batch_id": 5', '"batch_id": 4'), "golden")
+    with pytest.raises(SavepointError, match="format 2"):
+        Manifest.decode(text.replace('"v": 1', '"v": 2'), "golden")
