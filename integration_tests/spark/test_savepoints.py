@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -11,13 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from integration_tests.support.spark import Job, ids
 from sparkonce import ExactlyOnce
+from sparkonce.cli.main import ERROR, run
+from sparkonce.errors import SavepointError
+from sparkonce.protocol.pipeline import targets_of
+from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
-from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, restore
+from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
 from sparkonce.storage import open_folder
-from sparkonce.txn_log import TransactionLog
+from sparkonce.txn_log.claim import RESTORING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,8 +50,23 @@ BEFORE, AFTER = 7, 4
 """Files, and so batches, before and after the savepoint."""
 
 
+def values(n: int) -> list[int]:
+    return [*(n * 7 + i for i in range(5)), n % 3]
+
+
 def rows(n: int) -> list[str]:
-    return ids(*(n * 7 + i for i in range(5)), n % 3)
+    return ids(*values(n))
+
+
+def counted(files: range) -> Counter[Any]:
+    """What `aggregated` delivers for these files, after all before them; one file is one batch."""
+    counts: Counter[int] = Counter()
+    found: Counter[Any] = Counter()
+    for n in range(files.stop):
+        counts.update(value % 3 for value in values(n))
+        if n in files:
+            found.update((key, counts[key]) for key in {value % 3 for value in values(n)})
+    return found
 
 
 def aggregated(df: DataFrame) -> DataFrame:
@@ -63,6 +86,13 @@ def joined(df: DataFrame) -> DataFrame:
     return left.join(right, left.id == right.id2).select("id")
 
 
+QUICK = {
+    ("joined", "hdfs"),
+    ("aggregated", "rocksdb"),
+    ("distinct", "changelog"),
+    ("watermarked", "format2"),
+    ("joined", "format2-changelog"),
+}
 SHAPES = {f.__name__: f for f in (aggregated, distinct, watermarked, joined)}
 
 
@@ -89,26 +119,39 @@ class Story:
         files = open_checkpoint(self.checkpoint, None)
         return create(self.savepoints, log, "orders", files, **settings)
 
-    def restore(
-        self,
-        manifest: Manifest,
-        place: str = "restored",
-        pipeline: str = "orders",
-        parent: TransactionLog | None = None,
-    ) -> None:
-        location = str(self.job.folder / place)
-        log = parent or self.job.pipeline().log
-        folder = open_folder(location, create=True)
+    def restore(self, manifest: Manifest) -> None:
+        log = self.job.pipeline().log
+        location = str(self.job.folder / "restored")
         restore(
             self.savepoints,
             manifest,
-            folder,
+            open_folder(location, create=True),
             location,
-            pipeline=pipeline,
+            pipeline="orders",
             open_log=lambda: log,
             parent_log=log,
         )
-        self.job.checkpoint = place
+        self.job.checkpoint = "restored"
+
+    def forked(self, manifest: Manifest, name: str) -> tuple[Counter[Any], ExactlyOnce]:
+        """Fork it, and run the fork over all files; what it has delivered."""
+        job = self.job
+        sink = FileSink(job.sink_folder(name))
+        pipeline = ExactlyOnce(name, sinks=[sink], log=f"sqlite:///{job.folder}/{name}.db")
+        location = str(job.folder / f"ckpt-{name}")
+        fork(
+            self.savepoints,
+            manifest,
+            open_folder(location, create=True),
+            location,
+            pipeline=name,
+            targets=targets_of([sink]),
+            open_log=lambda: pipeline.log,
+        )
+        before, job.checkpoint = job.checkpoint, f"ckpt-{name}"
+        job.run(pipeline, self.shape)
+        job.checkpoint = before
+        return delivered(job.folder / name), pipeline
 
 
 def delivered(folder: Path) -> Counter[Any]:
@@ -150,8 +193,13 @@ def truth(
     return of
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "store"),
+    [
+        pytest.param(shape, store, marks=[] if (shape, store) in QUICK else [pytest.mark.slow])
+        for shape, store in itertools.product(SHAPES, STORES)
+    ],
+)
 def test_restored_query_continues(
     spark: SparkSession,
     tmp_path: Path,
@@ -171,3 +219,110 @@ def test_restored_query_continues(
     story.restore(manifest)
     story.run(story.job, range(BEFORE, BEFORE + AFTER))
     assert delivered(story.job.out) == expected
+
+
+def test_fork_and_its_parent_go_on(
+    spark: SparkSession, tmp_path: Path, states: Callable[[str], None]
+) -> None:
+    """Also from a past batch; what both deliver after it is equal, and each has its own."""
+    states("hdfs")
+    story = Story(spark, tmp_path, aggregated)
+    story.run(story.job, range(BEFORE))
+    newest, past = story.create(name="newest"), story.create(name="past", batch=BEFORE - 3)
+    story.run(story.job, range(BEFORE, BEFORE + AFTER))
+    for manifest in (newest, past):
+        found, pipeline = story.forked(manifest, manifest.name)
+        assert found == counted(range(manifest.batch + 1, BEFORE + AFTER))
+        assert pipeline.log.unfinished(manifest.name) == []
+    story.run(story.job, range(BEFORE + AFTER, BEFORE + AFTER + 1))
+    assert delivered(story.job.out) == counted(range(BEFORE + AFTER + 1))
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_log_inside_the_checkpoint_comes_along(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """By the command line. The old checkpoint is refused from then on, or is lost."""
+    story = Story(spark, tmp_path, aggregated)
+    job = story.job
+    story.run(job, range(3), job.pipeline(log="checkpoint"))
+    module = tmp_path / "job_with_log_inside.py"
+    module.write_text(
+        "from sparkonce import ExactlyOnce\nfrom sparkonce.sinks import FileSink\n"
+        f'pipeline = ExactlyOnce("orders", sinks=[FileSink("{job.out}")])\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "job_with_log_inside:pipeline"
+    root, into = str(tmp_path / "savepoints"), str(job.folder / "restored")
+    command = ["savepoint", "create", name, root, "--checkpoint", story.checkpoint, "--name", "s"]
+    assert run(command) == 0
+    assert run(["savepoint", "verify", root, "s"]) == 0
+    restoring = ["savepoint", "restore", name, root, "s", "--into", into]
+    if is_lost:
+        shutil.rmtree(story.checkpoint)
+        assert run(restoring) == ERROR
+        restoring.append("--parent-is-lost")
+    assert run(restoring) == 0
+    job.add(*rows(3))
+    if not is_lost:
+        with pytest.raises(StreamingQueryException, match="was moved"):
+            job.run(job.pipeline(log="checkpoint"), aggregated)
+    job.checkpoint = "restored"
+    job.run(job.pipeline(log="checkpoint"), aggregated)
+    assert delivered(job.out) == counted(range(4))
+    assert run(["savepoint", "delete", root, "s"]) == 0
+    assert not list((tmp_path / "savepoints" / "files").iterdir())
+
+
+def test_start_before_the_restore_has_ended_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    story = Story(spark, tmp_path, aggregated)
+    story.run(story.job, range(2))
+    manifest = story.create()
+    marker = {"log_id": RESTORING, "pipeline": "orders"}
+    story.restore(manifest)
+    for path in Path(story.checkpoint).glob("sparkonce*.json"):
+        path.unlink()
+    (Path(story.checkpoint) / "sparkonce.json").write_text(json.dumps(marker))
+    story.job.add(*rows(2))
+    with pytest.raises(StreamingQueryException, match="a savepoint is being restored"):
+        story.job.run(story.job.pipeline(), aggregated)
+    assert delivered(story.job.out) == counted(range(2))
+
+
+@pytest.mark.parametrize("store", [*STORES])
+@pytest.mark.parametrize(
+    "copies", [3, pytest.param(200, marks=pytest.mark.slow, id="many")], ids=str
+)
+def test_savepoints_of_a_running_query(
+    spark: SparkSession, tmp_path: Path, states: Callable[[str], None], store: str, copies: int
+) -> None:
+    """Taken while Spark writes and purges: each is restored, and continues as the query did."""
+    states(store)
+    story = Story(spark, tmp_path, aggregated)
+    job = story.job
+    job.add(*rows(0))
+    pipeline = job.pipeline()
+    query = (
+        aggregated(job.rows())
+        .writeStream.foreachBatch(pipeline)
+        .option("checkpointLocation", story.checkpoint)
+        .outputMode("update")
+        .start()
+    )
+    made: dict[int, Manifest] = {}
+    files = 1
+    try:
+        while len(made) < copies:
+            for _ in range(2):
+                job.add(*rows(files))
+                files += 1
+            with contextlib.suppress(SavepointError):  # before the first batch
+                manifest = story.create(pipeline)
+                made[manifest.batch] = manifest
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    for batch, manifest in made.items():
+        found, _ = story.forked(manifest, f"fork-{batch}")
+        assert found == counted(range(batch + 1, files))
