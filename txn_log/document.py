@@ -28,7 +28,8 @@ from sparkonce.txn_log.base import ResultT, Store, no_log
 from sparkonce.txn_log.forks import closed_at_forks
 from sparkonce.txn_log.optimistic import OptimisticLog
 from sparkonce.txn_log.place import Place, Version
-from sparkonce.txn_log.record import Head, State, TransactionRecord, seal, unseal
+from sparkonce.txn_log.record import Head, State, TransactionRecord
+from sparkonce.txn_log.sealing import seal, unseal
 
 logger = logging.getLogger("sparkonce")
 

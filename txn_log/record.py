@@ -1,29 +1,16 @@
-"""What the transaction log stores, and its encoding.
-
-    {"v": 2, "body": {"id": {...}, "state": "decided", ...}, "sha256": "…"}
-
-A record is versioned JSON with a checksum over its body. A record that differs from what was
-written raises `LogCorruptError`; sparkonce never guesses what it said.
-"""
+"""What the transaction log stores: heads of pipelines, and records of batches."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
 from sparkonce.errors import LogCorruptError
 from sparkonce.model import Committable, JsonValue, Owner, TransactionId
+from sparkonce.txn_log.sealing import seal, unseal
 from sparkonce.txn_log.settlement import Ruling, Settlement
-
-FORMAT_VERSION = 2
-"""The version that is written. Version 1, which lacks settlements, `Head.checkpoint` and moves, can
-still be read."""
-
-_READABLE = range(1, FORMAT_VERSION + 1)
 
 
 class State(StrEnum):
@@ -363,45 +350,3 @@ class Incarnation:
 
     def transaction_id(self, batch_id: int) -> TransactionId:
         return TransactionId(self.pipeline, self.owner.query_id, batch_id)
-
-
-def seal(body: Mapping[str, Any], version: int = FORMAT_VERSION) -> str:
-    """Encode `body` with its version and checksum."""
-    return json.dumps({"v": version, "body": body, "sha256": _checksum(body)})
-
-
-def unseal(
-    text: str,
-    where: str,
-    *,
-    readable: Container[int] = _READABLE,
-    fix: str = "restore the transaction log from a copy",
-) -> dict[str, Any]:
-    """Decode what `seal` wrote.
-
-    Args:
-        text: the whole of it.
-        where: it was found, for messages.
-        readable: the versions that can be read.
-        fix: the next step if it is damaged.
-
-    Raises:
-        LogCorruptError: the text is incomplete or was changed, or its format is newer.
-    """
-    try:
-        outer = json.loads(text)
-        if (version := outer["v"]) not in readable:  # a newer format may have other fields
-            raise LogCorruptError(
-                f"{where} has format {version}, which this sparkonce cannot read: use a newer one"
-            )
-        body, checksum = outer["body"], outer["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise LogCorruptError(f"{where} is not a whole record; {fix}") from error
-    if checksum != _checksum(body):
-        raise LogCorruptError(f"{where} was changed after it was written; {fix}")
-    return dict(body)
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()

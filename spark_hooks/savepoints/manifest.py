@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
 from sparkonce.errors import LogCorruptError, SavepointError
-from sparkonce.txn_log.record import Head, TransactionRecord, seal, unseal
+from sparkonce.txn_log.record import Head, TransactionRecord
+from sparkonce.txn_log.sealing import seal, unseal
 
 FORMAT: Final = 1
 

@@ -22,7 +22,6 @@ from sparkonce.testing.log_cases import QUERY, claim, part, record
 from sparkonce.testing.log_contract import LogContract
 from sparkonce.txn_log import TransactionLog, open_log
 from sparkonce.txn_log.record import (
-    FORMAT_VERSION,
     Fingerprint,
     Head,
     Incarnation,
@@ -30,6 +29,7 @@ from sparkonce.txn_log.record import (
     State,
     TransactionRecord,
 )
+from sparkonce.txn_log.sealing import FORMAT_VERSION
 from sparkonce.txn_log.settlement import Ruling, Settlement
 from sparkonce.txn_log.sqlite import SqliteLog
 from tests.support.sqlite_faults import FailingCommit
