@@ -19,7 +19,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from tests.support.binding_cases import assert_bound_once
-from tests.support.storage_cases import assert_reads_what_spark_writes
+from tests.support.storage_cases import assert_reads_what_spark_writes, put_below
 
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import (
@@ -187,7 +187,7 @@ def test_checkpoint_is_bound_once(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_folder_of_hadoop_reads_what_spark_writes(spark: SparkSession, tmp_path: Path) -> None:
-    assert_reads_what_spark_writes(hadoop_folder(f"file:{tmp_path}"), tmp_path)
+    assert_reads_what_spark_writes(hadoop_folder(f"file:{tmp_path}"), put_below(tmp_path))
 
 
 def test_file_system_without_a_file_context(spark: SparkSession, tmp_path: Path) -> None:

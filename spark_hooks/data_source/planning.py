@@ -77,7 +77,7 @@ def _new_ticket(job: Job, checkpoint: str, schema: StructType) -> Ticket:
     """Take a token, recover, and find out what is left to write of the batch."""
     settings = job.settings
     query = PlannedQuery(checkpoint, str(uuid.uuid4()))
-    pipeline = job.pipeline(query)
+    pipeline = job.pipeline(query, create=True)
     head = pipeline.log.head(pipeline.name)  # before the checkpoint is read: see `Claim.seen_run`
     batch_id = query.planned_batch()
     # What is decided must not wait for a sink that cannot be written now.

@@ -39,6 +39,10 @@ class Folder(Protocol):
 class FileSystemFolder(Folder, Protocol):
     """A folder of a file system, where others may write too, as Spark does in its checkpoint."""
 
+    @property
+    def location(self) -> str:
+        """Where the folder is, in full, as its file system writes it."""
+
     def exists(self, name: str) -> bool:
         """Whether there is a file or a folder of this name."""
 

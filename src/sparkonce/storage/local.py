@@ -85,6 +85,10 @@ class LocalFolder:
     def address(self) -> str:
         return self._address
 
+    @property
+    def location(self) -> str:
+        return str(self._root)
+
     def create(self, name: str, text: str) -> bool:
         path = self._root / name
         if not self._try(lambda: self._link(path, text)):
