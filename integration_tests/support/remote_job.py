@@ -3,8 +3,8 @@
     python -m integration_tests.support.remote_job FOLDER CHECKPOINT CONF.json FRONT…
 
 For each FRONT, "foreachBatch" or "format", it adds a row and runs the query until it has processed
-all rows. The last line of its output has the log's records and the number of prepared files that are left, as
-JSON.
+all rows. The last line of its output has, as JSON, the records of the log and the number of
+prepared files that are left.
 """
 
 from __future__ import annotations
