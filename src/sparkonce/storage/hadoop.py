@@ -132,7 +132,7 @@ class HadoopFolder:
 
     @property
     def location(self) -> str:
-        return str(self._root.toUri().toString())
+        return str(self._root.toString())  # a URI's text would be quoted
 
     def create(self, name: str, text: str) -> bool:
         path = self._path(name)
