@@ -115,7 +115,7 @@ def kill_between_decision_and_commit(query: Remote) -> None:
     """Batch 0 with foreachBatch, batch 1 with the format, whose driver dies; then back again."""
     arm = query.points.arm("decide.after", batch=1)
     with query.begin("foreachBatch", "format") as process:
-        process.wait_for(arm)
+        process.wait_for(arm, timeout_s=600)  # JVMs start one after the other
         process.kill()
     assert query.rows() == Counter([0])
     query.points.disarm()
@@ -133,7 +133,7 @@ def test_driver_is_killed_with_its_checkpoint_on_s3a(
     server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each row arrives once; both fronts and boto3 alone read one log."""
-    checkpoint, env = f"s3a://{bucket}/queries/orders", boto3_environment(server)
+    checkpoint, env = f"s3a://{bucket}/queries//a%20 b/", boto3_environment(server)
     query = Remote(tmp_path, checkpoint, s3a_settings(server), env)
     kill_between_decision_and_commit(query)
     for name, value in env.items():
@@ -158,5 +158,5 @@ def test_driver_is_killed_with_its_checkpoint_on_hdfs(
 ) -> None:
     """The Python processes of Spark's driver read it through a JVM of their own."""
     with start_hdfs() as hdfs:
-        query = Remote(tmp_path, f"{hdfs.url}/{fresh_name()}", {}, {})
+        query = Remote(tmp_path, f"{hdfs.url}/{fresh_name()}/a%20 b/", {}, {})
         kill_between_decision_and_commit(query)
