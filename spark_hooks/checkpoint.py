@@ -45,7 +45,7 @@ _BATCH: Final = re.compile("[0-9]+")
 
 
 def open_checkpoint(
-    location: str, query_id: str | None, *, start_jvm: bool = False
+    location: str, query_id: str | None, *, start_jvm: bool = False, by_boto3: bool = False
 ) -> CheckpointFiles:
     """A checkpoint, read without a running query.
 
@@ -53,6 +53,7 @@ def open_checkpoint(
         location: a path, or a URL, as Spark shows it.
         query_id: of the query whose checkpoint it must be; None for any.
         start_jvm: whether a JVM may be started for a location that is on no local disk.
+        by_boto3: see `sparkonce.storage.open_folder`.
 
     Raises:
         ConfigurationError: it does not exist, or is another query's.
@@ -63,7 +64,7 @@ def open_checkpoint(
             f"the checkpoint {location} is on no local disk: pass --checkpoint {location} to have "
             "it read by a JVM"
         )
-    files = CheckpointFiles(checkpoint_folder(location), location)
+    files = CheckpointFiles(checkpoint_folder(location, by_boto3=by_boto3), location)
     found = files.query_id()
     if found is None:
         raise ConfigurationError(f"there is no checkpoint in {location}, as seen from here")
@@ -74,9 +75,11 @@ def open_checkpoint(
     return files
 
 
-def checkpoint_folder(location: str, conf: Callable[[], Any] | None = None) -> FileSystemFolder:
+def checkpoint_folder(
+    location: str, conf: Callable[[], Any] | None = None, *, by_boto3: bool = False
+) -> FileSystemFolder:
     """The folder of a checkpoint. Files that are created in it are as readable as Spark's own."""
-    return open_folder(location, conf, scheme="checkpoint:")
+    return open_folder(location, conf, scheme="checkpoint:", by_boto3=by_boto3)
 
 
 def _step(
@@ -106,6 +109,11 @@ class CheckpointFiles:
     def folder(self) -> FileSystemFolder:
         """The folder, for copies of it."""
         return self._folder
+
+    @property
+    def full_location(self) -> str:
+        """Its location with the parts that Hadoop's settings add to a short one."""
+        return self._folder.location
 
     # -- Spark's files -----------------------------------------------------------------------------
 

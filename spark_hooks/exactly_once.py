@@ -184,10 +184,10 @@ class ExactlyOnce:
             )
         return self._log
 
-    def open_log_in(self, checkpoint: str, *, create: bool = False) -> None:
+    def open_log_in(self, checkpoint: str, *, create: bool = False, by_boto3: bool = False) -> None:
         """Open a log that is inside the checkpoint, at this location, without a running query."""
         if self._settings.is_log_in_checkpoint:
-            self._log = checkpoint_log(checkpoint, create=create)
+            self._log = checkpoint_log(checkpoint, create=create, by_boto3=by_boto3)
 
     def pipeline(self, checkpoint: Checkpoint) -> Pipeline:
         """The pipeline over this checkpoint, for the protocol."""

@@ -78,21 +78,32 @@ def open_log(url: str | TransactionLog, *, create: bool = True) -> TransactionLo
 
 
 def checkpoint_log(
-    location: str, conf: Callable[[], Any] | None = None, *, create: bool = True
+    location: str,
+    conf: Callable[[], Any] | None = None,
+    *,
+    create: bool = True,
+    by_boto3: bool = False,
 ) -> TransactionLog:
     """The log inside a checkpoint.
 
     Args:
         location: of the checkpoint: a path, or a URL that Hadoop knows.
         conf: see `sparkonce.storage.open_folder`.
-        create: see `open_log`.
+        create: see `open_log`; the place is checked only then.
+        by_boto3: see `sparkonce.storage.open_folder`.
 
     Raises:
         ConfigurationError: files cannot be created atomically there; or the log does not exist and
             `create` is False.
     """
     folder = open_folder(
-        location, conf, inside=_FOLDER, scheme=_CHECKPOINT, create=create, mode=0o600
+        location,
+        conf,
+        inside=_FOLDER,
+        scheme=_CHECKPOINT,
+        create=create,
+        mode=0o600,
+        by_boto3=by_boto3,
     )
     if create:
         check_create(folder)

@@ -2,7 +2,7 @@
 
     file:/a    file:///a/    /a    a link to /a       one place on this machine
     hdfs://NameNode:8020/a   hdfs://namenode:8020//a  one place
-    s3a://bucket/a           s3://bucket/a            one place
+    s3a://bucket/a           s3://bucket/./a/         one place
 
 Spark, Hadoop and people write a location in different ways. Links on this machine are followed.
 """
@@ -10,6 +10,7 @@ Spark, Hadoop and people write a location in different ways. Links on this machi
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from typing import Final
 
@@ -39,5 +40,5 @@ def _normal(location: str) -> tuple[str, str, str]:
     scheme, host, path = found["scheme"].lower(), found["host"] or "", found["path"] or "/"
     if scheme == "file":
         return "file", "", os.path.realpath(path)
-    path = re.sub("/+", "/", path).rstrip("/")
+    path = posixpath.normpath(re.sub("/+", "/", path)).rstrip("/")
     return "s3" if scheme in _S3 else scheme, host.lower(), path

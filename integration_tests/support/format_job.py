@@ -6,6 +6,7 @@ folder. It arms the fail points of the folder in the process that calls it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ class FormatJob(Job):
     def publish(self, sinks: Sequence[AnySink] | None = None, **settings: Any) -> str:
         """The option "pipeline"; a new one each time, since a process imports it once."""
         self._published += 1
-        folder = self.folder / f"job{self._published}"
+        folder = self.folder / f"job{self._published}-{os.getpid()}"
         folder.mkdir()
         (folder / "failpoints").symlink_to(self.points.folder)
         recipe = (sinks or [FileSink(self.out)], {"log": self.log, **settings})
@@ -66,7 +67,7 @@ class FormatJob(Job):
             shape(self.rows())
             .writeStream.format("sparkonce")
             .option("pipeline", pipeline)
-            .option("checkpointLocation", str(self.folder / self.checkpoint))
+            .option("checkpointLocation", self.location)
             .trigger(availableNow=True)
             .start()
         )

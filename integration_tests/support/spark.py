@@ -59,10 +59,15 @@ class Job:
         self.spark = spark
         self.folder = folder
         self.source = folder / "in"
-        self.source.mkdir()
+        self.source.mkdir(exist_ok=True)
         self.out = self.sink_folder("out")
         self.checkpoint = "ckpt"
-        self.files = 0
+        self.files = len(list(self.source.iterdir()))
+
+    @property
+    def location(self) -> str:
+        """Of the checkpoint, which is a folder in `folder` or a URL."""
+        return self.checkpoint if "://" in self.checkpoint else str(self.folder / self.checkpoint)
 
     def sink_folder(self, name: str) -> Path:
         path = self.folder / name
@@ -104,7 +109,7 @@ class Job:
         return (
             shape(self.rows())
             .writeStream.foreachBatch(pipeline)
-            .option("checkpointLocation", str(self.folder / self.checkpoint))
+            .option("checkpointLocation", self.location)
             .outputMode(mode)
             .trigger(availableNow=True)
             .start()

@@ -19,7 +19,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from tests.support.binding_cases import assert_bound_once
-from tests.support.storage_cases import assert_reads_what_spark_writes
+from tests.support.storage_cases import assert_reads_what_spark_writes, put_below
 
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import (
@@ -187,7 +187,17 @@ def test_checkpoint_is_bound_once(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_folder_of_hadoop_reads_what_spark_writes(spark: SparkSession, tmp_path: Path) -> None:
-    assert_reads_what_spark_writes(hadoop_folder(f"file:{tmp_path}"), tmp_path)
+    assert_reads_what_spark_writes(hadoop_folder(f"file:{tmp_path}"), put_below(tmp_path))
+
+
+def test_location_is_the_one_that_spark_records(spark: SparkSession, tmp_path: Path) -> None:
+    """In full, and with nothing quoted: the identity guard compares the two."""
+    query = Query(spark, tmp_path, f"file:///{tmp_path}//a%20 b/")
+    query.add("a")
+    with query.pipeline() as pipeline:
+        running = query.run(pipeline)
+    recorded = str(running._jsq.streamingQuery().resolvedCheckpointRoot())
+    assert hadoop_folder(query.checkpoint).location == recorded
 
 
 def test_file_system_without_a_file_context(spark: SparkSession, tmp_path: Path) -> None:

@@ -57,9 +57,15 @@ class Job:
     def settings(self) -> Settings:
         return self._job.settings
 
-    def pipeline(self, query: PlannedQuery) -> Pipeline:
-        """The pipeline over the query's checkpoint, with its log open."""
-        self._job.open_log_in(query.checkpoint, create=True)
+    def pipeline(self, query: PlannedQuery, *, create: bool = False) -> Pipeline:
+        """The pipeline over the query's checkpoint, with its log open.
+
+        Args:
+            query: the query.
+            create: check the place of a log inside the checkpoint, and make the log if it does not
+                exist. Only a plan that takes a token asks for it: it is this query's start.
+        """
+        self._job.open_log_in(query.checkpoint, create=create, by_boto3=True)
         return self._job.pipeline(query)
 
     def look(

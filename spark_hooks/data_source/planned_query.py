@@ -1,12 +1,30 @@
-"""A query as a Python process of its driver finds it: by its checkpoint alone, without a JVM."""
+"""A query as a Python process of its driver finds it: by its checkpoint alone.
+
+Spark's JVM is not within reach there, and neither are the session's settings. So a bucket is read
+with boto3 and what boto3 finds; any other file system through a JVM that this process starts.
+"""
 
 from __future__ import annotations
 
-from sparkonce.errors import ConfigurationError
+from typing import Final
+
+from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.query import CheckpointedQuery, RunId
 from sparkonce.storage import local_path
 from sparkonce.txn_log.record import Incarnation
+
+_BUCKET: Final = ("s3a:", "s3:", "s3n:")
+_BY_BOTO3: Final = (
+    'format("sparkonce") reads this bucket with boto3, which does not see Spark\'s settings '
+    "(fs.s3a.*). Where Spark's driver or server starts, set AWS_ENDPOINT_URL_S3 for a server other "
+    "than Amazon's, AWS_REGION, and credentials that boto3 finds"
+)
+_BY_JVM: Final = (
+    'format("sparkonce") reads this file system through a JVM of its own, which sees '
+    "spark-defaults.conf and HADOOP_CONF_DIR, but neither the session's settings nor its jars: put "
+    "there what the file system needs"
+)
 
 
 class PlannedQuery(CheckpointedQuery):
@@ -18,17 +36,21 @@ class PlannedQuery(CheckpointedQuery):
             not tell these processes the id of its own run.
 
     Raises:
-        ConfigurationError: there is no checkpoint, or it is on no local disk.
+        ConfigurationError: there is no checkpoint.
+        LogUnavailableError: it cannot be read now.
     """
 
     def __init__(self, location: str, run_id: str) -> None:
-        if local_path(location) is None:
-            raise ConfigurationError(
-                f"checkpointLocation {location} is on no local disk, and Spark gives this format "
-                "no way to read it: use a local or mounted folder, or write with foreachBatch"
-            )
-        self.checkpoint = location
-        self.files = open_checkpoint(location, None)
+        is_local = local_path(location) is not None
+        try:
+            self.files = open_checkpoint(location, None, start_jvm=True, by_boto3=True)
+        except (ConfigurationError, LogUnavailableError) as error:
+            if is_local:
+                raise
+            advice = _BY_BOTO3 if location.startswith(_BUCKET) else _BY_JVM
+            raise type(error)(f"{error}. {advice}") from error
+        # The log compares it with what foreachBatch has from Spark: hdfs:///a is hdfs://host/a.
+        self.checkpoint = location if is_local else self.files.full_location
         self.run = RunId(self.files.query_id() or "", run_id)
 
     @property

@@ -52,7 +52,8 @@ def plan(job_name: str, checkpoint: str, schema: StructType) -> TaskWriter:
     job = once(Job, job_name)
     layout = layout_of(schema, job.settings.sinks)
     holder = once(Holder, job_name, checkpoint)
-    ticket = _next_ticket(holder.last, job, checkpoint)
+    last, holder.last = holder.last, None  # a plan that fails is followed by one with a new token
+    ticket = _next_ticket(last, job, checkpoint)
     if ticket is None:
         ticket = _new_ticket(job, checkpoint, schema)
     job.validate(schema)
@@ -66,9 +67,11 @@ def _next_ticket(last: Ticket | None, job: Job, checkpoint: str) -> Ticket | Non
         return None
     query = PlannedQuery(checkpoint, last.run.run_id)
     query.entry = last.entry
+    if query.run != last.run:
+        return None  # another query's checkpoint, which may have no log yet
     batch_id = query.planned_batch()
     lease = Lease(job.pipeline(query), last.incarnation, Entered(query))
-    if query.run != last.run or not lease.may_serve(batch_id, last=last.batch_id):
+    if not lease.may_serve(batch_id, last=last.batch_id):
         return None
     return Ticket(batch_id, last.run, last.incarnation, last.entry, None, last.targets)
 
@@ -77,7 +80,7 @@ def _new_ticket(job: Job, checkpoint: str, schema: StructType) -> Ticket:
     """Take a token, recover, and find out what is left to write of the batch."""
     settings = job.settings
     query = PlannedQuery(checkpoint, str(uuid.uuid4()))
-    pipeline = job.pipeline(query)
+    pipeline = job.pipeline(query, create=True)
     head = pipeline.log.head(pipeline.name)  # before the checkpoint is read: see `Claim.seen_run`
     batch_id = query.planned_batch()
     # What is decided must not wait for a sink that cannot be written now.

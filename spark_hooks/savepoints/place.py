@@ -124,7 +124,7 @@ class Savepoints:
             return found
 
         stored = measured(there())
-        self._folder.put(_content(stored.sha256), lambda: _unchanged(name, there(), stored))
+        self._folder.store(_content(stored.sha256), lambda: _unchanged(name, there(), stored))
         return stored
 
     def publish(self, manifest: Manifest) -> None:

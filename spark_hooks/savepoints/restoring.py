@@ -259,7 +259,7 @@ def _lay_out(
     if is_again:
         _check_is_ours(savepoints, manifest, checkpoint, query_id)
     for name in manifest.files:
-        checkpoint.put(name, partial(_content, savepoints, manifest, name, query_id))
+        checkpoint.store(name, partial(_content, savepoints, manifest, name, query_id))
     return query_id
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sparkonce.errors import FencedError, PrepareRejectedError
+from sparkonce.errors import ConfigurationError, FencedError, PrepareRejectedError
 from sparkonce.once import forget
 from sparkonce.spark_hooks.data_source.committing import abort, commit
 from sparkonce.spark_hooks.data_source.job import Job
 from sparkonce.spark_hooks.data_source.keyed import abort_keyed, commit_keyed, plan_keyed
 from sparkonce.spark_hooks.data_source.planning import Holder, plan
 from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter
+from sparkonce.txn_log import opening
 
 SCHEMA = StructType([StructField("id", LongType())])
 NAME = "format_job:pipeline"
@@ -38,10 +41,14 @@ class Query:
         self.target, self.checkpoint = folder / "target", folder / "checkpoint"
         self.module = folder / "format_job.py"
         self.target.mkdir()
+        self.fill("1")
+
+    def fill(self, digit: str) -> None:
+        """Make the checkpoint of a query whose id has this digit."""
         (self.checkpoint / "offsets").mkdir(parents=True)
         (self.checkpoint / "commits").mkdir()
         (self.checkpoint / "metadata").write_text(
-            json.dumps({"id": "0" * 8 + "-1-1-1-" + "0" * 12})
+            json.dumps({"id": "0" * 8 + f"-{digit}-1-1-" + "0" * 12})
         )
 
     def plan(self, batch_id: int) -> TaskWriter:
@@ -95,6 +102,51 @@ def test_token_is_kept_from_batch_to_batch(query: Query) -> None:
     tokens = [planned.ticket.incarnation.token for planned in (first, second, third)]
     assert tokens == [1, 1, 2]
     assert query.rows() == 6
+
+
+@pytest.fixture
+def query_with_log(query: Query) -> Query:
+    """Its log is inside the checkpoint."""
+    text = query.module.read_text()
+    query.module.write_text(re.sub("log=.*", 'log="checkpoint")', text))
+    return query
+
+
+def test_only_the_start_checks_the_place_of_the_log(
+    query_with_log: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its race is many requests: later plans, commits and aborts open the log that exists."""
+    query, checked = query_with_log, []
+    monkeypatch.setattr(opening, "check_create", checked.append)
+    for batch_id in range(2):
+        query.commit(query.run(query.plan(batch_id)), batch_id)
+    query.abort(query.run(query.plan(2)), 2)
+    assert len(checked) == 1
+    query.commit(query.run(query.plan(2), attempt=1), 2)
+    assert len(checked) == 2
+    assert query.rows() == 9
+
+
+def test_commit_makes_no_log(query_with_log: Query) -> None:
+    """A log that was deleted since the plan is missed, and no empty one takes its place."""
+    query = query_with_log
+    prepared = query.run(query.plan(0))
+    shutil.rmtree(query.checkpoint / "sparkonce-log")
+    with pytest.raises(ConfigurationError, match="no transaction log"):
+        query.commit(prepared, 0)
+    assert not (query.checkpoint / "sparkonce-log").exists()
+    for told in ("no transaction log", "belongs to the transaction log with id"):
+        with pytest.raises(ConfigurationError, match=told):
+            query.plan(0)
+
+
+def test_fresh_checkpoint_with_its_log_inside_in_the_same_process(query_with_log: Query) -> None:
+    """It gets a log of its own, as with foreachBatch."""
+    query = query_with_log
+    query.commit(query.run(query.plan(0)), 0)
+    shutil.rmtree(query.checkpoint)
+    query.fill("2")
+    assert query.plan(0).ticket.incarnation.token == 1
 
 
 def test_replay_takes_a_token_of_its_own(query: Query) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from sparkonce.errors import ConfigurationError, LogCorruptError, LogUnavailableError
 from sparkonce.storage import LocalFolder, local_path, open_folder
-from tests.support.storage_cases import assert_reads_what_spark_writes
+from tests.support.storage_cases import assert_reads_what_spark_writes, put_below
 
 
 def test_local_folder_reads_what_spark_writes(tmp_path: Path) -> None:
-    assert_reads_what_spark_writes(LocalFolder(tmp_path), tmp_path)
+    assert_reads_what_spark_writes(LocalFolder(tmp_path), put_below(tmp_path))
 
 
 def test_folder_is_opened_by_its_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

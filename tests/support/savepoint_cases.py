@@ -32,8 +32,8 @@ class Observed(LocalFolder):
     def create(self, name: str, text: str) -> bool:
         return self._noted(f"create {name}", lambda: super(Observed, self).create(name, text))
 
-    def put(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
-        self._noted(f"put {name}", lambda: super(Observed, self).put(name, pieces))
+    def store(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        self._noted(f"store {name}", lambda: super(Observed, self).store(name, pieces))
 
     def delete(self, name: str) -> None:
         self._noted(f"delete {name}", lambda: super(Observed, self).delete(name))
@@ -60,7 +60,7 @@ def killed_at_each_change(
         reached: list[str] = []
 
         def note(what: str, moment: int = moment, reached: list[str] = reached) -> None:
-            if what.split()[1] in {"create", "put", "delete"}:
+            if what.split()[1] in {"create", "store", "delete"}:
                 reached.append(what)
                 if len(reached) > moment:
                     raise KilledError(what)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sparkonce.storage import FileSystemFolder
 
 
-def assert_reads_what_spark_writes(folder: FileSystemFolder, root: Path) -> None:
+def put_below(root: Path) -> Callable[[str, str], None]:
+    """A function that writes a file, with its folders."""
+
+    def put(name: str, text: str) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+    return put
+
+
+def assert_reads_what_spark_writes(
+    folder: FileSystemFolder, put: Callable[[str, str], None]
+) -> None:
     """Files of a checkpoint, as Spark leaves them: numbered ones, hidden ones, large ones."""
     assert folder.files("commits") in ([], ())
     assert not folder.exists("commits")
     assert folder.read("commits/9") is None
     assert folder.read_end("commits/9", 10) is None
-    (root / "commits" / "old").mkdir(parents=True)
-    for name in ("9", "10", "10.tmp", "a,12", "b,c:d"):
-        (root / "commits" / name).write_text("v1")
-    (root / "commits" / "old" / "11").write_text("v1")
-    (root / "commits" / ".12.crc").write_text("")
+    for name in ("9", "10", "10.tmp", "a,12", "b,c:d", "old/11"):
+        put(f"commits/{name}", "v1")
+    put("commits/.12.crc", "")
     found = set(folder.files("commits")) - {"old"}  # a folder, which Hadoop's lists too
     assert found - {".12.crc"} == {"9", "10", "10.tmp", "a,12", "b,c:d"}
     below = {f"commits/{name}" for name in ("9", "10", "10.tmp", "a,12", "b,c:d", "old/11")}
@@ -26,10 +37,14 @@ def assert_reads_what_spark_writes(folder: FileSystemFolder, root: Path) -> None
     assert folder.exists("commits")
     assert folder.exists("commits/10")
     assert folder.read("commits/10") == "v1"
-    (root / "log").write_text("ä" * 1000 + "end")
+    assert not folder.exists("commits/1")  # the beginning of another name
+    assert not folder.exists("commit")
+    put("log", "ä" * 1000 + "end")
     assert folder.read_end("log", 5) == "äend"
     assert (folder.read_end("log", 4) or "")[1:] == "end"
     assert folder.read_end("log", 1 << 20) == folder.read("log") == "ä" * 1000 + "end"
+    put("empty", "")
+    assert folder.read_end("empty", 5) == folder.read("empty") == ""
     assert folder.create("new/file.json", "1")
     assert not folder.create("new/file.json", "2")
     assert folder.read("new/file.json") == "1"

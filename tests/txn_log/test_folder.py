@@ -279,9 +279,9 @@ class Stream:
 
 def test_document_is_on_the_disks_of_hadoop_before_it_counts() -> None:
     """Closed alone, it may be in the memory of the data nodes; a store's stream knows no hsync."""
-    HadoopFolder._write(stream := Stream(), "{}")
+    HadoopFolder._write(stream := Stream(), [b"{}"])
     assert stream.calls == ["write", "hsync", "close"]
-    HadoopFolder._write(stream := Stream(), "{}", close_publishes=True)
+    HadoopFolder._write(stream := Stream(), [b"{}"], close_publishes=True)
     assert stream.calls == ["write", "close"]
 
 
@@ -292,7 +292,7 @@ def test_document_that_hadoop_does_not_take_whole(failing: str, is_store: bool) 
     """The error comes out; in a store, where closing would publish a part of it, it is aborted."""
     stream = Stream(failing)
     with pytest.raises(ConnectionError, match=failing):
-        HadoopFolder._write(stream, "{}", close_publishes=is_store)
+        HadoopFolder._write(stream, [b"{}"], close_publishes=is_store)
     assert stream.calls[-2:] == [failing, "abort" if is_store else "close"]
 
 

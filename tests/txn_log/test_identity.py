@@ -324,6 +324,7 @@ SAME_PLACE = [
     ("file:/ckpt", "/ckpt//"),
     ("hdfs://NameNode:8020/a/ckpt/", "hdfs://namenode:8020/a//ckpt"),
     ("s3a://bucket/ckpt", "s3://bucket/ckpt"),
+    ("s3a://bucket/a/../ckpt", "s3a://bucket//./ckpt/"),
 ]
 
 

@@ -41,6 +41,10 @@ class Folder(Protocol):
 class FileSystemFolder(Folder, Protocol):
     """A folder of a file system, where others may write too, as Spark does in its checkpoint."""
 
+    @property
+    def location(self) -> str:
+        """Where the folder is, in full, as its file system writes it."""
+
     def exists(self, name: str) -> bool:
         """Whether there is a file or a folder of this name."""
 
@@ -59,7 +63,7 @@ class FileSystemFolder(Folder, Protocol):
         Each piece may raise `LogUnavailableError`, also because the file was deleted meanwhile.
         """
 
-    def put(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+    def store(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
         """Create a file of bytes, whole and durable, with its parent folders.
 
         A file that exists is left as it is, and must have the same bytes. If the write is repeated,

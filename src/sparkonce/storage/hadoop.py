@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
-from pyspark.errors import IllegalArgumentException
+from pyspark.errors import IllegalArgumentException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 
 from sparkonce.errors import ConfigurationError, DecisionUnknownError, LogUnavailableError
@@ -62,11 +62,21 @@ def hadoop_folder(
     spark-defaults.conf.
     """
     # Without Spark, one JVM serves all folders of the process, and ends with it.
-    gateway = SparkContext._gateway or once(launch_gateway)  # noqa: SLF001 - py4j is the only way
+    gateway = SparkContext._gateway or once(_own_jvm)  # noqa: SLF001 - py4j is the only way
     hadoop = (
         gateway.jvm.org.apache.spark.deploy.SparkHadoopUtil.get().conf if conf is None else conf
     )
     return HadoopFolder(root, gateway, hadoop(), address)
+
+
+def _own_jvm() -> JavaGateway:
+    try:
+        return launch_gateway()
+    except (OSError, PySparkRuntimeError) as error:
+        raise ConfigurationError(
+            f"no JVM can be started to read Hadoop's file systems ({error}): let this process find "
+            "Java (JAVA_HOME) and Spark's bin/spark-submit (SPARK_HOME)"
+        ) from error
 
 
 class HadoopFolder:
@@ -121,10 +131,14 @@ class HadoopFolder:
     def address(self) -> str:
         return self._address
 
+    @property
+    def location(self) -> str:
+        return str(self._root.toString())  # a URI's text would be quoted
+
     def create(self, name: str, text: str) -> bool:
         return self._create(name, lambda: [text.encode()])
 
-    def put(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+    def store(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
         if not self.exists(name):
             self._create(name, pieces)
 

@@ -86,6 +86,10 @@ class LocalFolder:
     def address(self) -> str:
         return self._address
 
+    @property
+    def location(self) -> str:
+        return str(self._root)
+
     def create(self, name: str, text: str) -> bool:
         path = self._root / name
         if not self._try(lambda: self._link(path, lambda: [text.encode()])):
@@ -98,7 +102,7 @@ class LocalFolder:
             ) from error
         return True
 
-    def put(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+    def store(self, name: str, pieces: Callable[[], Iterable[bytes]]) -> None:
         path = self._root / name
         if not self.exists(name):
             self._try(lambda: self._link(path, pieces))

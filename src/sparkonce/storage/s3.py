@@ -217,9 +217,14 @@ class S3Folder:
         )
 
     def names(self, folder: str) -> Sequence[str]:
+        return self.listed(folder)
+
+    def listed(self, folder: str, **settings: Any) -> list[str]:
+        """The names of all keys below `folder`; `settings` are those of the request."""
+
         def ask() -> list[str]:
             pages = self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.bucket, Prefix=self.prefix + (folder and f"{folder}/")
+                Bucket=self.bucket, Prefix=self.prefix + (folder and f"{folder}/"), **settings
             )
             return [
                 found["Key"].removeprefix(self.prefix)
@@ -227,7 +232,7 @@ class S3Folder:
                 for found in page.get("Contents", [])
             ]
 
-        return self._ask("list", ask)
+        return self.ask("list", ask)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -247,7 +252,7 @@ class S3Folder:
 
     def delete(self, name: str) -> None:
         key = self.prefix + name
-        self._ask("delete", lambda: self.client.delete_object(Bucket=self.bucket, Key=key))
+        self.ask("delete", lambda: self.client.delete_object(Bucket=self.bucket, Key=key))
 
     def put(self, name: str, text: str, condition: Mapping[str, str]) -> str | None:
         """Write an object on a condition (``IfMatch`` or ``IfNoneMatch``).
@@ -315,7 +320,8 @@ class S3Folder:
             f"{self.address} cannot be used now ({said(error)}), nothing was written; {advice}"
         )
 
-    def _ask(self, request: str, action: Callable[[], ResultT]) -> ResultT:
+    def ask(self, request: str, action: Callable[[], ResultT]) -> ResultT:
+        """Run an action that changes nothing, or that may be repeated."""
         reach("log.before", request=request)
         try:
             return action()
