@@ -127,7 +127,7 @@ class Deployment:
 
     def places_of_the_secret(self, server: SparkConnectServer) -> list[Path | str]:
         """Files with it: the event log, Spark's log, the checkpoint, the transaction log."""
-        files = [server.log, *(path for path in self.folder.rglob("*") if path.is_file())]
+        files = [server.runtime.log, *(path for path in self.folder.rglob("*") if path.is_file())]
         found: list[Path | str] = [path for path in files if SECRET.encode() in path.read_bytes()]
         return found + (["what the clients and commands printed"] if SECRET in self.printed else [])
 
@@ -194,7 +194,7 @@ def test_options_recover_and_no_secret_is_shown(
     assert "no_such_table" in failed
     world.close()
     assert list((deployment.folder / "events").iterdir()), "there is an event log"
-    assert "no_such_table" in server.log.read_text()
+    assert "no_such_table" in server.runtime.log.read_text()
     assert "WriteToMicroBatchDataSource" in deployment.printed, "the plan was printed"
     assert not deployment.places_of_the_secret(server)
 

@@ -129,11 +129,12 @@ def test_file_holds_the_secret_or_a_whole_setting(settings: dict[str, Any], tmp_
         {**POSTGRES, "conninfo": {"file": str(tmp_path / "dsn")}},
         {**KAFKA, "config": {"file": str(tmp_path / "kafka")}},
         {**KAFKA, "name": "other", "config": sasl},
+        {**FILE, "folder": {"file": str(tmp_path / "password")}},
     )
-    postgres, kafka, other = pipeline.sinks
+    postgres, kafka, other, file = pipeline.sinks
     assert postgres._address.conninfo.endswith("@host/shop")
     assert kafka._settings.config == {"linger.ms": 7}
-    assert other._settings.config["sasl.password"] == '["a"]'
+    assert other._settings.config["sasl.password"] == file._folder.name == '["a"]'
     pipeline.close()
 
 
@@ -311,7 +312,7 @@ def test_no_error_shows_what_a_reference_named(
     assert "***" in refused(settings, {**KAFKA, "bootstrap_servers": "a", "topic": {"env": "BAD"}})
     assert "***" in refused(settings, {**KAFKA, "config": {"security.protocol": {"env": "WRONG"}}})
     refused(settings, {**FILE, "writers": {"env": "WRONG"}})
-    refused({**settings, "name": {"env": "WRONG"}}, FILE)
+    refused({**settings, "name": {"env": "BAD"}}, FILE)
     refused({**settings, "log": {"env": "WRONG"}}, FILE)
 
 
