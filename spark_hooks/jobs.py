@@ -1,4 +1,7 @@
-"""JOB: ``module:attribute`` of an `ExactlyOnce`, or of a function that returns one."""
+"""JOB: ``module:attribute`` of an `ExactlyOnce`, or of a function that returns one; or JSON.
+
+JSON is a text that begins with ``{``, or the path of a file ``….json``: see `described`.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,32 @@ if TYPE_CHECKING:
 
 
 def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
-    """Import the pipeline; the working directory comes first on the path, as for uvicorn.
+    """Import the pipeline, or make it from JSON.
+
+    The working directory comes first on the path of modules, as for uvicorn.
 
     Args:
         text: the JOB.
         create: whether its log may be made when it is not there.
 
     Raises:
-        ConfigurationError: it cannot be imported, is something else, starts a query, or has no
-            log yet.
+        ConfigurationError: it cannot be imported or read, is something else, starts a query, or
+            has no log yet.
     """
+    from sparkonce.spark_hooks import described  # noqa: PLC0415 - imports PySpark
+
+    with contextlib.nullcontext() if create else without_making():
+        return described.load_described(text) if described.is_described(text) else _imported(text)
+
+
+def _imported(text: str) -> ExactlyOnce:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
 
     module_name, colon, attribute = text.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigurationError(
-            f"{text!r}: expected module:attribute, such as jobs.orders:pipeline"
+            f"{text!r}: expected module:attribute, such as jobs.orders:pipeline, or a file of "
+            "JSON, such as orders.json"
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -40,7 +53,6 @@ def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
     with (
         contextlib.redirect_stdout(sys.stderr),
         _no_query_starts(text),
-        contextlib.nullcontext() if create else without_making(),
     ):
         found = _import(module_name)
         for name in attribute.split("."):

@@ -26,6 +26,28 @@ from sparkonce.txn_log.record import State
 pytestmark = pytest.mark.skipif(version < "4.1", reason="Spark 4.0 has no declarative pipelines")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative_pipeline"
+FLOWS = """
+import json
+
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+SINKS = [
+    {"type": "file", "folder": "/tmp/orders/out"},
+    {"type": "sqlite", "path": {"env": "SHOP"}, "table": "orders"},
+]
+LOG = "sqlite:////tmp/orders/txn.db"
+OPTIONS = {"name": "orders", "log": LOG, "sinks": json.dumps(SINKS)}
+dp.create_sink("orders_out", "sparkonce", OPTIONS)
+
+
+@dp.append_flow(target="orders_out")
+def orders_flow():
+    return spark.readStream.schema("id long, customer string, amount double").json("/tmp/orders/in")
+"""
+"""Flows of a project that has no module with a pipeline."""
+
 COMMAND = Path(sys.executable).with_name("spark-pipelines")
 
 
@@ -49,6 +71,12 @@ class Project:
         warehouse = f"spark.sql.warehouse.dir={folder}/warehouse"
         self.options = ["--conf", warehouse, "--conf", "spark.ui.enabled=false"]
         self._folder, self._runs = folder, 0
+
+    def has_options_only(self) -> None:
+        (self._code / "jobs.py").unlink()
+        flows = FLOWS.replace("/tmp/orders", str(self.data))  # noqa: S108
+        (self._code / "flows.py").write_text(flows)
+        self.environment["SHOP"] = str(self.data / "shop.db")
 
     def add(self, *ids: int) -> None:
         """One file of orders."""
@@ -130,6 +158,22 @@ def test_every_order_arrives_once_through_kills(project: Project) -> None:
         assert process.wait() == 0, "Spark did not start the flow again"
     assert project.delivered() == Counter([1, 2, 3, 4])
     assert project.states() == [State.COMPLETE] * 3
+
+
+def test_pipeline_of_options_only_through_a_kill(project: Project) -> None:
+    """`create_sink` gives the sinks, and refers to the driver's environment for one path."""
+    project.has_options_only()
+    project.add(1, 2)
+    arm = project.points.arm("decide.after", batch=0)
+    with project.begin() as process:
+        process.wait_for(arm)
+        process.kill()
+    assert project.states() == [State.DECIDED]
+    project.points.disarm()
+    project.add(3)
+    project.run()
+    assert project.delivered() == Counter([1, 2, 3])
+    assert project.states() == [State.COMPLETE] * 2
 
 
 def test_full_refresh_is_refused_and_can_be_taken_back(project: Project) -> None:

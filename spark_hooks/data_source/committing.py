@@ -38,7 +38,7 @@ def commit(
     """Vote, decide and commit what the tasks have prepared.
 
     Args:
-        job_name: module:attribute of the pipeline.
+        job_name: the JOB; see `sparkonce.spark_hooks.jobs.load_job`.
         checkpoint: location of the query's checkpoint.
         schema: of the rows.
         messages: what the tasks returned.

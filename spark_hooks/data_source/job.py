@@ -1,4 +1,4 @@
-"""The pipeline of `option("pipeline", …)` in one of Spark's Python processes on the driver."""
+"""The pipeline that the options give, in one of Spark's Python processes on the driver."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Layout(NamedTuple):
 
 
 class Job:
-    """A pipeline, as its module has it; see `sparkonce.spark_hooks.jobs.load_job`.
+    """A pipeline, as its module or its JSON has it; see `sparkonce.spark_hooks.jobs.load_job`.
 
     Raises:
-        ConfigurationError: it cannot be imported, or has a setting that needs foreachBatch.
+        ConfigurationError: it cannot be imported or made, or has a setting that needs foreachBatch.
     """
 
     def __init__(self, name: str) -> None:

@@ -69,7 +69,7 @@ def plan_keyed(job_name: str, key: str, schema: StructType) -> TaskWriter | None
     """Claim the pipeline for the job with this key, and say what its tasks write.
 
     Args:
-        job_name: module:attribute of the pipeline.
+        job_name: the JOB; see `sparkonce.spark_hooks.jobs.load_job`.
         key: of the job; the rows of one key are written once.
         schema: of the rows.
 

@@ -40,7 +40,7 @@ def plan(job_name: str, checkpoint: str, schema: StructType) -> TaskWriter:
     """Claim the pipeline for the batch that Spark is planning, and say what its tasks write.
 
     Args:
-        job_name: module:attribute of the pipeline.
+        job_name: the JOB; see `sparkonce.spark_hooks.jobs.load_job`.
         checkpoint: location of the query's checkpoint.
         schema: of the rows.
 

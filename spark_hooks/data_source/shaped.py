@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.described import sinks_for_columns
 from sparkonce.spark_hooks.shaping import Shapes, distinct_shapes
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ HASH = "sparkonce_hash"
 """How the names of the hash columns begin; the rest says for which sinks the columns are."""
 
 
-def shaped(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
+def shaped(df: DataFrame, sinks: Sequence[AnySink] | str) -> DataFrame:
     """The rows for ``format("sparkonce")``, with each sink's columns and a hash of each row.
 
     The sinks' select= and key= are evaluated here. With the hashes, a branch that its server has
@@ -30,12 +31,15 @@ def shaped(df: DataFrame, sinks: Sequence[AnySink]) -> DataFrame:
 
     Args:
         df: the streaming DataFrame, with the columns from which the sinks make theirs.
-        sinks: the sinks of the pipeline, in its order.
+        sinks: the sinks of the pipeline, in its order. A pipeline without a module: the option
+            "sinks", or the path of the file of JSON. Its secrets are not needed here.
 
     Raises:
         ConfigurationError: a select= means something else next to those of the other sinks, or
-            changes the rows of all.
+            changes the rows of all; or the JSON is wrong.
     """
+    if isinstance(sinks, str):
+        sinks = sinks_for_columns(sinks)
     rows, _ = Shapes().with_hashes(df, sinks)
     hashes = hash_names(sinks)
     return rows.toDF(*rows.columns[: -len(hashes)], *hashes)

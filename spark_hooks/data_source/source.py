@@ -50,8 +50,13 @@ class SparkOnce(DataSource):  # type: ignore[misc]
         writer.option("pipeline", "jobs.nightly:pipeline").save()
 
     Options:
-        pipeline: ``module:attribute`` of an `ExactlyOnce`, or of a function that returns one. The
-            Python processes of Spark's driver import the module, not the client.
+        pipeline: ``module:attribute`` of an `ExactlyOnce`, or of a function that returns one; or
+            the path of a file ``….json``. The Python processes of Spark's driver read it, not the
+            client.
+        name: of the pipeline, in place of `pipeline`, with the other parameters of `ExactlyOnce`.
+        sinks: JSON: a list of objects, each with the sink's ``type`` and the parameters of its
+            class. A secret is ``{"env": "NAME"}`` or ``{"file": "/PATH"}``.
+        sink.type, sink.…: in place of `sinks`: the type and the parameters of one sink.
         checkpointLocation: of a streaming query: in a folder that these processes see.
         key: of a batch job: what it is about, such as its date. A job whose key is among the
             pipeline's last batches (`retain=`) and complete writes nothing.
@@ -71,7 +76,7 @@ class SparkOnce(DataSource):  # type: ignore[misc]
                 'outputMode("complete") replaces all that was written before, which a sink cannot '
                 'do: use "append"'
             )
-        pipeline = _option(self.options, "pipeline")
+        pipeline = _job_of(self.options)
         return StreamWriter(pipeline, _option(self.options, "checkpointLocation"), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -81,7 +86,7 @@ class SparkOnce(DataSource):  # type: ignore[misc]
                 'mode("overwrite") replaces all that was written before, which a sink cannot do: '
                 'use mode("append")'
             )
-        pipeline = _option(self.options, "pipeline")
+        pipeline = _job_of(self.options)
         return BatchWriter(pipeline, _option(self.options, "key"), schema)
 
     def reader(self, schema: StructType) -> NoReturn:
@@ -90,10 +95,6 @@ class SparkOnce(DataSource):  # type: ignore[misc]
 
 
 _NEEDED: Final = {
-    "pipeline": (
-        'format("sparkonce") needs .option("pipeline", "module:attribute"), the pipeline to write '
-        "with"
-    ),
     "checkpointLocation": (
         'format("sparkonce") needs .option("checkpointLocation", …) on the query itself: Spark '
         "does not tell it a location from the session's settings"
@@ -111,6 +112,12 @@ def _option(options: Mapping[str, str], name: str) -> str:
     if not found:
         raise ConfigurationError(_NEEDED[name])
     return found
+
+
+def _job_of(options: Mapping[str, str]) -> str:
+    from sparkonce.spark_hooks.data_source.options import job_of  # noqa: PLC0415 - the driver's
+
+    return job_of(options)
 
 
 def _check_gives_arrow() -> None:

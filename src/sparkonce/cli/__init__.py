@@ -1,7 +1,7 @@
 """The command `sparkonce`: for operators, at three in the morning.
 
 main             the command line, errors, exit codes
-jobs             JOB: module:attribute ─► ExactlyOnce
+jobs             JOB: module:attribute, or JSON ─► ExactlyOnce
 targets          JOB, or --log URL: which log and which pipelines
 facts            records, heads and orphans as JSON values    (one source for both forms of output)
 screen           the same as text, for 80 columns

@@ -27,9 +27,10 @@ INTERRUPTED = 130
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
-    epilog="JOB is module:attribute of an ExactlyOnce, or of a function that returns one; the "
-    "working directory is on the path. Exit codes: 0 fine, 1 error, 2 usage, 3 something is in "
-    "doubt, unfinished, abandoned, or was found. The runbook is docs/howto/in-doubt.md.",
+    epilog="JOB is module:attribute of an ExactlyOnce, or of a function that returns one, with the "
+    "working directory on the path; or a file of JSON, such as orders.json. Exit codes: 0 fine, "
+    "1 error, 2 usage, 3 something is in doubt, unfinished, abandoned, or was found. The runbook "
+    "is docs/howto/in-doubt.md.",
 )
 @click.version_option(package_name="sparkonce", message="sparkonce %(version)s")
 def cli() -> None:

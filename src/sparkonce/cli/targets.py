@@ -102,7 +102,7 @@ def open_target(
         click.UsageError: neither or both are given.
     """
     if (job is None) == (url is None):
-        raise click.UsageError("give either a JOB (module:attribute) or --log URL")
+        raise click.UsageError("give either a JOB (module:attribute or FILE.json) or --log URL")
     if job is not None:
         if pipeline is not None:
             raise click.UsageError("a JOB is one pipeline: --pipeline goes with --log")
