@@ -2,8 +2,10 @@
 
 exactly_once       ExactlyOnce, which a user hands to foreachBatch
 settings           its settings, checked
+gate               the gate before each batch, which `stop` closes
 starts             starts that find no new data
 lifecycle          Spark's listener for starts, and the interpreter's exit
+serving            the query that an object serves, and its run now
 run                one run of one query
 running_query      the query that runs, through Spark's own JVM
 entering           how a start claims its pipeline and enters the checkpoint

@@ -3,6 +3,7 @@
     foreachBatch(df, N) ─► the query's Run ─► deliver N
     the query starts    ─► the query's Run ─► recover, where no batch may come
     awaitTermination, close, the interpreter's exit ─► commit the last batch (after_checkpoint)
+    stop, held              ─► no batch begins; the one that runs is finished
 
 One object serves one query and its restarts, and refuses another query. Each start of the query is
 a run of its own with its own fencing token; so are a second ``start()`` and Spark's own retry after
@@ -14,19 +15,20 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from sparkonce.errors import ConfigurationError, ProtocolError
+from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
+from sparkonce.spark_hooks.gate import Gate
 from sparkonce.spark_hooks.lifecycle import call_at_exit, commit_at_exit
-from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.serving import Serving
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.spark_hooks.small_batches import DEFAULT_ROWS
-from sparkonce.spark_hooks.starts import Starts, is_bound
+from sparkonce.spark_hooks.starts import Starts
 from sparkonce.txn_log import IN_CHECKPOINT, TransactionLog, checkpoint_log, open_log
 from sparkonce.txn_log.identity import adopted
 
@@ -105,7 +107,7 @@ class ExactlyOnce:
         retain: int = 10_000,
         driver_rows: int = DEFAULT_ROWS,
     ) -> None:
-        self._settings = Settings(
+        settings = Settings(
             name=name,
             sinks=tuple(sinks),
             log=log,
@@ -118,11 +120,12 @@ class ExactlyOnce:
             driver_rows=driver_rows,
         )
         # The log in the checkpoint is opened as soon as a query shows where its checkpoint is.
-        self._log = None if self._settings.is_log_in_checkpoint else open_log(log)
-        self._lock = threading.RLock()
-        self._run: Run | None = None
-        self._served: RunningQuery | None = None  # the query whose batches this object gets
-        self._starts = Starts(self._settings, self._log, self._may_serve, self._recover_at_start)
+        opened = None if settings.is_log_in_checkpoint else open_log(log)
+        self._serving = Serving(settings, opened)
+        self._gate = Gate(self._serving)
+        self._starts = Starts(
+            settings, opened, self._serving.may_serve, self._serving.recover_at_start
+        )
         if commit == "after_checkpoint":
             call_at_exit(self._commit_at_exit)
 
@@ -137,38 +140,36 @@ class ExactlyOnce:
             SparkOnceError: see `sparkonce.errors` for what to do next. The query fails with it,
                 and Spark replays the batch at the next start.
         """
-        with self._lock:
-            run = self._run
-            if run is None or not run.query.is_calling(batch_df):
-                run = self._run = self._run_of(RunningQuery.calling(batch_df))
+        with self._gate.passing(batch_df, batch_id), self._serving.lock:
+            run, is_new = self._serving.run_calling(batch_df)
+            if is_new:
                 self._starts.warn_if_unheard(run.query)
-            self._served = run.query
             run.deliver(batch_df, batch_id)
 
     @property
     def settings(self) -> Settings:
         """What this object was given."""
-        return self._settings
+        return self._serving.settings
 
     @property
     def name(self) -> str:
         """The pipeline's permanent name."""
-        return self._settings.name
+        return self.settings.name
 
     @property
     def sinks(self) -> tuple[AnySink, ...]:
         """Where the rows go."""
-        return self._settings.sinks
+        return self.settings.sinks
 
     @property
     def all_sinks(self) -> tuple[AnySink, ...]:
         """The sinks, and those that were removed."""
-        return self._settings.all_sinks
+        return self.settings.all_sinks
 
     @property
     def adopt(self) -> tuple[str, ...]:
         """What lets a start pass the identity guard."""
-        return self._settings.adopt
+        return self.settings.adopt
 
     @property
     def log(self) -> TransactionLog:
@@ -177,21 +178,16 @@ class ExactlyOnce:
         Raises:
             ProtocolError: it is in the checkpoint, and no query has started yet.
         """
-        if self._log is None:
-            raise ProtocolError(
-                f"the transaction log of {self.name!r} is in its query's checkpoint: start the "
-                'query first, or open it with open_log("checkpoint:<location>")'
-            )
-        return self._log
+        return self._serving.opened_log
 
     def open_log_in(self, checkpoint: str, *, create: bool = False, by_boto3: bool = False) -> None:
         """Open a log that is inside the checkpoint, at this location, without a running query."""
-        if self._settings.is_log_in_checkpoint:
-            self._log = checkpoint_log(checkpoint, create=create, by_boto3=by_boto3)
+        if self.settings.is_log_in_checkpoint:
+            self._serving.log = checkpoint_log(checkpoint, create=create, by_boto3=by_boto3)
 
     def pipeline(self, checkpoint: Checkpoint) -> Pipeline:
         """The pipeline over this checkpoint, for the protocol."""
-        return self._settings.pipeline(self.log, checkpoint)
+        return self._serving.pipeline(checkpoint)
 
     def awaitTermination(self, query: StreamingQuery, timeout: float | None = None) -> bool:  # noqa: N802 - as Spark's own
         """Wait for the query's end, and then for the commit of its last batch.
@@ -208,14 +204,46 @@ class ExactlyOnce:
             SparkOnceError: the last batch is not committed; the next start continues with it.
         """
         running = RunningQuery.of(query)
-        self._recover_at_start(running)
+        self._serving.recover_at_start(running)
         try:
             ended = query.awaitTermination(timeout)
             return True if ended is None else bool(ended)
         finally:
             if not query.isActive:
-                self._recover_at_start(running)  # again: the listener's try may have failed
-                self._commit_last(self._settings.commit_timeout_s)
+                self._serving.end(running)
+
+    def stop(self, query: StreamingQuery, timeout: float | None = None) -> None:
+        """Stop the query between two batches.
+
+        It waits for the batch that runs now and for its commit. After it, every batch is complete
+        in every sink, and Spark's checkpoint has the same batches. The next start, of this object
+        or another, continues with the next batch. If it raises, the query has failed or runs on.
+
+        Args:
+            query: the running query. One that has ended already is only checked.
+            timeout: how long to wait before the query is stopped, in seconds; default: for ever.
+
+        Raises:
+            StreamingQueryException: the query failed.
+            TimeoutError: the batch took longer. The query continues.
+            ProtocolError: this object does not serve the query, the call comes from its own
+                foreachBatch, or something else stopped the query during a batch.
+            SparkOnceError: the last batch cannot be committed.
+        """
+        with self.held(query, timeout):
+            query.stop()
+            query.awaitTermination()  # raises what the query failed with in the same moment
+
+    @contextmanager
+    def held(self, query: StreamingQuery, timeout: float | None = None) -> Iterator[None]:
+        """Hold the query between two batches during a ``with`` block.
+
+        In the block every batch is complete in every sink and in Spark's checkpoint, and no batch
+        begins. After it the query continues, unless the block has stopped it. A query that has
+        ended between two batches is held too. Arguments and errors are those of `stop`.
+        """
+        with self._gate.held(query, timeout):
+            yield
 
     def close(self) -> None:
         """Commit the last batch if Spark's checkpoint has it, and free all connections.
@@ -226,13 +254,13 @@ class ExactlyOnce:
             SparkOnceError: the last batch is not committed; the next start continues with it.
         """
         try:
-            self._commit_last(self._settings.commit_timeout_s)
+            self._serving.commit_last(self.settings.commit_timeout_s)
         finally:
-            with self._lock:  # a batch may be using them
+            with self._serving.lock:  # a batch may be using them
                 for sink in self.all_sinks:
                     sink.close()
-                if self._log is not None:
-                    self._log.close()
+                if self._serving.log is not None:
+                    self._serving.log.close()
 
     def __getstate__(self) -> NoReturn:
         raise _NotPicklableError
@@ -244,55 +272,11 @@ class ExactlyOnce:
         self.close()
 
     def __repr__(self) -> str:
-        log = IN_CHECKPOINT if self._log is None else self._log.address
+        opened = self._serving.log
+        log = IN_CHECKPOINT if opened is None else opened.address
         return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {log}>"
 
-    # -- one run of one query ----------------------------------------------------------------------
-
-    def _run_of(self, query: RunningQuery) -> Run:
-        """A new run of the query, which must be the one that this object serves.
-
-        Raises:
-            ProtocolError: it is another query.
-        """
-        served = self._served
-        if served is not None and not self._may_serve(query):
-            raise ProtocolError(
-                f"this ExactlyOnce {self.name!r} serves the query {served.run.query_id} with the "
-                f"checkpoint {served.checkpoint}, and was called by the query "
-                f"{query.run.query_id} with {query.checkpoint}: make an ExactlyOnce for each query"
-            )
-        # Opened again: the folder may be a new one of the same name.
-        self._log = query.open_log() if self._settings.is_log_in_checkpoint else self.log
-        return Run(self._settings, query, self.pipeline(query), self._lock)
-
-    # -- starts that find no new data --------------------------------------------------------------
-
-    def _recover_at_start(self, query: RunningQuery) -> None:
-        """Recover without a batch, unless this object serves another query, or this run already."""
-        run = self._run
-        if run is not None and run.query.run == query.run and run.has_driver:
-            return  # without the lock, which its batch may hold for long
-        with self._lock:
-            if query.is_followed or not self._may_serve(query):
-                return
-            if not is_bound(query, self._settings, self._log):
-                return
-            if self._run is None or self._run.query.run != query.run:
-                self._run = self._run_of(query)
-            self._run.recover()
-
-    def _may_serve(self, query: RunningQuery) -> bool:
-        """Whether no other query has called this object."""
-        return self._served is None or self._served.run.query_id == query.run.query_id
-
-    # -- the end -----------------------------------------------------------------------------------
-
-    def _commit_last(self, patience_s: float) -> None:
-        run = self._run
-        if run is not None:
-            run.commit_last(patience_s)
-
     def _commit_at_exit(self) -> None:
-        if self._run is None or self._run.failure is None:  # a failure was logged already
-            commit_at_exit(self.name, self._lock, self._commit_last)
+        run = self._serving.run
+        if run is None or run.failure is None:  # a failure was logged already
+            commit_at_exit(self.name, self._serving.lock, self._serving.commit_last)

@@ -122,7 +122,7 @@ class Run:
             driver.deliver(batch)
         except FencedError as error:
             with contextlib.suppress(LogError):
-                if self._is_taken():
+                if self.is_taken():
                     raise _called_twice(self._settings, batch.batch_id) from error
             raise
 
@@ -142,13 +142,13 @@ class Run:
         # It would abandon a batch that Spark is about to commit: another object's, or one of this
         # run whose commit failed, which its own thread repeats.
         if is_active and (
-            self._is_taken() or self.failure is not None or committed < self._delivered
+            self.is_taken() or self.failure is not None or committed < self._delivered
         ):
             return
         self._driver = self._start(committed + 1, has_batch=not is_active)
         self.failure = None
 
-    def _is_taken(self) -> bool:
+    def is_taken(self) -> bool:
         """Whether another object has taken a token in this run of the query."""
         head = self.pipeline.log.head(self.pipeline.name)
         if head is None or head.run_id != self.query.run.run_id:

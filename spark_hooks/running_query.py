@@ -159,6 +159,12 @@ class RunningQuery(CheckpointedQuery):
         return not self._query.isActive()
 
     @property
+    def is_this_thread(self) -> bool:
+        """Whether Spark runs the query's batches in the calling thread."""
+        jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
+        return bool(jvm.java.lang.Thread.currentThread() == self._query.queryExecutionThread())
+
+    @property
     def plan(self) -> Any:
         """Spark's optimized plan of the current batch, up to foreachBatch."""
         return self._query.lastExecution().optimizedPlan()

@@ -14,6 +14,7 @@ from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.spark_hooks.lifecycle import StartListener
 from sparkonce.spark_hooks.run import while_active
 from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.serving import is_bound
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.txn_log import TransactionLog
 
@@ -112,17 +113,3 @@ class Starts:
         return any(
             record.id.batch_id <= committed for record in log.unfinished(self._settings.name)
         )
-
-
-def is_bound(query: RunningQuery, settings: Settings, log: TransactionLog | None) -> bool:
-    """Whether the query's checkpoint says that it belongs to the pipeline with this log."""
-    bound = query.files.binding()
-    if bound is None or bound.pipeline != settings.name:
-        return False
-    if settings.is_log_in_checkpoint:
-        try:
-            log = query.open_log(create=False)
-        except ConfigurationError:
-            return False  # it has none: it belongs to a pipeline with its log elsewhere
-    # The second id is the one from before the log was moved.
-    return log is not None and bound.log_id in {log.log_id, log.id_of(settings.name)}

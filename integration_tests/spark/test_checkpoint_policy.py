@@ -56,14 +56,14 @@ def checkpoint_pipeline(job: Job, **settings: Any) -> ExactlyOnce:
 def slow_pipeline(job: Job, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ExactlyOnce:
     """One whose last batch is still pending when the next thing happens."""
     pipeline = checkpoint_pipeline(job, **settings)
-    make_run = pipeline._run_of
+    make_run = pipeline._serving.run_of
 
     def slow(query: RunningQuery) -> Run:
         run = make_run(query)
         monkeypatch.setattr(run, "commit_soon", lambda *_: None)
         return run
 
-    monkeypatch.setattr(pipeline, "_run_of", slow)
+    monkeypatch.setattr(pipeline._serving, "run_of", slow)
     return pipeline
 
 
@@ -391,7 +391,7 @@ def test_failure_that_time_does_not_mend_is_not_tried_again(
 
     monkeypatch.setattr(failpoints, "handler", fail)
     with idle(job, pipeline) as query:
-        wait_for(lambda: pipeline._run is not None and pipeline._run.failure is not None)
+        wait_for(lambda: (run := pipeline._serving.run) is not None and run.failure is not None)
         job.add(*ids(3))
         with pytest.raises(Exception, match=r"decide\.before"):
             query.awaitTermination()
@@ -505,7 +505,7 @@ def test_awaiting_a_run_that_was_followed_by_another(job: Job, who: str) -> None
         if who == "a late listener":
             waiting._starts.on_start(RunningQuery.of(first))
         else:
-            waiting._recover_at_start(RunningQuery.of(first))
+            waiting._serving.recover_at_start(RunningQuery.of(first))
 
     query, looks = run_and_look(job, pipeline, look)
     pipeline.awaitTermination(query)
@@ -566,7 +566,7 @@ def test_start_that_is_recovered_late_fences_no_batch(
     def older_thread_runs() -> bool:
         return any(t.name == "older" and t.is_alive() for t in threading.enumerate())
 
-    recover_at_start = older._recover_at_start
+    recover_at_start = older._serving.recover_at_start
     query = job.start(pipeline)
     running = RunningQuery.of(query)
     thread = threading.Thread(target=lambda: pause_older(running), name="older")
@@ -724,7 +724,7 @@ def test_exit_waits_for_no_batch_that_runs(
 ) -> None:
     monkeypatch.setattr(lifecycle, "_EXIT_WAIT_S", 0.01)
     pipeline = checkpoint_pipeline(job)
-    with ThreadPoolExecutor(1) as pool, pipeline._lock:
+    with ThreadPoolExecutor(1) as pool, pipeline._serving.lock:
         pool.submit(pipeline._commit_at_exit).result()
     assert "still being delivered" in caplog.text
 

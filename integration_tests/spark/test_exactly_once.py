@@ -560,7 +560,7 @@ def test_driver_behind_one_with_a_copy_of_the_log(
             assert other.log.log_id == pipeline.log.log_id
             query = RunningQuery.find(job.spark, run_of(pipeline).query.run)
             query.run = RunId(query.run.query_id, "of another process")
-            others.append(other._run_of(query))
+            others.append(other._serving.run_of(query))
             others[-1]._start(1)
 
     monkeypatch.setattr(failpoints, "handler", go_on_elsewhere)
@@ -811,8 +811,8 @@ def test_fresh_log_for_an_old_checkpoint_is_refused(job: Job) -> None:
 
 def run_of(pipeline: ExactlyOnce) -> Run:
     """The run that the pipeline serves."""
-    assert pipeline._run is not None
-    return pipeline._run
+    assert pipeline._serving.run is not None
+    return pipeline._serving.run
 
 
 def lose_the_race(
@@ -829,7 +829,7 @@ def lose_the_race(
     def let_the_other_begin(point: str, where: object) -> None:
         if point == "begin.after" and not reached:
             reached.append(point)
-            other._run_of(run_of(pipeline).query)._start(batch)
+            other._serving.run_of(run_of(pipeline).query)._start(batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(failpoints, "handler", let_the_other_begin)

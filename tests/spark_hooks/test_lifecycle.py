@@ -17,7 +17,7 @@ pipeline = ExactlyOnce("orders", sinks=[FileSink(folder)], log=log, commit="afte
 held = threading.Event()
 
 def run_a_batch():
-    with pipeline._lock:
+    with pipeline._serving.lock:
         held.set()
         threading.Event().wait()
 

@@ -99,8 +99,8 @@ def main(path: Path) -> None:
     spark = quiet_session("local[2]", order.checkpoint.parent)
     pipeline = order.pipeline(order.log)
     if order.is_written_here:
-        settings = pipeline._settings  # noqa: SLF001 - what follows is for tests only
-        pipeline._settings = replace(settings, small_batches_first=0)  # noqa: SLF001
+        settings = replace(pipeline.settings, small_batches_first=0)
+        pipeline._serving.settings = settings  # noqa: SLF001 - for tests only
     names = [sink.name for sink in pipeline.sinks]
     if not set(order.sinks) <= set(names):
         raise ValueError(
