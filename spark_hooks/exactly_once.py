@@ -4,6 +4,7 @@
     the query starts    ─► the query's Run ─► recover, where no batch may come
     awaitTermination, close, the interpreter's exit ─► commit the last batch (after_checkpoint)
     stop, held              ─► no batch begins; the one that runs is finished
+    savepoint               ─► a copy of the checkpoint at the last complete batch
 
 One object serves one query and its restarts, and refuses another query. Each start of the query is
 a run of its own with its own fencing token; so are a second ``start()`` and Spark's own retry after
@@ -23,7 +24,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.pipeline import Checkpoint, CommitPolicy, Pipeline
 from sparkonce.sinks.base import AnySink
 from sparkonce.spark_hooks.gate import Gate
-from sparkonce.spark_hooks.lifecycle import call_at_exit, commit_at_exit
+from sparkonce.spark_hooks.lifecycle import call_at_exit
 from sparkonce.spark_hooks.running_query import RunningQuery
 from sparkonce.spark_hooks.serving import Serving
 from sparkonce.spark_hooks.settings import Settings
@@ -127,7 +128,7 @@ class ExactlyOnce:
             settings, opened, self._serving.may_serve, self._serving.recover_at_start
         )
         if commit == "after_checkpoint":
-            call_at_exit(self._commit_at_exit)
+            call_at_exit(self._serving.commit_at_exit)
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         """Deliver one micro-batch.
@@ -245,6 +246,37 @@ class ExactlyOnce:
         with self._gate.held(query, timeout):
             yield
 
+    def savepoint(self, query: StreamingQuery, location: str, *, name: str | None = None) -> str:
+        """Make a savepoint of the query, which runs on.
+
+        Args:
+            query: the running query.
+            location: folder for savepoints: a path, or a URL that Spark's Hadoop knows.
+            name: of the savepoint; default: the pipeline's, the batch and the time.
+
+        Returns:
+            The savepoint's name.
+
+        Raises:
+            SavepointError: no batch is complete yet, or the name is taken. Nothing was made.
+        """
+        return self._serving.save(query, location, name, lambda: self.held(query))
+
+    def stop_with_savepoint(
+        self,
+        query: StreamingQuery,
+        location: str,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Stop the query, with a savepoint of its last batch; see `stop` and `savepoint`."""
+        with self.held(query, timeout):
+            name = self._serving.save(query, location, name)
+            query.stop()
+            query.awaitTermination()
+        return name
+
     def close(self) -> None:
         """Commit the last batch if Spark's checkpoint has it, and free all connections.
 
@@ -253,14 +285,7 @@ class ExactlyOnce:
         Raises:
             SparkOnceError: the last batch is not committed; the next start continues with it.
         """
-        try:
-            self._serving.commit_last(self.settings.commit_timeout_s)
-        finally:
-            with self._serving.lock:  # a batch may be using them
-                for sink in self.all_sinks:
-                    sink.close()
-                if self._serving.log is not None:
-                    self._serving.log.close()
+        self._serving.close()
 
     def __getstate__(self) -> NoReturn:
         raise _NotPicklableError
@@ -275,8 +300,3 @@ class ExactlyOnce:
         opened = self._serving.log
         log = IN_CHECKPOINT if opened is None else opened.address
         return f"<ExactlyOnce {self.name!r} -> {list(self.sinks)}, log {log}>"
-
-    def _commit_at_exit(self) -> None:
-        run = self._serving.run
-        if run is None or run.failure is None:  # a failure was logged already
-            commit_at_exit(self.name, self._serving.lock, self._serving.commit_last)

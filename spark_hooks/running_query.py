@@ -40,11 +40,11 @@ class RunningQuery(CheckpointedQuery):
     """A query while it runs: a StreamExecution in the JVM."""
 
     def __init__(self, query: Any, run: RunId) -> None:
-        self._query = query  # before the checkpoint, which needs `_hadoop_conf`
+        self._query = query  # before the checkpoint, which needs `hadoop_conf`
         self.run = run
         self.checkpoint = str(query.resolvedCheckpointRoot())
         self.files = CheckpointFiles(
-            checkpoint_folder(self.checkpoint, self._hadoop_conf), self.checkpoint
+            checkpoint_folder(self.checkpoint, self.hadoop_conf), self.checkpoint
         )
         self._sources: list[str] = []
 
@@ -102,7 +102,7 @@ class RunningQuery(CheckpointedQuery):
             jvm: Any = SparkContext._active_spark_context._jvm  # noqa: SLF001 - py4j is the only way
             path_class = jvm.org.apache.hadoop.fs.Path
             made_up = path_class(place, name)
-            made_up = made_up.getFileSystem(self._hadoop_conf()).makeQualified(made_up)
+            made_up = made_up.getFileSystem(self.hadoop_conf()).makeQualified(made_up)
             is_temporary |= bool(made_up.equals(path_class(self.checkpoint)))
         if is_temporary:
             raise ConfigurationError(
@@ -203,9 +203,9 @@ class RunningQuery(CheckpointedQuery):
 
     def open_log(self, *, create: bool = True) -> TransactionLog:
         """Open the transaction log that is inside this checkpoint."""
-        return checkpoint_log(self.checkpoint, self._hadoop_conf, create=create)
+        return checkpoint_log(self.checkpoint, self.hadoop_conf, create=create)
 
-    def _hadoop_conf(self) -> Any:
+    def hadoop_conf(self) -> Any:
         """Hadoop's configuration with the query's own settings."""
         return self._query.sparkSession().sessionState().newHadoopConf()
 

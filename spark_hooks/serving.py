@@ -10,17 +10,21 @@ The first query that calls is the one that is served, with its restarts; another
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, ProtocolError
 from sparkonce.protocol.pipeline import Checkpoint, Pipeline
+from sparkonce.spark_hooks.lifecycle import commit_at_exit
 from sparkonce.spark_hooks.run import Run
 from sparkonce.spark_hooks.running_query import RunningQuery
+from sparkonce.spark_hooks.savepoints import Hold, Savepoints, create
 from sparkonce.spark_hooks.settings import Settings
 from sparkonce.txn_log import TransactionLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming import StreamingQuery
 
 
 class Serving:
@@ -125,6 +129,33 @@ class Serving:
         """Finish what can be finished of a run that has ended."""
         self.recover_at_start(query)  # again: the listener's try may have failed
         self.commit_last(self.settings.commit_timeout_s)
+
+    def commit_at_exit(self) -> None:
+        """Commit the last batch when the interpreter exits."""
+        if self.run is None or self.run.failure is None:  # a failure was logged already
+            commit_at_exit(self.settings.name, self.lock, self.commit_last)
+
+    def close(self) -> None:
+        """See `sparkonce.ExactlyOnce.close`."""
+        try:
+            self.commit_last(self.settings.commit_timeout_s)
+        finally:
+            with self.lock:  # a batch may be using them
+                for sink in self.settings.all_sinks:
+                    sink.close()
+                if self.log is not None:
+                    self.log.close()
+
+    # -- savepoints --------------------------------------------------------------------------------
+
+    def save(
+        self, query: StreamingQuery, location: str, name: str | None, hold: Hold = nullcontext
+    ) -> str:
+        """Make a savepoint of the query; returns its name."""
+        running = RunningQuery.of(query)
+        place = Savepoints.at(location, running.hadoop_conf, create=True)
+        log, pipeline = self.opened_log, self.settings.name
+        return create(place, log, pipeline, running.files, name=name, hold=hold).name
 
 
 def is_bound(query: RunningQuery, settings: Settings, log: TransactionLog | None) -> bool:

@@ -11,9 +11,9 @@ A savepoint holds complete batches only, so nothing in doubt is ever inherited.
 
 from __future__ import annotations
 
-from sparkonce.spark_hooks.savepoints.creating import create
+from sparkonce.spark_hooks.savepoints.creating import Hold, create
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints
 from sparkonce.spark_hooks.savepoints.restoring import fork, restore
 
-__all__ = ["Manifest", "Savepoints", "create", "fork", "restore"]
+__all__ = ["Hold", "Manifest", "Savepoints", "create", "fork", "restore"]

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from typing import Final
 
-import sparkonce
+from sparkonce import __version__
 from sparkonce.errors import SavepointError
 from sparkonce.model import TransactionId
 from sparkonce.spark_hooks.checkpoint import CheckpointFiles
@@ -29,12 +30,15 @@ from sparkonce.txn_log.record import Head, TransactionRecord
 
 logger = logging.getLogger("sparkonce")
 
-_TRIES: Final = 3
+_TRIES: Final = 4
 _ENOUGH: Final = 100
 """Records to look through for the newest complete batch: at most two are unfinished."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of files that are kept and of all files."""
+
+Hold = Callable[[], AbstractContextManager[None]]
+"""Holds the query between two batches while the context is entered."""
 
 
 def create(
@@ -46,6 +50,7 @@ def create(
     name: str | None = None,
     batch: int | None = None,
     progress: Progress = lambda _kept, _all: None,
+    hold: Hold = nullcontext,
 ) -> Manifest:
     """Make a savepoint.
 
@@ -57,6 +62,7 @@ def create(
         name: of the savepoint; default: the pipeline's, the batch and the time.
         batch: the last batch that it holds; default: the newest one.
         progress: see `Progress`.
+        hold: see `Hold`; used for the last try.
 
     Raises:
         SavepointError: the batch is not complete, or Spark has purged it; or there is a savepoint
@@ -66,19 +72,17 @@ def create(
     """
     if name is not None:
         check_name(name)
-    head = log.head(pipeline)
-    if head is None:
-        raise SavepointError(f"{log.address} has no pipeline {pipeline!r}: has its query run yet?")
-    _check_is_of(head, log.id_of(pipeline), checkpoint)
+    head = _head_of(log, pipeline, checkpoint)
     gone: list[str] = []
-    for _ in range(_TRIES):
-        record = _complete(log, head, checkpoint, batch)
-        try:
-            files, settings = _keep(savepoints, checkpoint, record.id.batch_id, progress)
-        except FileGoneError as error:
-            logger.info("savepoint: Spark has purged %s of %s", error, record.id)
-            gone.append(f"{error} of batch {record.id.batch_id}")
-            continue
+    for attempt in range(_TRIES):
+        with hold() if attempt == _TRIES - 1 else nullcontext():
+            record = _complete(log, head, checkpoint, batch)
+            try:
+                files, settings = _keep(savepoints, checkpoint, record.id.batch_id, progress)
+            except FileGoneError as error:
+                logger.info("savepoint: Spark has purged %s of %s", error, record.id)
+                gone.append(f"{error} of batch {record.id.batch_id}")
+                continue
         made_at = time.time()
         manifest = Manifest(
             name=name or _default_name(record, made_at),
@@ -88,21 +92,23 @@ def create(
             log_id=log.id_of(pipeline),
             log=log.address,
             spark=version("pyspark"),
-            sparkonce=sparkonce.__version__,
+            sparkonce=__version__,
             settings=settings,
             files=files,
         )
         savepoints.publish(manifest)
         return manifest
-    raise SavepointError(
-        f"no savepoint of {pipeline!r} was made: {checkpoint.location} lacks {'; '.join(gone)}. "
-        + (
+    raise _purged(f"no savepoint of {pipeline!r} was made: {checkpoint.location}", gone, batch)
+
+
+def _purged(what: str, gone: Sequence[str], batch: int | None) -> SavepointError:
+    fix = "Spark has purged that batch: take a newer one"
+    if batch is None:
+        fix = (
             "Spark purges files faster than they can be copied: raise "
             "spark.sql.streaming.minBatchesToRetain, or stop the query with a savepoint"
-            if batch is None
-            else "Spark has purged that batch: take a newer one"
         )
-    )
+    return SavepointError(f"{what} lacks {'; '.join(gone)}. {fix}")
 
 
 def check_name(name: str) -> None:
@@ -118,7 +124,11 @@ def check_name(name: str) -> None:
         )
 
 
-def _check_is_of(head: Head, log_id: str, checkpoint: CheckpointFiles) -> None:
+def _head_of(log: TransactionLog, pipeline: str, checkpoint: CheckpointFiles) -> Head:
+    """The pipeline's head, if the checkpoint is its own."""
+    head, log_id = log.head(pipeline), log.id_of(pipeline)
+    if head is None:
+        raise SavepointError(f"{log.address} has no pipeline {pipeline!r}: has its query run yet?")
     query_id, binding = checkpoint.query_id(), checkpoint.binding()
     if query_id != head.query_id:
         raise SavepointError(
@@ -130,6 +140,7 @@ def _check_is_of(head: Head, log_id: str, checkpoint: CheckpointFiles) -> None:
             f"{checkpoint.location} does not belong to {head.pipeline!r} and its log, with id "
             f"{log_id}: start its query once, which checks and binds it"
         )
+    return head
 
 
 def _complete(

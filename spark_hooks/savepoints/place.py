@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from sparkonce.errors import SavepointError
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
@@ -41,13 +41,22 @@ class Savepoints:
         self._folder = folder
 
     @classmethod
-    def at(cls, location: str, *, create: bool = False) -> Savepoints:
+    def at(
+        cls,
+        location: str,
+        conf: Callable[[], Any] | None = None,
+        *,
+        create: bool = False,
+        by_boto3: bool = False,
+    ) -> Savepoints:
         """The savepoints at a location: a path, or a URL that Hadoop knows.
+
+        The arguments are those of `sparkonce.storage.open_folder`.
 
         Raises:
             ConfigurationError: the location cannot be used.
         """
-        return cls(open_folder(location, create=create))
+        return cls(open_folder(location, conf, create=create, by_boto3=by_boto3))
 
     @property
     def address(self) -> str:

@@ -120,14 +120,7 @@ def fork(
             f"the fork must have a name of its own, not {pipeline!r}: that of the savepoint's "
             "pipeline, which goes on. To continue that one, restore the savepoint"
         )
-    theirs = set(manifest.head.sinks.values())
-    for name, target in targets.items():
-        if target in theirs and name not in shared:
-            raise SavepointError(
-                f"the sink {name!r} writes to {target}, as the savepoint's pipeline does, so its "
-                f"rows would be there twice: give it another target, or pass --share {name} if "
-                "that is meant"
-            )
+    _check_targets(manifest, targets, shared)
     query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, None)
     log = open_log()
     head = replace(
@@ -147,6 +140,17 @@ def fork(
     log._write(lambda store: _found(store, head, log.address))  # noqa: SLF001 - as a move does
     _finish(checkpoint, pipeline, log.id_of(pipeline))
     return query_id
+
+
+def _check_targets(manifest: Manifest, targets: Mapping[str, str], shared: Iterable[str]) -> None:
+    theirs = set(manifest.head.sinks.values())
+    for name, target in targets.items():
+        if target in theirs and name not in shared:
+            raise SavepointError(
+                f"the sink {name!r} writes to {target}, as the savepoint's pipeline does, so its "
+                f"rows would be there twice: give it another target, or pass --share {name} if "
+                "that is meant"
+            )
 
 
 # -- the log ---------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def create(
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("copying")
             made = making.create(
-                Savepoints.at(root, create=True),
+                Savepoints.at(root, create=True, by_boto3=True),
                 pipeline.log,
                 pipeline.name,
                 files,
@@ -93,7 +93,7 @@ def create(
 @json_option
 def list_(root: str, *, as_json: bool) -> int:
     """The savepoints of ROOT, by name."""
-    place = Savepoints.at(root)
+    place = Savepoints.at(root, by_boto3=True)
     found = [_facts(place.read(name)) for name in place.names()]
     screen = Screen(as_json=as_json)
     if as_json:
@@ -117,7 +117,7 @@ def list_(root: str, *, as_json: bool) -> int:
 @json_option
 def show(root: str, name: str, *, as_json: bool) -> int:
     """What one savepoint holds."""
-    manifest = Savepoints.at(root).read(name)
+    manifest = Savepoints.at(root, by_boto3=True).read(name)
     found = _facts(manifest)
     screen = Screen(as_json=as_json)
     if as_json:
@@ -145,7 +145,7 @@ def show(root: str, name: str, *, as_json: bool) -> int:
 @json_option
 def verify(root: str, name: str, *, as_json: bool) -> int:
     """Read every file and compare its checksum. Exits with 3 when one is damaged."""
-    place = Savepoints.at(root)
+    place = Savepoints.at(root, by_boto3=True)
     manifest = place.read(name)
     damaged = dict(place.verify(manifest))
     screen = Screen(as_json=as_json)
@@ -168,7 +168,7 @@ def delete(root: str, name: str, *, as_json: bool) -> int:
 
     After an interruption, run it again.
     """
-    gone = Savepoints.at(root).delete(name)
+    gone = Savepoints.at(root, by_boto3=True).delete(name)
     screen = Screen(as_json=as_json)
     if as_json:
         screen.json({"name": name, "deleted_files": gone})
@@ -196,7 +196,7 @@ def restore(
     Refused when the sinks have later batches. Stop the query first. After an interruption, run it
     again.
     """
-    place = Savepoints.at(root)
+    place = Savepoints.at(root, by_boto3=True)
     manifest = place.read(name)
     with _open_for(job, create=False) as pipeline:
         making.restore(
@@ -226,7 +226,7 @@ def fork(*, job: str, root: str, name: str, into: str, shared: Sequence[str], as
     JOB has a name and targets of its own; the first pipeline goes on undisturbed. After an
     interruption, run it again.
     """
-    place = Savepoints.at(root)
+    place = Savepoints.at(root, by_boto3=True)
     manifest = place.read(name)
     with _open_for(job, create=True) as pipeline:
         targets = targets_of(pipeline.all_sinks)
