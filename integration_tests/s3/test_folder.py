@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark import SparkContext
+from tests.spark_hooks.test_savepoints import Stage
 from tests.support.binding_cases import assert_bound_once
-from tests.support.storage_cases import assert_reads_what_spark_writes
+from tests.support.storage_cases import assert_reads_what_spark_writes, assert_stores_bytes
 
-from sparkonce.errors import ConfigurationError, LogUnavailableError
+from sparkonce.errors import ConfigurationError, LogUnavailableError, SavepointError
 from sparkonce.spark_hooks.checkpoint import checkpoint_folder
 from sparkonce.spark_hooks.data_source.planned_query import PlannedQuery
+from sparkonce.spark_hooks.savepoints import Savepoints
 from sparkonce.storage import FileSystemFolder
 from sparkonce.storage.hadoop import HadoopFolder
 from sparkonce.testing import checks
@@ -164,3 +167,26 @@ def test_checkpoint_that_boto3_does_not_find(
     monkeypatch.setenv(variable, value)
     with pytest.raises(expected, match=r"does not see Spark's settings \(fs\.s3a\.\*\)"):
         PlannedQuery(location.format(bucket=bucket), "run")
+
+
+@pytest.mark.parametrize("way", ["boto3", "S3A"])
+def test_savepoint_in_a_bucket(
+    spark: SparkSession, server: S3Server, bucket: str, tmp_path: Path, way: str
+) -> None:
+    """Made, read, verified and deleted; the checkpoint of it is on a disk."""
+    del spark  # S3A needs its JVM
+    location = f"s3a://{bucket}/savepoints"
+    folder = by_boto3(location) if way == "boto3" else by_s3a(server, location)
+    assert_stores_bytes(folder)
+    for name in list(folder.names("")):
+        folder.delete(name)
+    stage = Stage(tmp_path, 3)
+    made = stage.create(folder, "first")
+    place = Savepoints(folder)
+    assert place.names() == ["first"]
+    assert place.read("first") == made
+    assert not list(place.verify(made))
+    with pytest.raises(SavepointError, match="already"):
+        stage.create(folder, "first")
+    assert place.delete("first") == len({file.sha256 for file in made.files.values()})
+    assert folder.names("") == []

@@ -26,9 +26,13 @@ from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
 from sparkonce.storage import open_folder
 from sparkonce.txn_log.claim import RESTORING
+from sparkonce.txn_log.record import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from sparkonce.protocol.pipeline import CommitPolicy
 
 STATE = "spark.sql.streaming.stateStore."
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -155,6 +159,17 @@ class Story:
         job.run(pipeline, self.shape)
         job.checkpoint = before
         return delivered(job.folder / name), pipeline
+
+
+def start(job: Job, pipeline: ExactlyOnce) -> StreamingQuery:
+    """A query that runs until it is stopped."""
+    return (
+        aggregated(job.rows())
+        .writeStream.foreachBatch(pipeline)
+        .option("checkpointLocation", str(job.folder / job.checkpoint))
+        .outputMode("update")
+        .start()
+    )
 
 
 def delivered(folder: Path) -> Counter[Any]:
@@ -306,13 +321,7 @@ def test_savepoints_of_a_running_query(
     job = story.job
     job.add(*rows(0))
     pipeline = job.pipeline()
-    query = (
-        aggregated(job.rows())
-        .writeStream.foreachBatch(pipeline)
-        .option("checkpointLocation", story.checkpoint)
-        .outputMode("update")
-        .start()
-    )
+    query = start(job, pipeline)
     made: dict[int, Manifest] = {}
     files = 1
     try:
@@ -330,3 +339,37 @@ def test_savepoints_of_a_running_query(
     for batch, manifest in made.items():
         found, _ = story.forked(manifest, f"fork-{batch}")
         assert found == counted(range(batch + 1, files))
+
+
+@pytest.mark.parametrize("commit", ["immediate", "after_checkpoint"])
+def test_query_is_stopped_with_a_savepoint(
+    spark: SparkSession, tmp_path: Path, commit: CommitPolicy
+) -> None:
+    """It holds the last batch that the sinks have: nothing comes after it."""
+    story = Story(spark, tmp_path, aggregated)
+    job = story.job
+    for n in range(BEFORE):
+        job.add(*rows(n))
+    pipeline = job.pipeline(commit=commit)
+    root = str(tmp_path / "savepoints")
+    query = start(job, pipeline)
+    try:
+        while (newest := pipeline.log.newest("orders", str(query.id))) is None or (
+            newest.id.batch_id < 2
+        ):
+            assert query.isActive
+        lived = pipeline.savepoint(query, root, name="lived")
+        assert query.isActive
+        name = pipeline.stop_with_savepoint(query, root)
+    finally:
+        query.stop()
+    assert (query.isActive, query.exception()) == (False, None)
+    manifest = story.savepoints.read(name)
+    assert story.savepoints.read(lived).batch <= manifest.batch
+    newest = pipeline.log.newest("orders", str(query.id))
+    assert newest is not None
+    assert (newest.id.batch_id, newest.state) == (manifest.batch, State.COMPLETE)
+    shutil.rmtree(story.checkpoint)
+    story.restore(manifest)
+    job.run(job.pipeline(commit=commit), aggregated)
+    assert delivered(job.out) == counted(range(BEFORE))

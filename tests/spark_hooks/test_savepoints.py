@@ -17,7 +17,7 @@ from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
 from sparkonce.spark_hooks.savepoints.closure import closure_of
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
-from sparkonce.storage import LocalFolder
+from sparkonce.storage import FileSystemFolder, LocalFolder
 from sparkonce.txn_log import open_log
 from sparkonce.txn_log.claim import Claim
 from sparkonce.txn_log.record import State, TransactionRecord
@@ -180,7 +180,7 @@ class Stage:
         )
         self.log.complete(self.log.decide(record), self.incarnation.token)
 
-    def create(self, folder: LocalFolder, name: str, batch: int | None = None) -> Manifest:
+    def create(self, folder: FileSystemFolder, name: str, batch: int | None = None) -> Manifest:
         files = open_checkpoint(self.location, None)
         return create(Savepoints(folder), self.log, "orders", files, name=name, batch=batch)
 

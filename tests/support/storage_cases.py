@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
+from sparkonce.errors import SavepointError
 from sparkonce.storage import FileSystemFolder
+from sparkonce.storage.base import PIECE_BYTES
 
 
 def put_below(root: Path) -> Callable[[str, str], None]:
@@ -34,6 +39,10 @@ def assert_reads_what_spark_writes(
     below = {f"commits/{name}" for name in ("9", "10", "10.tmp", "a,12", "b,c:d", "old/11")}
     assert set(folder.names("commits")) == below
     assert set(folder.names("")) == below
+    assert not {*folder.files("")} & {"10", "file"}
+    put("at the top", "")
+    assert "at the top" in folder.files("")
+    folder.delete("at the top")
     assert folder.exists("commits")
     assert folder.exists("commits/10")
     assert folder.read("commits/10") == "v1"
@@ -51,3 +60,25 @@ def assert_reads_what_spark_writes(
     for _ in range(2):
         folder.delete("new/file.json")
     assert not folder.exists("new/file.json")
+    assert_stores_bytes(folder)
+
+
+def assert_stores_bytes(folder: FileSystemFolder) -> None:
+    """Whole or not at all, in several pieces, and once."""
+    content = os.urandom(2 * PIECE_BYTES + 17)
+    for _ in range(2):
+        folder.store("bytes/file", lambda: [content[:5], content[5:]])
+    folder.store("bytes/empty", list)
+    for name, expected in (("file", content), ("empty", b"")):
+        pieces = folder.pieces(f"bytes/{name}")
+        assert pieces is not None
+        assert b"".join(pieces) == expected
+    assert folder.pieces("bytes/none") is None
+
+    def broken() -> Iterator[bytes]:
+        yield content
+        raise SavepointError("the source is damaged")
+
+    with pytest.raises(SavepointError, match="the source is damaged"):
+        folder.store("bytes/broken", broken)
+    assert set(folder.names("bytes")) == {"bytes/file", "bytes/empty"}

@@ -207,7 +207,7 @@ class HadoopFolder:
 
     def names(self, folder: str) -> Sequence[str]:
         def ask() -> list[str]:
-            found, names = self._fs.listFiles(self._path(folder or "."), True), []
+            found, names = self._fs.listFiles(self._path(folder), True), []
             while found.hasNext():
                 path = str(found.next().getPath().toUri().getPath())
                 names.append(path.removeprefix(self._base))
@@ -219,7 +219,7 @@ class HadoopFolder:
         self._try(lambda: self._fs.delete(self._path(name), False))
 
     def _path(self, name: str) -> Any:
-        return self._path_class(self._root, name)
+        return self._path_class(self._root, name) if name else self._root
 
     def _put(self, path: Any, pieces: Callable[[], Iterable[bytes]]) -> bool:
         """Create the file on a condition: S3A has its own option, others use `overwrite`."""
