@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark import StatusTracker, TaskContext, cloudpickle
 from pyspark import __version__ as version
+from pyspark.errors import StreamingQueryException
 
 from integration_tests.support.format_job import FormatJob, shaped_for
 from integration_tests.support.spark import ids
@@ -22,7 +24,7 @@ from sparkonce import ExactlyOnce, shaped
 from sparkonce.errors import ConfigurationError
 from sparkonce.model import Committable
 from sparkonce.protocol.operating import claim_again, head_of
-from sparkonce.sinks import FileSink
+from sparkonce.sinks import FileSink, SqliteSink
 from sparkonce.spark_hooks import shaping
 from sparkonce.spark_hooks.data_source.shaped import hash_names
 from sparkonce.testing.crash import Arm
@@ -131,6 +133,26 @@ def test_select_is_checked_without_a_jvm_too(
         return
     with pytest.raises(ConfigurationError, match="other: select="):
         shaped(rows, sinks)
+
+
+def test_schema_of_the_query_evolves(job: FormatJob) -> None:
+    """A start with another column: the file sink takes it, a table without it refuses the start."""
+    table = SqliteSink(job.folder / "shop.db", table="orders")
+    pipeline = job.publish([FileSink(job.out), table])
+    job.add(*ids(1))
+    job.write(pipeline, lambda df: df.select("id"))
+    job.add(*ids(2))
+    with pytest.raises(StreamingQueryException, match="has no column \\['day'\\]"):
+        job.write(pipeline, lambda df: df.selectExpr("id", "date(at) AS day"))
+    assert job.visible() == Counter([1])
+    with closing(sqlite3.connect(job.folder / "shop.db")) as shop:
+        shop.execute("ALTER TABLE orders ADD COLUMN day TEXT")
+        job.write(pipeline, lambda df: df.selectExpr("id", "date(at) AS day"))
+        assert job.visible() == Counter([1, 2])
+        assert shop.execute("SELECT id, day FROM orders").fetchall() == [
+            (1, None),
+            (2, "2026-01-01"),
+        ]
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_deletion_races_with_a_new_savepoint(tmp_path: Path) -> None:
     """Each order of their calls with up to three changes of turn: what exists is whole."""
     stage = Stage(tmp_path, 1)
     outcomes: dict[str, int] = {"made": 0, "refused": 0}
-    for first, second, third in itertools.product(range(12), range(16), (0, 1, 2)):
+    for first, second, third in itertools.product(range(12), range(16), (0, 1, 8)):
         shutil.rmtree(stage.root, ignore_errors=True)
         stage.create(LocalFolder(stage.root), "first")
         turns = Turns([0] * first + [1] * second + [0] * third + [1] * 200)
