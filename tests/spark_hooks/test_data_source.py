@@ -225,3 +225,14 @@ def test_nothing_of_a_batch_job_is_decided_after_its_abort(query: Query) -> None
     commit_keyed(NAME, "monday", SCHEMA, again, prepared)
     assert query.rows() == 3
     assert plan_keyed(NAME, "monday", SCHEMA) is None
+
+
+def test_module_that_spark_does_not_find() -> None:
+    """Its Python runs in a folder of Spark's: to go into another one does not help."""
+    with pytest.raises(ConfigurationError, match="no module 'nowhere'") as raised:
+        plan("nowhere:pipeline", "/none", SCHEMA)
+    told = str(raised.value)
+    assert told.endswith(
+        "set PYTHONPATH where the Spark driver or the Connect server starts, and restart it"
+    )
+    assert "run sparkonce" not in told

@@ -54,8 +54,13 @@ def make():
 def broken():
     raise ValueError("no such day")
 
+def of(day):
+    return make()
+
 class settings:
     pipeline = make()
+
+ready = settings.pipeline
 """
 LISTS_NOTHING = """
 from sparkonce.sinks import TwoPhaseCommitSink
@@ -93,13 +98,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with modules that no other test has imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("jobs", "starts", "needs", "raises", "exits"):
+    for name in ("jobs", "starts", "needs", "raises", "exits", "empty"):
         sys.modules.pop(name, None)
     (tmp_path / "out").mkdir()
     (tmp_path / "jobs.py").write_text(JOB)
     (tmp_path / "starts.py").write_text(STARTS)
     (tmp_path / "needs.py").write_text("import no_such_library")
     (tmp_path / "raises.py").write_text("1 / 0")
+    (tmp_path / "empty.py").write_text("from json import loads")
     (tmp_path / "exits.py").write_text("raise SystemExit(0)")
     return tmp_path
 
@@ -113,7 +119,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("needs:pipeline", "needs cannot be imported: No module named 'no_such_library'"),
         ("raises:pipeline", "importing raises raised ZeroDivisionError"),
         ("exits:pipeline", "__main__"),
-        ("jobs:nothing", "jobs has no attribute 'nothing'"),
+        ("nowhere:pipeline", "run sparkonce in the folder of the job, or set PYTHONPATH"),
+        ("jobs.py:make", "'jobs.py:make': write jobs:make, without .py"),
+        ("jobs:nothing", "jobs has no attribute 'nothing': it has `ready`, `make`, `broken`"),
+        ("jobs:settings.nothing", "no attribute 'settings.nothing': it has `settings.pipeline`"),
+        ("raises:no.pipe", "importing raises raised ZeroDivisionError"),
+        ("./jobs/orders.py:make", "write jobs.orders:make, without .py"),
+        ("jobs:number.pipeline", "no attribute 'number.pipeline', and no pipeline"),
+        ("empty:pipeline", "empty has no attribute 'pipeline', and no pipeline"),
         ("jobs:number", "is of type int: expected an ExactlyOnce"),
         ("jobs:not_installed", "is of type NoneType"),
         ("jobs:broken", r"broken\(\) raised ValueError: no such day"),
