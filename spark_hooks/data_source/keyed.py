@@ -90,7 +90,8 @@ def plan_keyed(job_name: str, key: str, schema: StructType) -> TaskWriter | None
     known = log.history(name, job.settings.retain, run.query_id)  # the newest first
     record = next((record for record in known if record.offsets == _offsets(key)), None)
     if record is not None and record.state.is_finished:
-        logger.warning("%s, with key %r, is complete: nothing is written", record.id, key)
+        told = "pipeline %r: key %r is complete (batch %d): nothing is written"
+        logger.warning(told, name, key, record.id.batch_id)
         return None
     newest = known[0].id.batch_id if known else -1
     batch_id = newest + 1 if record is None else record.id.batch_id
