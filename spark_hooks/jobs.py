@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from sparkonce.errors import ConfigurationError, SparkOnceError
 from sparkonce.txn_log import without_making
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 
 
-def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
+_TO_FIND_IT: Final = "run sparkonce in the folder of the job, or set PYTHONPATH"
+
+
+def load_job(text: str, *, create: bool = False, to_find_it: str = _TO_FIND_IT) -> ExactlyOnce:
     """Import the pipeline, or make it from JSON.
 
     The working directory comes first on the path of modules, as for uvicorn.
@@ -27,6 +31,7 @@ def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
     Args:
         text: the JOB.
         create: whether its log may be made when it is not there.
+        to_find_it: what the user can do when there is no such module.
 
     Raises:
         ConfigurationError: it cannot be imported or read, is something else, starts a query, or
@@ -35,10 +40,12 @@ def load_job(text: str, *, create: bool = False) -> ExactlyOnce:
     from sparkonce.spark_hooks import described  # noqa: PLC0415 - imports PySpark
 
     with contextlib.nullcontext() if create else without_making():
-        return described.load_described(text) if described.is_described(text) else _imported(text)
+        if described.is_described(text):
+            return described.load_described(text)
+        return _imported(text, to_find_it)
 
 
-def _imported(text: str) -> ExactlyOnce:
+def _imported(text: str, to_find_it: str) -> ExactlyOnce:
     from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
 
     module_name, colon, attribute = text.partition(":")
@@ -47,6 +54,9 @@ def _imported(text: str) -> ExactlyOnce:
             f"{text!r}: expected module:attribute, such as jobs.orders:pipeline, or a file of "
             "JSON, such as orders.json"
         )
+    if module_name.endswith(".py"):
+        name = module_name.removesuffix(".py").lstrip("./").replace("/", ".")
+        raise ConfigurationError(f"{text!r}: write {name}:{attribute}, without .py")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     # What the module prints must not get into our output.
@@ -54,11 +64,7 @@ def _imported(text: str) -> ExactlyOnce:
         contextlib.redirect_stdout(sys.stderr),
         _no_query_starts(text),
     ):
-        found = _import(module_name)
-        for name in attribute.split("."):
-            if not hasattr(found, name):
-                raise ConfigurationError(f"{text!r}: {module_name} has no attribute {attribute!r}")
-            found = getattr(found, name)
+        found = _attribute(_import(module_name, to_find_it), module_name, attribute)
         if not isinstance(found, ExactlyOnce) and callable(found):
             try:
                 found = found()
@@ -76,14 +82,46 @@ def _imported(text: str) -> ExactlyOnce:
     return found
 
 
-def _import(module_name: str) -> object:
+def _attribute(module: object, module_name: str, attribute: str) -> object:
+    found, path = module, ""
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            names = _pipelines_in(found, module_name)
+            known = ", ".join(f"`{path}{name}`" for name in names)
+            raise ConfigurationError(
+                f"{module_name} has no attribute {attribute!r}"
+                + (f": it has {known}" if known else ", and no pipeline")
+            )
+        found, path = getattr(found, name), f"{path}{name}."
+    return found
+
+
+def _pipelines_in(place: object, module_name: str) -> list[str]:
+    """Names of its pipelines, and of its own functions that may return one."""
+    from sparkonce.spark_hooks.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports PySpark
+
+    public = {
+        name: found
+        for name, found in getattr(place, "__dict__", {}).items()
+        if not name.startswith("_")
+    }
+    functions = [
+        name
+        for name, found in public.items()
+        if inspect.isfunction(found)
+        and found.__module__ == module_name
+        and not inspect.signature(found).parameters
+    ]
+    return [name for name, found in public.items() if isinstance(found, ExactlyOnce)] + functions
+
+
+def _import(module_name: str, to_find_it: str) -> object:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (f"{module_name}.").startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"there is no module {error.name!r} in {Path.cwd()} nor on the path: run sparkonce "
-                "in the folder of the job, or set PYTHONPATH"
+                f"there is no module {error.name!r} in {Path.cwd()} nor on the path: {to_find_it}"
             ) from error
         raise ConfigurationError(f"{module_name} cannot be imported: {error}") from error
     except SparkOnceError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -25,6 +25,11 @@ from sparkonce.txn_log import TransactionLog
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+
+_TO_FIND_IT: Final = (
+    "set PYTHONPATH where the Spark driver or the Connect server starts, and restart it"
+)
 
 
 class Layout(NamedTuple):
@@ -49,7 +54,7 @@ class Job:
     """
 
     def __init__(self, name: str) -> None:
-        self._job: ExactlyOnce = load_job(name, create=True)
+        self._job: ExactlyOnce = load_job(name, create=True, to_find_it=_TO_FIND_IT)
         self._validated: set[str] = set()
         _refuse_what_needs_foreach_batch(self.settings)
 

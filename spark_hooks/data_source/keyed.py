@@ -6,24 +6,24 @@
                           └─ complete   write nothing
 
 All jobs of a pipeline are batches of one query without a checkpoint. The key stands where the
-source offsets of a stream stand, so the identity guard compares it like those. One job of
-a pipeline runs at a time: a second one fences the first.
+source offsets of a stream stand (`sparkonce.protocol.keys`), so the identity guard compares it like
+those. One job of a pipeline runs at a time: a second one fences the first.
 
 Unlike a stream's writer, a batch writer is pickled to its commit too, so the ticket goes with it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, FencedError
 from sparkonce.once import once
 from sparkonce.protocol.driver import Driver
+from sparkonce.protocol.keys import offsets_of, query_of
 from sparkonce.protocol.lease import Lease, NoEntrance
 from sparkonce.protocol.pipeline import Pipeline, targets_of
 from sparkonce.protocol.processes import spark_driver
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("sparkonce")
-
-_QUERIES: Final = uuid.UUID("6e1c5b0e-3f0b-5d0a-9d5a-2b8f3c1a7e42")
-"""The namespace of the query ids that stand for the batch jobs of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,14 @@ def plan_keyed(job_name: str, key: str, schema: StructType) -> TaskWriter | None
     job = once(Job, job_name)
     layout = layout_of(schema, job.settings.sinks)
     log, name = job.log_of_batches, job.settings.name
-    run = RunId(str(uuid.uuid5(_QUERIES, name)), str(uuid.uuid4()))
+    run = RunId(query_of(name), str(uuid.uuid4()))
     head = log.head(name)  # before the history is read: see `Claim.seen_run`
     _check_is_of_batches(head, run.query_id, name)
     known = log.history(name, job.settings.retain, run.query_id)  # the newest first
-    record = next((record for record in known if record.offsets == _offsets(key)), None)
+    record = next((record for record in known if record.offsets == offsets_of(key)), None)
     if record is not None and record.state.is_finished:
-        logger.warning("%s, with key %r, is complete: nothing is written", record.id, key)
+        told = "pipeline %r: key %r is complete (batch %d): nothing is written"
+        logger.warning(told, name, key, record.id.batch_id)
         return None
     newest = known[0].id.batch_id if known else -1
     batch_id = newest + 1 if record is None else record.id.batch_id
@@ -102,7 +100,7 @@ def plan_keyed(job_name: str, key: str, schema: StructType) -> TaskWriter | None
     claim = _claim(pipeline, run, batch_id, key, seen_run=seen_run, had_token=False)
     driver = Driver.start(pipeline, claim, NoEntrance())
     driver.recover()
-    rewrite = driver.remaining(WrittenBatch(batch_id, _offsets(key)))
+    rewrite = driver.remaining(WrittenBatch(batch_id, offsets_of(key)))
     ticket = Ticket(
         batch_id, run, driver.incarnation, None, rewrite, targets_of(job.settings.sinks)
     )
@@ -127,7 +125,7 @@ def commit_keyed(
     ticket = planned.ticket
     driver = Driver(Lease(_pipeline(job, ticket), ticket.incarnation, NoEntrance()))
     job.validate(schema)
-    driver.deliver(written(job, messages, ticket, _offsets(key)))
+    driver.deliver(written(job, messages, ticket, offsets_of(key)))
 
 
 def abort_keyed(job_name: str, key: str, planned: TaskWriter) -> None:
@@ -156,14 +154,10 @@ def _claim(
         driver=spark_driver(),
         sinks=targets_of(pipeline.all_sinks.values()),
         batch_id=batch_id,
-        offsets={batch_id: _offsets(key)},
+        offsets={batch_id: offsets_of(key)},
         seen_run=seen_run,
         had_token=had_token,
     )
-
-
-def _offsets(key: str) -> tuple[str, ...]:
-    return (json.dumps({"key": key}),)
 
 
 def _check_is_of_batches(head: Head | None, query_id: str, name: str) -> None:

@@ -19,8 +19,8 @@ from sparkonce.spark_hooks.exactly_once import ExactlyOnce
 from sparkonce.spark_hooks.references import is_reference
 
 _OF_ONE_SINK: Final = "sink."
-_SPARKS: Final = frozenset({"checkpointlocation", "key", "queryname"})
-"""Options that say nothing about the pipeline."""
+_SPARKS: Final = {name.lower(): name for name in ("checkpointLocation", "key", "queryName")}
+"""Options that say nothing about the pipeline; `writeStream.queryName` gives the last one."""
 
 
 def job_of(options: Mapping[str, str]) -> str:
@@ -38,13 +38,18 @@ def job_of(options: Mapping[str, str]) -> str:
                 f'the option "pipeline" is a whole pipeline, and {_listed(settings)} would be '
                 "another one: give one of them"
             )
+        if unknown := sorted(given.keys() - {"pipeline"} - _SPARKS.keys()):
+            raise ConfigurationError(
+                f'format("sparkonce") has no option {_listed(unknown)}: next to "pipeline" it '
+                f"takes {_listed(_SPARKS.values())}"
+            )
         return job
     if not settings:
         raise ConfigurationError(
             'format("sparkonce") needs .option("pipeline", "module:attribute"), the pipeline to '
             'write with; or its settings as the options "name", "log" and "sinks"'
         )
-    if unknown := sorted(given.keys() - settings - _SPARKS):
+    if unknown := sorted(given.keys() - settings - _SPARKS.keys()):
         raise ConfigurationError(
             f'format("sparkonce") has no option {_listed(unknown)}: the pipeline\'s are '
             f"{_listed(takes)}; those of one sink begin with {_OF_ONE_SINK!r}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
@@ -14,7 +16,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from sparkonce.errors import ConfigurationError
+from sparkonce.errors import ConfigurationError, SparkOnceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,6 +130,18 @@ def _check_gives_arrow() -> None:
         )
 
 
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Let errors pass PySpark's pickling: it hides the class of all but a `pickle.PickleError`."""
+    try:
+        yield
+    except SparkOnceError as error:
+        kind = type(error)
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        error.__class__ = type(kind.__name__, (kind, pickle.PickleError), names)
+        raise
+
+
 class StreamWriter(_StreamWriter):  # type: ignore[misc,valid-type]
     """Spark's view of one batch; see `sparkonce.spark_hooks.data_source`.
 
@@ -146,7 +160,8 @@ class StreamWriter(_StreamWriter):  # type: ignore[misc,valid-type]
         return plan(*self._place, self._schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_planned": self._planned}  # PySpark pickles it twice, and it must be one plan
+        with _readable():
+            return {"_planned": self._planned}  # PySpark pickles it twice, and it must be one plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared:
         return self._planned.write(iterator)
@@ -180,7 +195,8 @@ class BatchWriter(_BatchWriter):  # type: ignore[misc,valid-type]
         return plan_keyed(*self._job, self._schema)
 
     def __getstate__(self) -> dict[str, Any]:
-        _ = self._planned
+        with _readable():
+            _ = self._planned
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ logger = logging.getLogger("sparkonce")
 EVERY_S: Final = 30.0
 """After how many seconds a step is logged, and how often from then on."""
 _LOOK_EVERY_S: Final = 3.0
+_NUMBER: Final = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(slots=True)
@@ -75,14 +77,29 @@ steps.add_hook(once(Watch))
 
 
 def still_trying(what: object) -> Callable[[RetryCallState], None]:
-    """A function for tenacity to call before it sleeps; it logs the last error.
+    """A function for tenacity to call before it sleeps.
+
+    It logs an error when it differs from the last one, and otherwise a short line now and then.
 
     Args:
         what: a step, or an infinitive such as "commit batch 7".
     """
+    begun: float | None = None
+    logged, last = 0.0, ""
 
     def log(state: RetryCallState) -> None:
+        nonlocal begun, logged, last
         error = state.outcome.exception() if state.outcome else None
-        logger.warning("still trying to %s, attempt %d: %s", what, state.attempt_number, error)
+        now, attempt = time.monotonic(), state.attempt_number
+        begun = now if begun is None else begun
+        told = _NUMBER.sub("0", str(error))  # how long it took, or a port, makes no other error
+        if told != last:
+            logger.warning("still trying to %s, attempt %d: %s", what, attempt, error)
+        elif now - logged >= EVERY_S:
+            text = "still trying to %s, attempt %d, after %.0f s: the same error"
+            logger.warning(text, what, attempt, now - begun)
+        else:
+            return
+        logged, last = now, told
 
     return log

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
+from tenacity import RetryCallState, Retrying
 
 from sparkonce import ExactlyOnce
 from sparkonce.errors import PrepareRejectedError
@@ -24,7 +25,7 @@ from sparkonce.testing.log_cases import claim
 from sparkonce.testing.sink_world import OWNER, branch
 from sparkonce.txn_log.record import Incarnation
 from sparkonce.txn_log.sqlite import SqliteLog
-from sparkonce.watching import EVERY_S, Watch
+from sparkonce.watching import EVERY_S, Watch, still_trying
 from tests.support.world import MemorySink, Process, Store, World, hashed
 
 CHILD_OF_A_PROCESS_THAT_WAITS = """
@@ -188,3 +189,42 @@ def test_wait_of_a_forked_child() -> None:
     )
     assert done.stdout.split() == ["MainThread", "sparkonce-watch"]
     assert done.stderr == "no response yet, after 30 s, to: commit batch 7\n"
+
+
+def tries(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, errors: dict[float, str]
+) -> list[str]:
+    """What is logged of tries that fail at these times, in seconds."""
+    log, told = still_trying("commit batch 7"), []
+    for attempt, (at, error) in enumerate(errors.items(), start=1):
+        caplog.clear()
+        monkeypatch.setattr(time, "monotonic", lambda at=at: 1000 + at)
+        state = RetryCallState(Retrying(), None, (), {})
+        state.attempt_number = attempt
+        state.set_exception((ConnectionError, ConnectionError(error), None))
+        log(state)
+        told += [record.getMessage() for record in caplog.records]
+    return told
+
+
+def test_error_that_stays_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error may be long, and tries are frequent: the first line has it, later ones are short."""
+    away = "no route to db:5432, after {} ms; check the address" + " and the network" * 20
+    errors = {at: away.format(int(at * 100)) for at in (0.0, 3.0, 29.0, 31.0, 34.0, 60.0, 61.5)}
+    assert tries(caplog, monkeypatch, errors) == [
+        f"still trying to commit batch 7, attempt 1: {away.format(0)}",
+        "still trying to commit batch 7, attempt 4, after 31 s: the same error",
+        "still trying to commit batch 7, attempt 7, after 62 s: the same error",
+    ]
+
+
+def test_error_that_changes_is_told_at_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = {0.0: "no route to db", 3.0: "no route to db", 6.0: "starting up", 9.0: "starting up"}
+    assert tries(caplog, monkeypatch, errors) == [
+        "still trying to commit batch 7, attempt 1: no route to db",
+        "still trying to commit batch 7, attempt 3: starting up",
+    ]

@@ -6,12 +6,14 @@ import json
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sparkonce.errors import ConfigurationError, FencedError, PrepareRejectedError
@@ -20,6 +22,7 @@ from sparkonce.spark_hooks.data_source.committing import abort, commit
 from sparkonce.spark_hooks.data_source.job import Job
 from sparkonce.spark_hooks.data_source.keyed import abort_keyed, commit_keyed, plan_keyed
 from sparkonce.spark_hooks.data_source.planning import Holder, plan
+from sparkonce.spark_hooks.data_source.source import SparkOnce
 from sparkonce.spark_hooks.data_source.tasks import Prepared, TaskWriter
 from sparkonce.txn_log import opening
 
@@ -225,3 +228,39 @@ def test_nothing_of_a_batch_job_is_decided_after_its_abort(query: Query) -> None
     commit_keyed(NAME, "monday", SCHEMA, again, prepared)
     assert query.rows() == 3
     assert plan_keyed(NAME, "monday", SCHEMA) is None
+
+
+def test_batch_job_whose_key_is_complete_is_logged(
+    query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned = plan_keyed(NAME, "2026-11-26", SCHEMA)
+    assert planned is not None
+    commit_keyed(NAME, "2026-11-26", SCHEMA, planned, query.run(planned))
+    assert plan_keyed(NAME, "2026-11-26", SCHEMA) is None
+    (told,) = [r.getMessage() for r in caplog.records if "complete" in r.getMessage()]
+    assert told == "pipeline 'orders': key '2026-11-26' is complete (batch 0): nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("needs", "method"), [("checkpointLocation", "streamWriter"), ("key", "writer")]
+)
+def test_error_of_a_plan_is_not_hidden_by_pickling(query: Query, needs: str, method: str) -> None:
+    """Spark pickles a writer, which plans. PySpark would name the class in the midst of its own."""
+    query.module.write_text("pipeline = 7")
+    source = SparkOnce({"pipeline": NAME, needs: "here"})
+    writer = getattr(source, method)(SCHEMA, False)
+    with pytest.raises(ConfigurationError, match="is of type int") as raised:
+        CloudPickleSerializer().dumps(writer)
+    (line,) = traceback.format_exception_only(raised.value)
+    assert line.startswith("sparkonce.errors.ConfigurationError: 'format_job:pipeline' is of type")
+
+
+def test_module_that_spark_does_not_find() -> None:
+    """Its Python runs in a folder of Spark's: to go into another one does not help."""
+    with pytest.raises(ConfigurationError, match="no module 'nowhere'") as raised:
+        plan("nowhere:pipeline", "/none", SCHEMA)
+    told = str(raised.value)
+    assert told.endswith(
+        "set PYTHONPATH where the Spark driver or the Connect server starts, and restart it"
+    )
+    assert "run sparkonce" not in told

@@ -364,6 +364,11 @@ def test_one_sink_needs_no_json() -> None:
         ({}, r'needs \.option\("pipeline", "module:attribute"\).*"name", "log" and "sinks"'),
         ({"key": "monday"}, r'needs \.option\("pipeline"'),
         (options(pipeline="jobs:pipeline"), r'"name", "log" would be another one'),
+        ({"pipeline": "jobs:pipeline", "comit": "x"}, r'no option "comit": next to "pipeline" it'),
+        (
+            {"pipeline": "jobs:pipeline", "path": "/lake"},
+            r'takes "checkpointLocation", "key", "queryName"',
+        ),
         (
             options(topic="orders"),
             r'has no option "topic": .*"name", "sinks".*begin with \'sink\.\'',

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from sparkonce.cli.looking import FOUND
 from sparkonce.cli.main import ERROR, INTERRUPTED, run
 from sparkonce.errors import ConfigurationError, LogUnavailableError
 from sparkonce.model import BranchId, Committable, Owner, TransactionId
+from sparkonce.protocol import keys
 from sparkonce.protocol.processes import is_running, this_driver
 from sparkonce.sinks import FileSink
 from sparkonce.spark_hooks.checkpoint import find_checkpoint, open_checkpoint
@@ -54,8 +56,13 @@ def make():
 def broken():
     raise ValueError("no such day")
 
+def of(day):
+    return make()
+
 class settings:
     pipeline = make()
+
+ready = settings.pipeline
 """
 LISTS_NOTHING = """
 from sparkonce.sinks import TwoPhaseCommitSink
@@ -93,13 +100,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with modules that no other test has imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("jobs", "starts", "needs", "raises", "exits"):
+    for name in ("jobs", "starts", "needs", "raises", "exits", "empty"):
         sys.modules.pop(name, None)
     (tmp_path / "out").mkdir()
     (tmp_path / "jobs.py").write_text(JOB)
     (tmp_path / "starts.py").write_text(STARTS)
     (tmp_path / "needs.py").write_text("import no_such_library")
     (tmp_path / "raises.py").write_text("1 / 0")
+    (tmp_path / "empty.py").write_text("from json import loads")
     (tmp_path / "exits.py").write_text("raise SystemExit(0)")
     return tmp_path
 
@@ -113,7 +121,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("needs:pipeline", "needs cannot be imported: No module named 'no_such_library'"),
         ("raises:pipeline", "importing raises raised ZeroDivisionError"),
         ("exits:pipeline", "__main__"),
-        ("jobs:nothing", "jobs has no attribute 'nothing'"),
+        ("nowhere:pipeline", "run sparkonce in the folder of the job, or set PYTHONPATH"),
+        ("jobs.py:make", "'jobs.py:make': write jobs:make, without .py"),
+        ("jobs:nothing", "jobs has no attribute 'nothing': it has `ready`, `make`, `broken`"),
+        ("jobs:settings.nothing", "no attribute 'settings.nothing': it has `settings.pipeline`"),
+        ("raises:no.pipe", "importing raises raised ZeroDivisionError"),
+        ("./jobs/orders.py:make", "write jobs.orders:make, without .py"),
+        ("jobs:number.pipeline", "no attribute 'number.pipeline', and no pipeline"),
+        ("empty:pipeline", "empty has no attribute 'pipeline', and no pipeline"),
         ("jobs:number", "is of type int: expected an ExactlyOnce"),
         ("jobs:not_installed", "is of type NoneType"),
         ("jobs:broken", r"broken\(\) raised ValueError: no such day"),
@@ -1376,3 +1391,46 @@ def test_checkpoint_of_another_query_is_never_asked(checkpoint: Path) -> None:
     head = Head("orders", other, 1, "run", "host:1", 0.0)
     with pytest.raises(ConfigurationError, match="is of query"):
         find_checkpoint(head, str(checkpoint))
+
+
+def test_batch_jobs_are_shown_by_their_keys(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have a key, and no checkpoint and no source offsets."""
+    url = f"sqlite:///{folder}/log.db"
+    query_id = keys.query_of("orders")
+    with closing(SqliteLog(folder / "log.db")) as log:
+        for batch_id, key in enumerate(("2026-11-25", "2026-11-26")):
+            offsets = keys.offsets_of(key)
+            told: dict[str, Any] = {
+                "query_id": query_id,
+                "batch_id": batch_id,
+                "offsets": {batch_id: offsets},
+            }
+            incarnation = log.begin(log_claim(**told, checkpoint=""))
+            decided = log.decide(log_record(incarnation, batch_id, offsets=offsets))
+            log.complete(decided, incarnation.token)
+    assert run(["log", "list", "--log", url]) == 0
+    heads, *rows = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["batch", "key", "state", "since", "rows", "branches", "bytes"]
+    assert [row.split()[1] for row in rows] == ["2026-11-26", "2026-11-25"]
+    assert run(["log", "show", "1", "--log", url]) == 0
+    shown = capsys.readouterr().out
+    assert re.search("^  key +2026-11-26$", shown, re.MULTILINE)
+    assert "source 0" not in shown
+    assert run(["status", "--log", url]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  checkpoint +none \(batch jobs\)$", shown, re.MULTILINE)
+    assert re.search("^  last complete +batch 1, key 2026-11-26, complete", shown, re.MULTILINE)
+    assert run(["status", "--log", url, "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["pipelines"]
+    assert (one["is_of_batch_jobs"], one["last_complete"]["key"]) == (True, "2026-11-26")
+
+
+def test_offsets_of_a_stream_are_no_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where they look like those of a batch job."""
+    offsets = keys.offsets_of("monday")
+    with closing(SqliteLog(folder / "log.db")) as log:
+        log.decide(log_record(log.begin(log_claim(offsets={0: offsets})), 0, offsets=offsets))
+    assert run(["log", "show", "0", "--log", f"sqlite:///{folder}/log.db", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["key"] is None

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from sparkonce.model import Committable
+from sparkonce.protocol import keys
 from sparkonce.protocol.operating import Orphan
 from sparkonce.protocol.processes import is_running
 from sparkonce.txn_log import TransactionLog
@@ -50,6 +51,7 @@ def pipeline(log: TransactionLog, head: Head) -> Facts:
         else "fine",
         "query_id": head.query_id,
         "checkpoint": head.checkpoint or None,
+        "is_of_batch_jobs": head.query_id == keys.query_of(head.pipeline),
         "holder": holder(log, head),
         "last_complete": next(
             (record(found) for found in finished if found.id.query_id == head.query_id), None
@@ -87,7 +89,7 @@ def newest(log: TransactionLog, head: Head, limit: int) -> list[TransactionRecor
 
 
 def record(found: TransactionRecord) -> Facts:
-    """One batch: offsets, rows, branches, what they are in the targets, times."""
+    """One batch: offsets or key, rows, branches, what they are in the targets, times."""
     return {
         "batch": found.id.batch_id,
         "pipeline": found.id.pipeline,
@@ -96,6 +98,7 @@ def record(found: TransactionRecord) -> Facts:
         "token": found.token,
         "revision": found.revision,
         "offsets": list(found.offsets),
+        "key": keys.key_of(found),
         "times": {state.value: utc(at) for state, at in found.times.items()},
         "sinks": [_share(found, name, share) for name, share in found.shares.items()],
         "lost": [c.branch_id.short for c in found.lost],

@@ -139,7 +139,7 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
     screen.pairs(
         [
             ("query", found["query_id"]),
-            ("checkpoint", found["checkpoint"] or "(recorded from the next start on)"),
+            ("checkpoint", found["checkpoint"] or _no_checkpoint(found)),
             ("token", holder_line(found["holder"])),
             ("last write", age(found["holder"]["last_write"])),
             ("last complete", "none" if last is None else _finished_line(last)),
@@ -156,8 +156,13 @@ def show_pipeline(screen: Screen, found: Facts) -> None:
         screen.table(("batch", "state", "since", "sink", "rows", "branches", "kept until"), rows)
 
 
+def _no_checkpoint(found: Facts) -> str:
+    return "none (batch jobs)" if found["is_of_batch_jobs"] else "(recorded from the next start on)"
+
+
 def _finished_line(last: Facts) -> str:
-    return f"batch {last['batch']}, {last['state']} {age(last['times'].get(last['state']))}"
+    key = "" if last["key"] is None else f"key {last['key']}, "
+    return f"batch {last['batch']}, {key}{last['state']} {age(last['times'].get(last['state']))}"
 
 
 def holder_line(holder: Facts) -> str:
@@ -193,9 +198,13 @@ def show_list(screen: Screen, records: Sequence[Facts], query_id: str) -> None:
         notes += ["earlier query"] if found["query_id"] != query_id else []
         since = begun if ended is None else ended
         rows = "/".join(map(str, counts if len(set(counts)) > 1 else counts[:1])) or "0"
-        return found["batch"], found["state"], when(since), rows, branches, size, ", ".join(notes)
+        key = [found["key"]] if has_keys else []
+        which = [found["batch"], *key, found["state"]]
+        return *which, when(since), rows, branches, size, ", ".join(notes)
 
-    heads = ("batch", "state", "since", "rows", "branches", "bytes", "")
+    has_keys = any(found["key"] is not None for found in records)
+    key_head = ["key"] if has_keys else []
+    heads = ("batch", *key_head, "state", "since", "rows", "branches", "bytes", "")
     screen.table(heads, map(row, records))
 
 
@@ -206,7 +215,7 @@ def show_record(screen: Screen, found: Facts) -> None:
         [
             ("query", found["query_id"]),
             ("token", found["token"]),
-            *((f"source {n}", offset) for n, offset in enumerate(found["offsets"])),
+            *_sources(found),
             *((state, when(at)) for state, at in found["times"].items()),
             *(("rewritten", branch) for branch in found["lost"]),
         ]
@@ -230,6 +239,12 @@ def show_record(screen: Screen, found: Facts) -> None:
         screen.say(ruling["branch"], indent=4)
         screen.say(f"as {ruling['ruling']} by {ruling['who']} at {when(ruling['at'])}", indent=6)
         screen.say(f"because: {ruling['why']}", indent=6)
+
+
+def _sources(found: Facts) -> Iterable[tuple[str, str]]:
+    if found["key"] is not None:
+        return [("key", found["key"])]
+    return [(f"source {n}", offset) for n, offset in enumerate(found["offsets"])]
 
 
 def show_event(screen: Screen, event: Facts) -> None:
