@@ -142,7 +142,7 @@ def test_schema_of_the_query_evolves(job: FormatJob) -> None:
     job.add(*ids(1))
     job.write(pipeline, lambda df: df.select("id"))
     job.add(*ids(2))
-    with pytest.raises(StreamingQueryException, match="has no column \\['day'\\]"):
+    with pytest.raises(StreamingQueryException, match=r"has no column \['day'\]"):
         job.write(pipeline, lambda df: df.selectExpr("id", "date(at) AS day"))
     assert job.visible() == Counter([1])
     with closing(sqlite3.connect(job.folder / "shop.db")) as shop:

@@ -72,7 +72,7 @@ class BatchInterruptedError(SparkOnceError):
 
 
 class SavepointError(SparkOnceError):
-    """A savepoint cannot be made, read or used. The query and its sinks are as they were."""
+    """A savepoint cannot be made, read or used. The query and its sinks are unchanged."""
 
 
 class FencedError(SparkOnceError):
