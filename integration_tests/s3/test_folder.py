@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark import SparkContext
-from tests.spark_hooks.test_savepoints import Stage
 from tests.support.binding_cases import assert_bound_once
+from tests.support.savepoint_cases import Stage
 from tests.support.storage_cases import assert_reads_what_spark_writes, assert_stores_bytes
 
 from sparkonce.errors import ConfigurationError, LogUnavailableError, SavepointError

@@ -280,7 +280,7 @@ def test_log_inside_the_checkpoint_comes_along(
     if is_lost:
         shutil.rmtree(story.checkpoint)
         assert run(restoring) == ERROR
-        restoring.append("--parent-is-lost")
+        restoring.append("--lost")
     assert run(restoring) == 0
     job.add(*rows(3))
     if not is_lost:

@@ -182,12 +182,19 @@ class Savepoints:
             self._folder.create(name + _DELETING, text)
         doomed = Manifest.decode(text, f"the savepoint {name} in {self.address}")
         self._folder.delete(name + _MANIFEST)
-        needed = {file.sha256 for other in self.names() for file in self.read(other).files.values()}
+        needed = {file.sha256 for other in self._manifests() for file in other.files.values()}
         gone = {file.sha256 for file in doomed.files.values()} - needed
         for sha256 in sorted(gone):
             self._folder.delete(_content(sha256))
         self._folder.delete(name + _DELETING)
         return len(gone)
+
+    def _manifests(self) -> Iterator[Manifest]:
+        """Every savepoint that is still there when its turn comes."""
+        for name in self.names():
+            text = self._folder.read(name + _MANIFEST)
+            if text is not None:
+                yield Manifest.decode(text, f"the savepoint {name} in {self.address}")
 
     def _ending_with(self, ending: str) -> list[str]:
         files = self._folder.files("")

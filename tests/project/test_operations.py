@@ -75,7 +75,9 @@ def commands() -> dict[str, click.Command]:
 
 def test_every_command_is_in_the_runbook_and_no_other() -> None:
     code = re.findall(r"```.*?```|`[^`]+`", TEXT, re.DOTALL)
-    named = set(re.findall(r"\bsparkonce (log \w+|[a-z]+)", " ".join(" ".join(code).split())))
+    named = set(
+        re.findall(r"\bsparkonce ((?:log|savepoint) \w+|[a-z]+)", " ".join(" ".join(code).split()))
+    )
     assert named == commands().keys()
 
 

@@ -1,13 +1,20 @@
-"""Folders that stop a process at one of its writes, or let two processes take turns."""
+"""A pipeline with a checkpoint, without Spark; folders that kill a process, or two take turns in."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sparkonce.storage import LocalFolder
+from sparkonce.model import TransactionId
+from sparkonce.spark_hooks.checkpoint import open_checkpoint
+from sparkonce.spark_hooks.savepoints import Manifest, Savepoints, create, fork, restore
+from sparkonce.storage import FileSystemFolder, LocalFolder
+from sparkonce.txn_log import open_log
+from sparkonce.txn_log.claim import Claim
+from sparkonce.txn_log.record import State, TransactionRecord
 
 ResultT = TypeVar("ResultT")
 
@@ -115,3 +122,98 @@ class Turns:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+QUERY = "5b1dfe36-93c9-4c8e-9d4e-0c4a4d2f7a10"
+
+
+def write(folder: Path, files: Iterable[tuple[str, str]]) -> None:
+    for name, text in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def offsets(*sources: object) -> str:
+    return "\n".join(["v1", json.dumps({"conf": {"a": "b"}}), *map(json.dumps, sources)])
+
+
+def commit(**values: object) -> str:
+    return "v1\n" + json.dumps({"nextBatchWatermarkMs": 0, **values})
+
+
+def checkpoint(folder: Path, batches: int, *, state: str = "delta") -> Path:
+    """A checkpoint with a file source and a store of two partitions."""
+    write(folder, [("metadata", json.dumps({"id": QUERY}))])
+    write(folder, [("state/0/_metadata/metadata", "v1\n{}")])
+    for n in range(batches):
+        write(
+            folder,
+            [
+                (f"offsets/{n}", offsets({"logOffset": n})),
+                (f"commits/{n}", commit()),
+                (f"sources/0/{n}", f'v1\n{{"path":"file:/in/{n}","batchId":{n}}}'),
+                *((f"state/0/{p}/{n + 1}.{state}", f"{p} {n}") for p in (0, 1)),
+            ],
+        )
+    return folder
+
+
+class Stage:
+    """A pipeline whose log and checkpoint have as many complete batches."""
+
+    def __init__(self, folder: Path, batches: int) -> None:
+        self.folder = folder
+        self.root = folder / "savepoints"
+        self.location = str(checkpoint(folder / "ckpt", batches))
+        self.log = open_log(f"sqlite:///{folder}/txn.db")
+        self.incarnation = self.log.begin(self.claim("orders", QUERY, 0))
+        write(
+            folder / "ckpt",
+            [("sparkonce.json", json.dumps({"log_id": self.log.log_id, "pipeline": "orders"}))],
+        )
+        for n in range(batches):
+            self.deliver(n)
+
+    def claim(self, pipeline: str, query_id: str, batch: int, **more: object) -> Claim:
+        return Claim(pipeline, query_id, "run", "driver", {"out": "file:/out"}, batch, **more)  # type: ignore[arg-type]
+
+    def deliver(self, batch: int) -> None:
+        record = TransactionRecord(
+            TransactionId("orders", QUERY, batch),
+            self.incarnation.token,
+            State.DECIDED,
+            (json.dumps({"logOffset": batch}),),
+            {},
+        )
+        self.log.complete(self.log.decide(record), self.incarnation.token)
+
+    def create(self, folder: FileSystemFolder, name: str, batch: int | None = None) -> Manifest:
+        files = open_checkpoint(self.location, None)
+        return create(Savepoints(folder), self.log, "orders", files, name=name, batch=batch)
+
+    def restore(self, folder: LocalFolder, into: Path) -> None:
+        savepoints = Savepoints(LocalFolder(self.root))
+        restore(
+            savepoints,
+            savepoints.read("first"),
+            folder,
+            str(into),
+            pipeline="orders",
+            open_log=lambda: self.log,
+            parent_log=self.log,
+        )
+
+    def fork(
+        self, folder: LocalFolder, into: Path, pipeline: str, target: str = "file:/fork"
+    ) -> str:
+        savepoints = Savepoints(LocalFolder(self.root))
+        return fork(
+            savepoints,
+            savepoints.read("first"),
+            folder,
+            str(into),
+            pipeline=pipeline,
+            targets={"out": target},
+            open_log=lambda: self.log,
+        )

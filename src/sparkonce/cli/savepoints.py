@@ -183,14 +183,12 @@ def delete(root: str, name: str, *, as_json: bool) -> int:
 @click.argument("name")
 @_into
 @click.option(
-    "--parent-is-lost",
+    "--lost",
     is_flag=True,
     help="The checkpoint with the log inside is lost for good, and never runs again.",
 )
 @json_option
-def restore(
-    *, job: str, root: str, name: str, into: str, parent_is_lost: bool, as_json: bool
-) -> int:
+def restore(*, job: str, root: str, name: str, into: str, lost: bool, as_json: bool) -> int:
     """Fill a new checkpoint, with which JOB continues after the savepoint's batch.
 
     Refused when the sinks have later batches. Stop the query first. After an interruption, run it
@@ -206,7 +204,7 @@ def restore(
             into,
             pipeline=pipeline.name,
             open_log=lambda: _log_of(pipeline, into),
-            parent_log=_parent_log(pipeline, manifest, is_lost=parent_is_lost),
+            parent_log=_parent_log(pipeline, manifest, is_lost=lost),
         )
     return _said_where(Screen(as_json=as_json), manifest, into, manifest.head.query_id)
 
@@ -276,7 +274,7 @@ def _parent_log(
         raise SavepointError(
             f"the savepoint's pipeline has its log in the checkpoint {manifest.head.checkpoint}, "
             f"which cannot be opened from here ({error}): run this where it is, so that it refuses "
-            "later starts there; or, if it is lost for good, pass --parent-is-lost"
+            "later starts there; or, if it is lost for good, pass --lost"
         ) from error
 
 
