@@ -1,4 +1,4 @@
-"""A pipeline with a checkpoint, without Spark; folders that kill a process, or two take turns in."""
+"""A pipeline and its checkpoint without Spark; folders that kill a process, or let two take turns."""
 
 from __future__ import annotations
 
