@@ -1,4 +1,4 @@
-"""A pipeline and its checkpoint without Spark; folders that kill a process, or let two take turns."""
+"""A pipeline without Spark; folders in which a process is killed, or two of them take turns."""
 
 from __future__ import annotations
 
