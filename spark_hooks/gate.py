@@ -43,6 +43,8 @@ logger = logging.getLogger("sparkonce")
 _PAUSE_MS: Final = 20
 _FIRST_POLL_S: Final = 0.01
 _LONGEST_POLL_S: Final = 0.5
+_FIRST_PLAN_S: Final = 10.0
+"""How long Spark may plan its first batch; a source that does not respond must not block a stop."""
 
 
 class _InterruptedError(Exception):
@@ -172,13 +174,13 @@ class Gate:
         self, query: StreamingQuery, running: RunningQuery, deadline: float, timeout_s: float | None
     ) -> None:
         """Wait until the query is between two batches, or has ended there."""
-        wait_s = _FIRST_POLL_S
+        wait_s, planned_by = _FIRST_POLL_S, time.monotonic() + _FIRST_PLAN_S
         while running.is_active:
             reason = self._what_runs(running, deadline)
-            if reason is None:
+            if reason is None and not (_left(planned_by) and self._plans_first(running)):
                 return
             if _left(deadline) <= 0:
-                raise self._too_late(timeout_s, reason)
+                raise self._too_late(timeout_s, reason or "Spark plans its first batch")
             time.sleep(min(wait_s, _left(deadline)))
             wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
         try:
@@ -207,6 +209,14 @@ class Gate:
             return self._what_is_open(running)
         finally:
             lock.release()
+
+    def _plans_first(self, running: RunningQuery) -> bool:
+        """Whether an interrupt now may make a fresh checkpoint useless.
+
+        An interrupted write of ``offsets/0`` leaves a temporary file, and Spark 4.3 then refuses
+        the checkpoint: STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY.
+        """
+        return self.waiting is None and running.is_planning_first
 
     def _what_is_open(self, running: RunningQuery) -> str | None:
         """What the sinks, the log or Spark has still to do; None when they agree."""

@@ -165,6 +165,14 @@ class RunningQuery(CheckpointedQuery):
         return bool(jvm.java.lang.Thread.currentThread() == self._query.queryExecutionThread())
 
     @property
+    def is_planning_first(self) -> bool:
+        """Whether Spark may be about to write ``offsets/0`` into a fresh checkpoint."""
+        if self.files.begun() >= 0:
+            return False
+        status = self._query.status()
+        return bool(status.isTriggerActive() or status.message().startswith("Initializing"))
+
+    @property
     def plan(self) -> Any:
         """Spark's optimized plan of the current batch, up to foreachBatch."""
         return self._query.lastExecution().optimizedPlan()

@@ -552,6 +552,24 @@ def test_function_that_catches_sparks_interrupt(job: Job) -> None:
 
 
 @pytest.mark.slow
+def test_sixty_stops_of_fresh_queries(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark refuses a checkpoint in which it was interrupted while it wrote its first offsets."""
+    for n in range(60):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        job = Job(spark, folder)
+        job.add(*ids(0))
+        pipeline = pipeline_of(job)
+        with running(job, pipeline) as query:
+            time.sleep(random.random() * 0.25)  # noqa: S311 - any moment will do
+            pipeline.stop(query, DEADLINE_S)
+        offsets = folder / job.checkpoint / "offsets"
+        left = {path.name for path in offsets.iterdir()} if offsets.exists() else set()
+        assert not left or "0" in left, f"stop {n}"
+        pipeline.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("commit", POLICIES)
 def test_twenty_stops_at_random_moments(job: Job, commit: CommitPolicy) -> None:
     seed = random.randrange(1 << 32)  # noqa: S311 - a seed is printed, not kept secret
@@ -564,7 +582,9 @@ def test_twenty_stops_at_random_moments(job: Job, commit: CommitPolicy) -> None:
         with running(job, pipeline) as query:
             time.sleep(chance.random() * 1.5)
             pipeline.stop(query, DEADLINE_S)
-            assert query.status["message"] == "Stopped"
+            # Where its interrupt was not recognised, Spark leaves it at "Processing new data".
+            message = query.status["message"]
+            assert message == "Stopped" or message.startswith("Initializing")
             assert query.exception() is None
             if pipeline.log.head("orders") is not None:
                 assert_clean(job, pipeline, query)
