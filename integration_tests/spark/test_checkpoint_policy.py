@@ -725,7 +725,7 @@ def test_exit_waits_for_no_batch_that_runs(
     monkeypatch.setattr(lifecycle, "_EXIT_WAIT_S", 0.01)
     pipeline = checkpoint_pipeline(job)
     with ThreadPoolExecutor(1) as pool, pipeline._serving.lock:
-        pool.submit(pipeline._commit_at_exit).result()
+        pool.submit(pipeline._serving.commit_at_exit).result()
     assert "still being delivered" in caplog.text
 
 

@@ -23,7 +23,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql.functions import count, lit
 
-from integration_tests.support.spark import Job, fail_at, ids
+from integration_tests.support.spark import Job, fail_at, ids, numbered_by_state
 from sparkonce import ExactlyOnce, failpoints
 from sparkonce.errors import ConfigurationError, FencedError, ProtocolError, SinkUnavailableError
 from sparkonce.protocol.driver import Driver
@@ -315,34 +315,6 @@ def joined_with_itself(job: Job) -> Callable[[DataFrame], DataFrame]:
         return left.join(right, left.id == right.other).selectExpr("id")
 
     return join
-
-
-def numbered_by_state(df: DataFrame) -> DataFrame:
-    """transformWithState: each row with its key's running number."""
-    from pyspark.sql.streaming import StatefulProcessor
-
-    class Count(StatefulProcessor):  # type: ignore[misc]
-        def init(self, handle: Any) -> None:
-            self.state = handle.getValueState("count", "n long")
-
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N803
-            import pandas as pd
-
-            seen = self.state.get()[0] if self.state.exists() else 0
-            for frame in rows:
-                seen += len(frame)
-            self.state.update((seen,))
-            yield pd.DataFrame({"id": [seen]})
-
-        def close(self) -> None:
-            pass
-
-    return df.groupBy("id").transformWithStateInPandas(
-        statefulProcessor=Count(),
-        outputStructType="id long",
-        outputMode="Update",
-        timeMode="none",
-    )
 
 
 STATEFUL = [

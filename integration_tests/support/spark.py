@@ -138,6 +138,34 @@ def ids(*values: int) -> list[str]:
     return [f'{{"id": {value}, "at": "2026-01-01T00:00:{value % 60:02d}Z"}}' for value in values]
 
 
+def numbered_by_state(df: DataFrame) -> DataFrame:
+    """transformWithState: each row with its key's running number."""
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Count(StatefulProcessor):  # type: ignore[misc]
+        def init(self, handle: Any) -> None:
+            self.state = handle.getValueState("count", "n long")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:  # noqa: N803
+            import pandas as pd
+
+            seen = self.state.get()[0] if self.state.exists() else 0
+            for frame in rows:
+                seen += len(frame)
+            self.state.update((seen,))
+            yield pd.DataFrame({"id": [seen]})
+
+        def close(self) -> None:
+            pass
+
+    return df.groupBy("id").transformWithStateInPandas(
+        statefulProcessor=Count(),
+        outputStructType="id long",
+        outputMode="Update",
+        timeMode="none",
+    )
+
+
 def fail_at(point: str) -> Callable[[str, object], None]:
     def fail(reached: str, where: object) -> None:
         if reached == point:

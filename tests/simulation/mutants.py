@@ -25,6 +25,7 @@ SWEEPING: Final = "protocol/sweeping.py"
 LOG: Final = "txn_log/base.py"
 RULES: Final = "txn_log/rules.py"
 RECORD: Final = "txn_log/record.py"
+SEALING: Final = "txn_log/sealing.py"
 IDENTITY: Final = "txn_log/identity.py"
 SQLITE: Final = "txn_log/sqlite.py"
 VERBS: Final = "sinks/verbs.py"
@@ -408,7 +409,7 @@ _LOG_RULES: Final = (
     _tested(
         "checksum of a record not compared",
         "I3",
-        RECORD,
+        SEALING,
         "    if checksum != _checksum(body):\n",
         "    if False:\n",
         "tests/txn_log/test_log.py::TestSqliteLog::test_changed_record_is_corrupt",
