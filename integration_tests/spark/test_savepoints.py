@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from integration_tests.support.spark import Job, ids, numbered_by_state
+from integration_tests.support.spark import Job, ids
 from sparkonce import ExactlyOnce
 from sparkonce.cli.main import ERROR, run
 from sparkonce.errors import SavepointError
@@ -100,9 +100,8 @@ QUICK = {
     ("distinct", "changelog"),
     ("watermarked", "format2"),
     ("joined", "format2-changelog"),
-    ("numbered_by_state", "format2"),
 }
-SHAPES = {f.__name__: f for f in (aggregated, distinct, watermarked, joined, numbered_by_state)}
+SHAPES = {f.__name__: f for f in (aggregated, distinct, watermarked, joined)}
 
 
 class Story:
@@ -218,7 +217,6 @@ def truth(
     [
         pytest.param(shape, store, marks=[] if (shape, store) in QUICK else [pytest.mark.slow])
         for shape, store in itertools.product(SHAPES, STORES)
-        if (shape, store) != ("numbered_by_state", "hdfs")  # Spark has no such
     ],
 )
 def test_restored_query_continues(
