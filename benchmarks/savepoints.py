@@ -65,11 +65,11 @@ def main(*, keys: int, store: str) -> None:
         add(spark, folder / "in", keys)
         query = start(spark, folder, pipeline)
         query.processAllAvailable()
-        whole_s, first = timed(lambda: pipeline.savepoint(query, root))
+        whole_s, first = timed(lambda: pipeline.savepoint(query, root, name="first"))
         add(spark, folder / "in", keys // 100)
         query.processAllAvailable()
-        again_s, second = timed(lambda: pipeline.savepoint(query, root))
-        stop_s, last = timed(lambda: pipeline.stop_with_savepoint(query, root))
+        again_s, second = timed(lambda: pipeline.savepoint(query, root, name="second"))
+        stop_s, last = timed(lambda: pipeline.stop_with_savepoint(query, root, name="last"))
         place = Savepoints.at(root)
         manifests = [place.read(name) for name in (first, second, last)]
         verify_s, damaged = timed(lambda: list(place.verify(manifests[1])))
@@ -80,7 +80,6 @@ def main(*, keys: int, store: str) -> None:
                 place,
                 manifests[2],
                 open_folder(into, create=True),
-                into,
                 pipeline="bench",
                 open_log=lambda: pipeline.log,
                 parent_log=pipeline.log,

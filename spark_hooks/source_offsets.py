@@ -38,27 +38,44 @@ def shown_offsets(
     text = checkpoint.read(f"offsets/{batch_id}")
     if text is None or "\n" not in text:
         return None
-    version, _, *lines = text.splitlines()
-    is_named = version != "v1"
-    uses = [line.split(":", 1) for line in sorted(lines)] if is_named else enumerate(lines)
-    shown = [(use, _with_files(checkpoint, str(use), offset, source_of)) for use, offset in uses]
-    known = [
-        f"{use}:{offset}" if is_named else offset for use, offset in shown if offset is not None
+    shown = [
+        (use, _with_files(checkpoint, use, offset, source_of)) for use, offset in uses_in(text)
     ]
-    return tuple(known) if len(known) == len(shown) else None
+    known = [(use, offset) for use, offset in shown if offset is not None]
+    if len(known) < len(shown):
+        return None
+    is_named = not text.startswith("v1\n")
+    return tuple(f"{use}:{offset}" if is_named else offset for use, offset in known)
+
+
+def uses_in(offsets: str) -> list[tuple[str, str]]:
+    """Each use of a source in the text of offsets/N: its number or its name, and its offset."""
+    version, _, *lines = offsets.splitlines()
+    if version == "v1":
+        return [(str(number), line) for number, line in enumerate(lines)]
+    named = (line.partition(":") for line in sorted(lines))
+    return [(name, offset) for name, _, offset in named]
+
+
+def file_counter(offset: str) -> int | None:
+    """The counter that is the offset of a file source; None for another source."""
+    value = json.loads(offset) if offset.startswith("{") else None
+    if not isinstance(value, dict) or value.keys() != {"logOffset"}:
+        return None
+    return int(value["logOffset"])
 
 
 def _with_files(
     checkpoint: FileSystemFolder, use: str, offset: str, source_of: SourceOf
 ) -> str | None:
     """The offset, with a digest of its files if it is a file source's; None if they are gone."""
-    value = json.loads(offset) if offset.startswith("{") else None
-    if not isinstance(value, dict) or value.keys() != {"logOffset"}:
+    counter = file_counter(offset)
+    if counter is None:
         return offset
     source = source_of(use)
     if source is None:
         return None
-    folder, counter = f"sources/{source}", value["logOffset"]
+    folder = f"sources/{source}"
     entries = _entries(checkpoint.read(f"{folder}/{counter}"))
     if entries is None:
         entries = _end_of_compacted(checkpoint, f"{folder}/{counter}.compact", counter)
@@ -66,7 +83,7 @@ def _with_files(
         return None if checkpoint.exists(folder) else offset
     files = sorted((e["path"], e["timestamp"]) for e in entries if e["batchId"] == counter)
     digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
-    return json.dumps({**value, "files": digest})
+    return json.dumps({"logOffset": counter, "files": digest})
 
 
 def _end_of_compacted(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
@@ -30,16 +30,14 @@ class Closure:
     """What a batch needs of a checkpoint.
 
     Attributes:
-        batch: its number.
         copied: names of the files that are taken as they are.
         rewritten: the texts of files that are taken with another content, by name.
         settings: Spark's settings that the checkpoint pins, from offsets/N.
     """
 
-    batch: int
     copied: tuple[str, ...]
-    rewritten: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
+    rewritten: Mapping[str, str]
+    settings: Mapping[str, str]
 
 
 def closure_of(checkpoint: FileSystemFolder, batch: int) -> Closure:
@@ -70,7 +68,7 @@ def closure_of(checkpoint: FileSystemFolder, batch: int) -> Closure:
         raise FileGoneError(missing[0])
     copied, rewritten = files_of_sources(checkpoint.names("sources"), offsets, text)
     state = files_of_state(checkpoint.names("state"), batch, committed_ids, whole)
-    return Closure(batch, (*names, *copied, *state), rewritten, _settings_in(offsets))
+    return Closure((*names, *copied, *state), rewritten, _settings_in(offsets))
 
 
 def _there(found: ResultT | None, name: str) -> ResultT:

@@ -9,7 +9,6 @@ Spark may purge a file meanwhile. Then a newer batch is complete, and is tried i
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +26,7 @@ from sparkonce.spark_hooks.savepoints.manifest import Manifest, Stored
 from sparkonce.spark_hooks.savepoints.place import NAME, Savepoints
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, TransactionRecord
+from sparkonce.txn_log.rules import id_of
 
 logger = logging.getLogger("sparkonce")
 
@@ -65,14 +65,13 @@ def create(
         hold: see `Hold`; used for the last try.
 
     Raises:
-        SavepointError: the batch is not complete, or Spark has purged it; or there is a savepoint
-            of this name. Nothing was made.
-        ConfigurationError: the checkpoint is not the pipeline's.
+        SavepointError: the batch is not complete, or Spark has purged it; the checkpoint is not the
+            pipeline's; or there is a savepoint of this name. Nothing was made.
         LogError: the log, the checkpoint or the place of savepoints cannot be used now.
     """
-    if name is not None:
-        check_name(name)
-    head = _head_of(log, pipeline, checkpoint)
+    _check_name(name)
+    head = _head_of(log, pipeline)
+    _check_is_of(checkpoint, head, log_id := id_of(head, log.log_id))
     gone: list[str] = []
     for attempt in range(_TRIES):
         with hold() if attempt == _TRIES - 1 else nullcontext():
@@ -89,7 +88,7 @@ def create(
             made_at=made_at,
             head=head,
             record=record,
-            log_id=log.id_of(pipeline),
+            log_id=log_id,
             log=log.address,
             spark=version("pyspark"),
             sparkonce=__version__,
@@ -111,24 +110,28 @@ def _purged(what: str, gone: Sequence[str], batch: int | None) -> SavepointError
     return SavepointError(f"{what} lacks {'; '.join(gone)}. {fix}")
 
 
-def check_name(name: str) -> None:
+def _check_name(name: str | None) -> None:
     """Refuse a name that is no file name everywhere.
 
     Raises:
         SavepointError: it is none.
     """
-    if not NAME.fullmatch(name):
+    if name is not None and not NAME.fullmatch(name):
         raise SavepointError(
             f"{name!r} is no name for a savepoint: use up to 100 letters, digits, - and _, "
             "beginning with a letter or a digit"
         )
 
 
-def _head_of(log: TransactionLog, pipeline: str, checkpoint: CheckpointFiles) -> Head:
-    """The pipeline's head, if the checkpoint is its own."""
-    head, log_id = log.head(pipeline), log.id_of(pipeline)
+def _head_of(log: TransactionLog, pipeline: str) -> Head:
+    head = log.head(pipeline)
     if head is None:
         raise SavepointError(f"{log.address} has no pipeline {pipeline!r}: has its query run yet?")
+    return head
+
+
+def _check_is_of(checkpoint: CheckpointFiles, head: Head, log_id: str) -> None:
+    """Refuse a checkpoint that is not the pipeline's own."""
     query_id, binding = checkpoint.query_id(), checkpoint.binding()
     if query_id != head.query_id:
         raise SavepointError(
@@ -140,7 +143,6 @@ def _head_of(log: TransactionLog, pipeline: str, checkpoint: CheckpointFiles) ->
             f"{checkpoint.location} does not belong to {head.pipeline!r} and its log, with id "
             f"{log_id}: start its query once, which checks and binds it"
         )
-    return head
 
 
 def _complete(
@@ -185,5 +187,5 @@ def _keep(
 
 
 def _default_name(record: TransactionRecord, made_at: float) -> str:
-    stamp = re.sub(r"\D", "", time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(made_at)))
+    stamp = time.strftime("%Y%m%d%H%M%S", time.gmtime(made_at))
     return f"{record.id.pipeline}-{record.id.batch_id}-{stamp}"

@@ -90,7 +90,7 @@ class Savepoints:
                 yield name, f"has {found.size:,} bytes with another checksum"
 
     def content(self, manifest: Manifest, name: str) -> Iterator[bytes]:
-        """The bytes of a file; the last piece comes once the checksum is seen to be right.
+        """The bytes of a file; an error comes after the last piece if the checksum is another.
 
         Raises:
             SavepointError: the file is missing or damaged.
@@ -99,17 +99,8 @@ class Savepoints:
         pieces = self._folder.pieces(_content(expected.sha256))
         if pieces is None:
             raise self._damaged(manifest, name, "is missing")
-        digest, size, held = hashlib.sha256(), 0, b""
-        for piece in pieces:
-            digest.update(piece)
-            size += len(piece)
-            if held:
-                yield held
-            held = piece
-        if Stored(size, digest.hexdigest()) != expected:
-            raise self._damaged(manifest, name, "does not have the checksum of its manifest")
-        if held:
-            yield held
+        wrong = self._damaged(manifest, name, "does not have the checksum of its manifest")
+        return _checked(pieces, expected, wrong)
 
     def _damaged(self, manifest: Manifest, name: str, what: str) -> SavepointError:
         return SavepointError(
@@ -133,7 +124,8 @@ class Savepoints:
             return found
 
         stored = measured(there())
-        self._folder.store(_content(stored.sha256), lambda: _unchanged(name, there(), stored))
+        changed = FileGoneError(f"{name}, as it was a moment ago")
+        self._folder.store(_content(stored.sha256), lambda: _checked(there(), stored, changed))
         return stored
 
     def publish(self, manifest: Manifest) -> None:
@@ -211,13 +203,15 @@ def measured(pieces: Iterable[bytes]) -> Stored:
     return Stored(size, digest.hexdigest())
 
 
-def _unchanged(name: str, pieces: Iterable[bytes], stored: Stored) -> Iterator[bytes]:
-    digest = hashlib.sha256()
+def _checked(pieces: Iterable[bytes], expected: Stored, wrong: Exception) -> Iterator[bytes]:
+    """The same pieces, and the error `wrong` after the last one if they are not what they were."""
+    digest, size = hashlib.sha256(), 0
     for piece in pieces:
         digest.update(piece)
+        size += len(piece)
         yield piece
-    if digest.hexdigest() != stored.sha256:
-        raise FileGoneError(f"{name}, as it was a moment ago")
+    if Stored(size, digest.hexdigest()) != expected:
+        raise wrong
 
 
 def _content(sha256: str) -> str:

@@ -26,14 +26,14 @@ from sparkonce.spark_hooks.savepoints.place import Savepoints, measured
 from sparkonce.storage import FileSystemFolder
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.claim import RESTORING
+from sparkonce.txn_log.founding import found, relocate
 from sparkonce.txn_log.identity import next_batch
 from sparkonce.txn_log.moving import copy
 from sparkonce.txn_log.places import place_of_log
-from sparkonce.txn_log.record import OPERATOR, Head
-from sparkonce.txn_log.rules import Store
+from sparkonce.txn_log.record import OPERATOR
 
 _MARKER: Final = "sparkonce.json"
-_OURS: Final = ("sparkonce.json", "sparkonce.1.json", "sparkonce-log/", "sparkonce-drivers/")
+_OURS: Final = (_MARKER, "sparkonce.1.json", "sparkonce-log/", "sparkonce-drivers/")
 _METADATA: Final = "metadata"
 
 OpenLog = Callable[[], TransactionLog]
@@ -44,7 +44,6 @@ def restore(
     savepoints: Savepoints,
     manifest: Manifest,
     checkpoint: FileSystemFolder,
-    location: str,
     *,
     pipeline: str,
     open_log: OpenLog,
@@ -56,7 +55,6 @@ def restore(
         savepoints: where the savepoint is.
         manifest: its own.
         checkpoint: the new checkpoint's folder, which is empty.
-        location: of that folder, as Spark will be given it.
         pipeline: name of the pipeline that is to continue.
         open_log: see `OpenLog`.
         parent_log: the log of the savepoint's pipeline, as it is now; None if it is lost, with the
@@ -77,18 +75,17 @@ def restore(
     _lay_out(savepoints, manifest, checkpoint, pipeline, manifest.head.query_id)
     log = open_log()
     if parent_log is None:
-        _found_again(log, manifest, location)
+        _found_again(log, manifest, checkpoint.location)
     elif log.log_id != parent_log.log_id:
         copy(parent_log, log, pipeline)
-        _relocate(log, pipeline, location)
-    _finish(checkpoint, pipeline, log.id_of(pipeline))
+        relocate(log, pipeline, checkpoint.location)
+    bind(checkpoint, read_binding(checkpoint), log.id_of(pipeline), pipeline)
 
 
 def fork(
     savepoints: Savepoints,
     manifest: Manifest,
     checkpoint: FileSystemFolder,
-    location: str,
     *,
     pipeline: str,
     targets: Mapping[str, str],
@@ -101,7 +98,6 @@ def fork(
         savepoints: where the savepoint is.
         manifest: its own.
         checkpoint: the new checkpoint's folder, which is empty.
-        location: of that folder, as Spark will be given it.
         pipeline: name of the new pipeline.
         targets: of its sinks, by name.
         shared: names of sinks that may write into a target of the savepoint's pipeline.
@@ -135,10 +131,10 @@ def fork(
         retired=(),
         log_id=None,
         moved_to=None,
-        checkpoint=location,
+        checkpoint=checkpoint.location,
     )
-    log._write(lambda store: _found(store, head, log.address))  # noqa: SLF001 - as a move does
-    _finish(checkpoint, pipeline, log.id_of(pipeline))
+    found(log, head)
+    bind(checkpoint, read_binding(checkpoint), log.id_of(pipeline), pipeline)
     return query_id
 
 
@@ -186,17 +182,6 @@ def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
         )
 
 
-def _found(store: Store, head: Head, address: str) -> None:
-    """Write the first head of a pipeline, unless it is there already."""
-    there = store.head(head.pipeline)
-    if there is None:
-        store.put_head(head)
-    elif there.query_id != head.query_id:
-        raise SavepointError(
-            f"{address} has a pipeline {head.pipeline!r} already: give the fork another name"
-        )
-
-
 def _found_again(log: TransactionLog, manifest: Manifest, location: str) -> None:
     """Write what the savepoint holds of a log that was lost with its checkpoint."""
     head = replace(
@@ -207,24 +192,7 @@ def _found_again(log: TransactionLog, manifest: Manifest, location: str) -> None
         moved_to=None,
         checkpoint=location,
     )
-
-    def write(store: Store) -> None:
-        _found(store, head, log.address)
-        if store.find(manifest.record.id) is None:
-            store.put(manifest.record)
-
-    log._write(write)  # noqa: SLF001
-
-
-def _relocate(log: TransactionLog, pipeline: str, location: str) -> None:
-    """Note where the checkpoint is that the log is in now."""
-
-    def write(store: Store) -> None:
-        head = store.head(pipeline)
-        if head is not None and place_of_log(log.address) is not None:
-            store.put_head(replace(head, checkpoint=location))
-
-    log._write(write)  # noqa: SLF001
+    found(log, head, [manifest.record])
 
 
 # -- the checkpoint --------------------------------------------------------------------------------
@@ -292,8 +260,3 @@ def _content(
         return
     text = b"".join(savepoints.content(manifest, name)).decode()
     yield json.dumps({**json.loads(text), "id": query_id}, separators=(",", ":")).encode()
-
-
-def _finish(checkpoint: FileSystemFolder, pipeline: str, log_id: str) -> None:
-    """Bind the checkpoint to the log: the identity guard admits a start from here on."""
-    bind(checkpoint, read_binding(checkpoint), log_id, pipeline)

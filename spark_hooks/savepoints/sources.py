@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
+from sparkonce.spark_hooks.source_offsets import file_counter, uses_in
 
 ReadText = Callable[[str], str]
 
@@ -36,7 +37,8 @@ def files_of_sources(
     Raises:
         FileGoneError: a part of a log is not there any more.
     """
-    counters = _counters(offsets)
+    found = {use: file_counter(offset) for use, offset in uses_in(offsets)}
+    counters = {use: counter for use, counter in found.items() if counter is not None}
     copied: list[str] = []
     rewritten: dict[str, str] = {}
     folders: dict[str, list[str]] = {}
@@ -55,18 +57,6 @@ def files_of_sources(
             copied += taken
             rewritten |= cut
     return copied, rewritten
-
-
-def _counters(offsets: str) -> dict[str, int]:
-    """The counters of the file sources, by the name or number of the source's use."""
-    version, _, *lines = offsets.splitlines()
-    uses = enumerate(lines) if version == "v1" else (line.split(":", 1) for line in lines)
-    found = {}
-    for use, text in uses:
-        value = json.loads(text) if text.startswith("{") else None
-        if isinstance(value, dict) and value.keys() == {"logOffset"}:
-            found[str(use)] = int(value["logOffset"])
-    return found
 
 
 def _is_log(folder: str, files: Sequence[str], read: ReadText) -> bool:

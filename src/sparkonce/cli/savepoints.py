@@ -7,9 +7,8 @@ restore fork               fill a new checkpoint; the sinks are not touched
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -71,7 +70,7 @@ def create(
         with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("copying")
             made = making.create(
-                Savepoints.at(root, create=True, by_boto3=True),
+                _place(root, create=True),
                 pipeline.log,
                 pipeline.name,
                 files,
@@ -93,7 +92,7 @@ def create(
 @json_option
 def list_(root: str, *, as_json: bool) -> int:
     """The savepoints of ROOT, by name."""
-    place = Savepoints.at(root, by_boto3=True)
+    place = _place(root)
     found = [_facts(place.read(name)) for name in place.names()]
     screen = Screen(as_json=as_json)
     if as_json:
@@ -117,7 +116,7 @@ def list_(root: str, *, as_json: bool) -> int:
 @json_option
 def show(root: str, name: str, *, as_json: bool) -> int:
     """What one savepoint holds."""
-    manifest = Savepoints.at(root, by_boto3=True).read(name)
+    manifest = _place(root).read(name)
     found = _facts(manifest)
     screen = Screen(as_json=as_json)
     if as_json:
@@ -145,7 +144,7 @@ def show(root: str, name: str, *, as_json: bool) -> int:
 @json_option
 def verify(root: str, name: str, *, as_json: bool) -> int:
     """Read every file and compare its checksum. Exits with 3 when one is damaged."""
-    place = Savepoints.at(root, by_boto3=True)
+    place = _place(root)
     manifest = place.read(name)
     damaged = dict(place.verify(manifest))
     screen = Screen(as_json=as_json)
@@ -168,7 +167,7 @@ def delete(root: str, name: str, *, as_json: bool) -> int:
 
     After an interruption, run it again.
     """
-    gone = Savepoints.at(root, by_boto3=True).delete(name)
+    gone = _place(root).delete(name)
     screen = Screen(as_json=as_json)
     if as_json:
         screen.json({"name": name, "deleted_files": gone})
@@ -194,14 +193,13 @@ def restore(*, job: str, root: str, name: str, into: str, lost: bool, as_json: b
     Refused when the sinks have later batches. Stop the query first. After an interruption, run it
     again.
     """
-    place = Savepoints.at(root, by_boto3=True)
+    place = _place(root)
     manifest = place.read(name)
-    with _open_for(job, create=False) as pipeline:
+    with load_job(job, create=False) as pipeline:
         making.restore(
             place,
             manifest,
             open_folder(into, create=True),
-            into,
             pipeline=pipeline.name,
             open_log=lambda: _log_of(pipeline, into),
             parent_log=_parent_log(pipeline, manifest, is_lost=lost),
@@ -224,9 +222,9 @@ def fork(*, job: str, root: str, name: str, into: str, shared: Sequence[str], as
     JOB has a name and targets of its own; the first pipeline goes on undisturbed. After an
     interruption, run it again.
     """
-    place = Savepoints.at(root, by_boto3=True)
+    place = _place(root)
     manifest = place.read(name)
-    with _open_for(job, create=True) as pipeline:
+    with load_job(job, create=True) as pipeline:
         targets = targets_of(pipeline.all_sinks)
         if unknown := set(shared) - targets.keys():
             raise ConfigurationError(
@@ -237,7 +235,6 @@ def fork(*, job: str, root: str, name: str, into: str, shared: Sequence[str], as
             place,
             manifest,
             open_folder(into, create=True),
-            into,
             pipeline=pipeline.name,
             targets=targets,
             shared=shared,
@@ -246,13 +243,8 @@ def fork(*, job: str, root: str, name: str, into: str, shared: Sequence[str], as
     return _said_where(Screen(as_json=as_json), manifest, into, query_id)
 
 
-@contextlib.contextmanager
-def _open_for(job: str, *, create: bool) -> Iterator[ExactlyOnce]:
-    pipeline = load_job(job, create=create)
-    try:
-        yield pipeline
-    finally:
-        pipeline.close()
+def _place(root: str, *, create: bool = False) -> Savepoints:
+    return Savepoints.at(root, create=create, by_boto3=True)
 
 
 def _log_of(pipeline: ExactlyOnce, into: str) -> TransactionLog:
