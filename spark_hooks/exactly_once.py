@@ -82,6 +82,7 @@ class ExactlyOnce:
             with that id is lost. Both assert that every earlier batch is complete in every sink,
             and that no sink holds rows of the next one. "moved from /old/checkpoint": the
             checkpoint was moved with the log inside it, and the old location never runs again.
+            "changed state": the state that other aggregates made is right for the query.
         commit_timeout_s: how long the commits of a decided batch are repeated before the query
             fails, in seconds. The next start continues, so nothing is lost.
         retain: how many batches of history the log keeps.

@@ -31,6 +31,7 @@ from sparkonce.errors import (
 )
 from sparkonce.protocol.driver import Driver
 from sparkonce.protocol.pipeline import Pipeline
+from sparkonce.spark_hooks.aggregates import check_aggregates
 from sparkonce.spark_hooks.batch import Learned, SparkBatch
 from sparkonce.spark_hooks.entering import CheckpointEntrance
 from sparkonce.spark_hooks.running_query import RunningQuery
@@ -194,6 +195,7 @@ class Run:
         """Let the sinks check themselves; try again while a server is unreachable, for a time."""
         if not self._is_validated:
             check_are_free(self._settings.sinks, self.query)
+            check_aggregates(self.query.files, self.query.executed_plan, self._settings.adopt)
             patiently(batch.validate, self.pipeline.name, lambda: self.query.is_active)
             self._is_validated = True
 

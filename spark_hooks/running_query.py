@@ -178,6 +178,11 @@ class RunningQuery(CheckpointedQuery):
         return self._query.lastExecution().optimizedPlan()
 
     @property
+    def executed_plan(self) -> Any:
+        """Spark's physical plan of the current batch."""
+        return self._query.lastExecution().executedPlan()
+
+    @property
     def is_deterministic(self) -> bool:
         """Whether Spark says that another computation of the batch gives the same rows."""
         plan = self.plan

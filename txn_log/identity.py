@@ -19,9 +19,11 @@ from sparkonce.txn_log import refusals
 from sparkonce.txn_log.claim import Claim, Known
 from sparkonce.txn_log.places import is_same_place, place_of_log
 from sparkonce.txn_log.record import Head, State, TransactionRecord
-from sparkonce.txn_log.refusals import MOVED_FROM
+from sparkonce.txn_log.refusals import CHANGED_STATE, MOVED_FROM
 
-_FORM: Final = re.compile(rf"batch [0-9]+|[0-9a-f]{{16}}|{MOVED_FROM}\S.*", re.DOTALL)
+_FORM: Final = re.compile(
+    rf"batch [0-9]+|[0-9a-f]{{16}}|{MOVED_FROM}\S.*|{CHANGED_STATE}", re.DOTALL
+)
 
 
 def adopted(given: object) -> tuple[str, ...]:
@@ -33,6 +35,8 @@ def adopted(given: object) -> tuple[str, ...]:
                                 the checkpoint's batch
         "moved from /old/ckpt"  the checkpoint was moved with the log inside it, and the old place
                                 is never run again
+        "changed state"         the state of other aggregates is right for this query too; see
+                                `sparkonce.spark_hooks.aggregates`
 
     Raises:
         ConfigurationError: it has another form.

@@ -20,11 +20,13 @@ _IF_LOST: Final = (
 )
 
 MOVED_FROM: Final = "moved from "
+CHANGED_STATE: Final = "changed state"
 
 _ADOPT_FORMS: Final = (
     'adopt="batch 12" (the checkpoint is at batch 12, and every batch below is delivered), '
-    'adopt="0123456789abcdef" (the id of a lost transaction log), or '
-    f'adopt="{MOVED_FROM}/old/checkpoint" (a checkpoint that was moved with the log inside it)'
+    'adopt="0123456789abcdef" (the id of a lost transaction log), '
+    f'adopt="{MOVED_FROM}/old/checkpoint" (a checkpoint that was moved with the log inside it), or '
+    f'adopt="{CHANGED_STATE}" (the state of other aggregates is right for the query)'
 )
 
 

@@ -1,6 +1,7 @@
 """The files of a checkpoint that make one committed batch whole.
 
     metadata, offsets/N-1, offsets/N, commits/N      the query, and how far it has come
+    sparkonce-aggregates.json                        which aggregates made the state
     sources/…                                        `sources`
     state/…                                          `state`
 
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sparkonce.spark_hooks.aggregates import AGGREGATES
 from sparkonce.spark_hooks.savepoints.gone import FileGoneError
 from sparkonce.spark_hooks.savepoints.sources import files_of_sources
 from sparkonce.spark_hooks.savepoints.state import files_of_state
@@ -66,6 +68,8 @@ def closure_of(checkpoint: FileSystemFolder, batch: int) -> Closure:
         names.append(f"offsets/{batch - 1}")
     if missing := [name for name in names if not checkpoint.exists(name)]:
         raise FileGoneError(missing[0])
+    if checkpoint.exists(AGGREGATES):
+        names.append(AGGREGATES)
     copied, rewritten = files_of_sources(checkpoint.names("sources"), offsets, text)
     state = files_of_state(checkpoint.names("state"), batch, committed_ids, whole)
     return Closure((*names, *copied, *state), rewritten, _settings_in(offsets))

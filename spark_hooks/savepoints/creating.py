@@ -188,4 +188,5 @@ def _keep(
 
 def _default_name(record: TransactionRecord, made_at: float) -> str:
     stamp = time.strftime("%Y%m%d%H%M%S", time.gmtime(made_at))
-    return f"{record.id.pipeline}-{record.id.batch_id}-{stamp}"
+    millis = int(made_at % 1 * 1_000)
+    return f"{record.id.pipeline}-{record.id.batch_id}-{stamp}{millis:03d}"

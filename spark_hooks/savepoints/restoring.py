@@ -21,6 +21,7 @@ from typing import Final
 
 from sparkonce.errors import SavepointError
 from sparkonce.spark_hooks.binding import bind, read_binding
+from sparkonce.spark_hooks.savepoints.changes import Changes
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints, measured
 from sparkonce.storage import FileSystemFolder
@@ -34,7 +35,6 @@ from sparkonce.txn_log.record import OPERATOR
 
 _MARKER: Final = "sparkonce.json"
 _OURS: Final = (_MARKER, "sparkonce.1.json", "sparkonce-log/", "sparkonce-drivers/")
-_METADATA: Final = "metadata"
 
 OpenLog = Callable[[], TransactionLog]
 """Opens the log that the restored pipeline will use; a log inside the checkpoint is made there."""
@@ -72,7 +72,8 @@ def restore(
         )
     if parent_log is not None:
         _check_nothing_after(parent_log, manifest)
-    _lay_out(savepoints, manifest, checkpoint, pipeline, manifest.head.query_id)
+    changes = Changes(manifest.head.query_id, checkpoint.location)
+    _lay_out(savepoints, manifest, checkpoint, pipeline, changes)
     log = open_log()
     if parent_log is None:
         _found_again(log, manifest, checkpoint.location)
@@ -90,6 +91,7 @@ def fork(
     pipeline: str,
     targets: Mapping[str, str],
     shared: Iterable[str] = (),
+    source_paths: Mapping[str, str] | None = None,
     open_log: OpenLog,
 ) -> str:
     """Make a checkpoint with which another pipeline begins after the savepoint's batch.
@@ -101,6 +103,7 @@ def fork(
         pipeline: name of the new pipeline.
         targets: of its sinks, by name.
         shared: names of sinks that may write into a target of the savepoint's pipeline.
+        source_paths: where the folders of file sources were, as URLs, and where they are now.
         open_log: see `OpenLog`.
 
     Returns:
@@ -117,7 +120,8 @@ def fork(
             "pipeline, which goes on. To continue that one, restore the savepoint"
         )
     _check_targets(manifest, targets, shared)
-    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, None)
+    changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})
+    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, changes)
     log = open_log()
     head = replace(
         manifest.head,
@@ -203,9 +207,9 @@ def _lay_out(
     manifest: Manifest,
     checkpoint: FileSystemFolder,
     pipeline: str,
-    query_id: str | None,
+    changes: Changes,
 ) -> str:
-    """Write the files; returns the query id, which is a new one if none is given."""
+    """Write the files; returns the query id, which is that of an earlier try if there was one."""
     bound = read_binding(checkpoint)
     if bound is not None and bound.log_id != RESTORING:
         raise SavepointError(
@@ -219,7 +223,8 @@ def _lay_out(
         "log_id": RESTORING,
         "pipeline": pipeline,
         "savepoint": [savepoints.address, manifest.name, manifest.made_at],
-        "query_id": query_id or str(uuid.uuid4()),
+        "query_id": changes.query_id,
+        "source_paths": dict(changes.source_paths),
     }
     checkpoint.create(_MARKER, json.dumps(mine))
     there = json.loads(checkpoint.read(_MARKER) or "{}")
@@ -227,36 +232,30 @@ def _lay_out(
         raise SavepointError(
             f"{checkpoint.address} belongs to another restore: give an empty folder"
         )
-    query_id = str(there["query_id"])
+    changes = replace(changes, query_id=str(there["query_id"]))
+
+    def content(name: str) -> Iterator[bytes]:
+        return changes.applied(name, savepoints.content(manifest, name))
+
     if is_again:
-        _check_is_ours(savepoints, manifest, checkpoint, query_id)
+        _check_is_ours(manifest, checkpoint, content)
     for name in manifest.files:
-        checkpoint.store(name, partial(_content, savepoints, manifest, name, query_id))
-    return query_id
+        checkpoint.store(name, partial(content, name))
+    return changes.query_id
 
 
 def _check_is_ours(
-    savepoints: Savepoints, manifest: Manifest, checkpoint: FileSystemFolder, query_id: str
+    manifest: Manifest,
+    checkpoint: FileSystemFolder,
+    content: Callable[[str], Iterable[bytes]],
 ) -> None:
     """Refuse what somebody has written into the folder since the restore was interrupted."""
     for name in checkpoint.names(""):
         if name.startswith(_OURS):
             continue
-        expected = name in manifest.files and measured(
-            _content(savepoints, manifest, name, query_id)
-        )
+        expected = name in manifest.files and measured(content(name))
         if not expected or measured(checkpoint.pieces(name) or ()) != expected:
             raise SavepointError(
                 f"{checkpoint.address} has {name}, which is not the savepoint's: was a query "
                 "started there before the restore had ended? Give an empty folder"
             )
-
-
-def _content(
-    savepoints: Savepoints, manifest: Manifest, name: str, query_id: str
-) -> Iterator[bytes]:
-    if name != _METADATA or query_id == manifest.head.query_id:
-        yield from savepoints.content(manifest, name)
-        return
-    text = b"".join(savepoints.content(manifest, name)).decode()
-    yield json.dumps({**json.loads(text), "id": query_id}, separators=(",", ":")).encode()

@@ -215,8 +215,24 @@ def restore(*, job: str, root: str, name: str, into: str, lost: bool, as_json: b
 @click.option(
     "--share", "shared", multiple=True, metavar="SINK", help="May write where the first one does."
 )
+@click.option(
+    "--source-path",
+    "moved",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="A file source's folder has moved; both as URLs.",
+)
 @json_option
-def fork(*, job: str, root: str, name: str, into: str, shared: Sequence[str], as_json: bool) -> int:
+def fork(
+    *,
+    job: str,
+    root: str,
+    name: str,
+    into: str,
+    shared: Sequence[str],
+    moved: Sequence[str],
+    as_json: bool,
+) -> int:
     """Fill a new checkpoint, with which another JOB begins after the savepoint's batch.
 
     JOB has a name and targets of its own; the first pipeline goes on undisturbed. After an
@@ -238,9 +254,17 @@ def fork(*, job: str, root: str, name: str, into: str, shared: Sequence[str], as
             pipeline=pipeline.name,
             targets=targets,
             shared=shared,
+            source_paths=dict(map(_moved_path, moved)),
             open_log=lambda: _log_of(pipeline, into),
         )
     return _said_where(Screen(as_json=as_json), manifest, into, query_id)
+
+
+def _moved_path(given: str) -> tuple[str, str]:
+    old, _, new = given.partition("=")
+    if not (old and new):
+        raise ConfigurationError(f"--source-path {given}: write OLD=NEW, both as URLs")
+    return old, new
 
 
 def _place(root: str, *, create: bool = False) -> Savepoints:
