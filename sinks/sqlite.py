@@ -90,6 +90,9 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     """
 
     kind: ClassVar[str] = "sqlite"
+    why_kept: ClassVar[str] = (
+        "cannot take rows back: SQLite does not keep which transaction has inserted a row"
+    )
 
     def __init__(
         self,

@@ -36,8 +36,11 @@ from sparkonce.sinks.capabilities import (
     AbortsDecided,
     AbortsMany,
     CommitsOnePhase,
+    Delivered,
     Diagnoses,
     FindsBranches,
+    TakesBack,
+    Visible,
     Votes,
 )
 from sparkonce.sinks.postgres.loading.direct import PREPARED_VERSION, DirectWriter
@@ -54,6 +57,7 @@ from sparkonce.sinks.postgres.server.identity import Server, warn_of_publication
 from sparkonce.sinks.postgres.server.sql import Timeouts
 from sparkonce.sinks.postgres.settings import Load, check_settings, promise
 from sparkonce.sinks.postgres.sweeping import Sweeper
+from sparkonce.sinks.postgres.taking_back import Remover
 from sparkonce.sinks.postgres.target.diagnosis import diagnose, room_for_tasks
 from sparkonce.sinks.postgres.target.table import Request, Target, resolve
 from sparkonce.sinks.postgres.target.writing import Write, Writing, one_or_several
@@ -78,6 +82,7 @@ class PostgresSink(
     AbortsMany,
     AbortsDecided,
     FindsBranches,
+    TakesBack,
     Diagnoses,
 ):
     """Writes each batch into a Postgres table; with the default `load=` readers see whole batches.
@@ -278,6 +283,14 @@ class PostgresSink(
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return self._sweeper.find(owner)
 
+    # -- taking back -----------------------------------------------------------------------------
+
+    def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
+        return self._remover.find(branches)
+
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        self._remover.take_back(branches)
+
     def close(self) -> None:
         self._held.close()
         self._pool.close()
@@ -285,6 +298,10 @@ class PostgresSink(
     @property
     def _pool(self) -> Pool:
         return once(Pool, self._address)
+
+    @property
+    def _remover(self) -> Remover:
+        return Remover(self.where, self._address, self._timeouts)
 
     @property
     def _sweeper(self) -> Sweeper:
