@@ -184,8 +184,8 @@ class TakesBack(ABC):
             For each branch, in order, what the target has of it; no rows if it is gone.
 
         Raises:
-            TakeBackRefusedError: rows of another origin cannot be told from the branch's, or the
-                branch was changed.
+            TakeBackRefusedError: the branch's rows cannot be distinguished from others, or were
+                changed.
             SinkError: the target cannot be asked now.
         """
 

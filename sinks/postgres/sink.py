@@ -212,9 +212,7 @@ class PostgresSink(
         if self._load == "direct":
             server.check_prepares(self.where, self.writers)
             if target.why_open is not None:
-                raise ConfigurationError(
-                    f'PostgresSink: {self.where}: {target.why_open}; set load="staged"'
-                )
+                self._request.refuse(f'{target.why_open}; set load="staged"')
         logger.info("%s: %s", self.where, promise(self._load, server, target.why_open))
         self._target, self._server = target, server
 
@@ -263,7 +261,7 @@ class PostgresSink(
         MergeCommitter(self._work(branch_id, merge)).commit_with(held, log_write)
         self._sweeper.tidy(merge)
 
-    # -- aborting --------------------------------------------------------------------------------
+    # -- aborting, and taking back ---------------------------------------------------------------
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._sweeper.abort(Committable(branch) if isinstance(branch, BranchId) else branch)
@@ -283,13 +281,11 @@ class PostgresSink(
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return self._sweeper.find(owner)
 
-    # -- taking back -----------------------------------------------------------------------------
-
     def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
-        return self._remover.find(branches)
+        return Remover(self.where, self._address, self._timeouts).find(branches)
 
     def take_back(self, branches: Sequence[Delivered]) -> None:
-        self._remover.take_back(branches)
+        Remover(self.where, self._address, self._timeouts).take_back(branches)
 
     def close(self) -> None:
         self._held.close()
@@ -298,10 +294,6 @@ class PostgresSink(
     @property
     def _pool(self) -> Pool:
         return once(Pool, self._address)
-
-    @property
-    def _remover(self) -> Remover:
-        return Remover(self.where, self._address, self._timeouts)
 
     @property
     def _sweeper(self) -> Sweeper:

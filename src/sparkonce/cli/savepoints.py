@@ -338,7 +338,14 @@ def _log_now(pipeline: ExactlyOnce, manifest: Manifest, into: str | None) -> Tra
         place = None if head is None or head.moved_to is None else place_of_log(head.moved_to)
         if place is None or (into is not None and is_same_place(place, into)):
             break
-        log = checkpoint_log(place, create=False)
+        following = checkpoint_log(place, create=False)
+        there = following.head(pipeline.name)
+        if there is None or there.token == 0:
+            raise SavepointError(
+                f"the log of {pipeline.name!r} was being moved from {log.address} to {place} when "
+                "a restore or a rewind into that place was interrupted: run it again first"
+            )
+        log = following
     return log
 
 
