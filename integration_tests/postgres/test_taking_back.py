@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from integration_tests.support import direct_load
+from integration_tests.support.one_phase import OneBatch, Pipeline
 from integration_tests.support.postgres import (
     COLUMNS,
     ROWS,
@@ -121,6 +122,20 @@ def test_every_load_and_table(
     assert sum(found.rows for found in sink.find_delivered(branches)) == 9
     sink.take_back(branches)
     assert prepared.ids() == ids_of(1, 2)
+
+
+def test_batch_of_one_phase_goes(prepares: Pipeline) -> None:
+    """The log's record was written in the same transaction, and stays."""
+    world, log = prepares.world, prepares.log()
+    sink = world.ready()
+    prepares.driver(sink, log).deliver(OneBatch(sink, 0))
+    (record,) = log.history("orders")
+    assert prepares.xids() == [(0, True)]
+    share = record.shares[sink.name]
+    branches = [Delivered(c, share.rows_of(c)) for c in share.committables]
+    assert sink.find_delivered(branches) == [Visible(3)]
+    sink.take_back(branches)
+    assert (world.ids(), log.history("orders")) == ([], [record])
 
 
 @pytest.mark.parametrize(
