@@ -556,7 +556,7 @@ def test_committable_is_small(lake: Lake) -> None:
 
 
 def test_table_is_rolled_back_for_a_rewind(lake: Lake) -> None:
-    """The rewind keeps this sink: the new query's batches come once, and a late commit shows none."""
+    """A rewind keeps this sink: new batches come once, and a late commit shows nothing again."""
     lake.create()
     sink = lake.sink()
     sink.validate(SCHEMA)
