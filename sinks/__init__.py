@@ -16,10 +16,13 @@ from sparkonce.sinks.capabilities import (
     ChecksLog,
     CommitsMany,
     CommitsOnePhase,
+    Delivered,
     Diagnoses,
     FindsBranches,
     ForgetsProofs,
     Publishes,
+    TakesBack,
+    Visible,
     Votes,
 )
 from sparkonce.sinks.payload import Payload
@@ -41,6 +44,7 @@ __all__ = [
     "ChecksLog",
     "CommitsMany",
     "CommitsOnePhase",
+    "Delivered",
     "DeltaSink",
     "Diagnoses",
     "FileSink",
@@ -57,7 +61,9 @@ __all__ = [
     "S3Objects",
     "S3Sink",
     "SqliteSink",
+    "TakesBack",
     "TwoPhaseCommitSink",
+    "Visible",
     "Votes",
 ]
 

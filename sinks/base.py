@@ -90,6 +90,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
             costs a snapshot of the batch.
 
     Attributes:
+        why_kept: why the sink is no `TakesBack`; a message puts the class's name before it.
         columns: a function that a sink may set to turn the columns after `select` into those that
             `write` gets. Spark evaluates the SQL that it returns in the same pass. Sinks whose
             `columns` are equal share that work.
@@ -103,6 +104,7 @@ class TwoPhaseCommitSink(ABC, Generic[HandleT]):
     """
 
     kind: ClassVar[str] = ""
+    why_kept: ClassVar[str] = "cannot take back what it has committed"
     columns: Columns | None = None
     distribute_by: tuple[str, ...] | None = None
 

@@ -11,6 +11,7 @@
 | `Publishes` | `publish` | after every branch of every sink is committed | nothing |
 | `FindsBranches` | `find_branches` | after each start and batch | left-over branches stay |
 | `ForgetsProofs` | `forget_proofs` | when the log drops old records | proofs stay |
+| `TakesBack` | `find_delivered`, `take_back` | never; `savepoint rewind` does | its rows stay |
 | `CommitsOnePhase` | three verbs | where the sink's database holds the log | two phases |
 | `ChecksLog` | `check_log` | before it opens the log | every log is accepted |
 | `Diagnoses` | `diagnose`, `room_for_tasks` | in `sparkonce doctor` | the doctor asks nothing |
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from sparkonce.errors import ProtocolError, SparkOnceError
 from sparkonce.finding import Finding
@@ -153,6 +154,51 @@ class ForgetsProofs(ABC):
         """
 
 
+class Delivered(NamedTuple):
+    """A committed branch, and how many rows the transaction log says that it has."""
+
+    committable: Committable
+    rows: int
+
+
+class Visible(NamedTuple):
+    """What the target has of a branch: rows, and the files or objects that hold nothing else."""
+
+    rows: int
+    names: tuple[str, ...] = ()
+
+
+class TakesBack(ABC):
+    """A sink that can remove committed branches again, and prove that only their rows go.
+
+    `sparkonce savepoint rewind` calls the verbs, in any process, for a sink that was never
+    validated. No driver commits such a branch any more, but a paused one may still try: it must
+    not show the rows again.
+    """
+
+    @abstractmethod
+    def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
+        """Look for each branch, and change nothing.
+
+        Returns:
+            For each branch, in order, what the target has of it; no rows if it is gone.
+
+        Raises:
+            TakeBackRefusedError: the branch's rows cannot be distinguished from others, or were
+                changed.
+            SinkError: the target cannot be asked now.
+        """
+
+    @abstractmethod
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        """Remove the rows of the branches. Idempotent: a branch that is gone stays so.
+
+        Raises:
+            TakeBackRefusedError: a branch has other rows than `Delivered.rows`; those stay.
+            SinkError: call it again.
+        """
+
+
 class CommitsOnePhase(ABC):
     """A sink in a database that may also hold the transaction log.
 
@@ -234,6 +280,8 @@ _OWNERS: Final = {
     "find_branches": FindsBranches,
     "lists_uncommitted_only": FindsBranches,
     "forget_proofs": ForgetsProofs,
+    "find_delivered": TakesBack,
+    "take_back": TakesBack,
     "why_two_phases": CommitsOnePhase,
     "prepare_one_phase": CommitsOnePhase,
     "commit_one_phase": CommitsOnePhase,

@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sparkonce.errors import ConfigurationError, PrepareRejectedError, ProtocolError
+from sparkonce.errors import (
+    ConfigurationError,
+    PrepareRejectedError,
+    ProtocolError,
+    TakeBackRefusedError,
+)
 from sparkonce.model import DRIVER_ATTEMPT, BranchId, Committable
 
 
@@ -63,6 +68,20 @@ def check_rows(sink: Named, committable: Committable, written: int) -> None:
             f"{type(sink).__name__} {sink.name!r} prepared {committable.rows} rows of the "
             f"{written} that it got: its client or its target has lost or doubled some",
             committable.branch_id,
+        )
+
+
+def check_all_there(where: str, branch_id: BranchId, rows: int, expected: int) -> None:
+    """Refuse to take back a branch of which the target has other than the `expected` rows.
+
+    Raises:
+        TakeBackRefusedError: the numbers differ.
+    """
+    if rows != expected:
+        raise TakeBackRefusedError(
+            f"{where} has {rows} of the {expected} rows of {branch_id}: another writer has "
+            "changed or removed rows of this batch since",
+            branch_id,
         )
 
 

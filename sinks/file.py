@@ -33,13 +33,21 @@ from sparkonce.errors import (
     PreparedBranchLostError,
     PrepareRejectedError,
     SinkUnavailableError,
+    TakeBackRefusedError,
     settle_command,
 )
 from sparkonce.finding import Finding, Level
 from sparkonce.model import BranchId, Committable, JsonValue, Owner
 from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
-from sparkonce.sinks.capabilities import AbortsDecided, Diagnoses, FindsBranches
-from sparkonce.sinks.committables import check_version
+from sparkonce.sinks.capabilities import (
+    AbortsDecided,
+    Delivered,
+    Diagnoses,
+    FindsBranches,
+    TakesBack,
+    Visible,
+)
+from sparkonce.sinks.committables import check_all_there, check_version
 from sparkonce.sinks.spark_metadata import SPARK_METADATA, written_by_spark
 from sparkonce.storage.local import expanded, fsync_folder
 
@@ -61,7 +69,7 @@ class FileHandle:
     writer: pq.ParquetWriter | None = None
 
 
-class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Diagnoses):
+class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, TakesBack, Diagnoses):
     """Writes Parquet files into a folder, one for each Spark task of a batch.
 
     Some readers, such as DuckDB, do not ignore names that begin with an underscore. Give those the
@@ -196,6 +204,31 @@ class FileSink(TwoPhaseCommitSink[FileHandle], AbortsDecided, FindsBranches, Dia
                 f"{settle_command(branch_id, 'committed')}",
                 branch_id,
             )
+
+    def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
+        return [self._delivered(committable) for committable, _ in branches]
+
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        for committable, rows in branches:
+            branch_id = committable.branch_id
+            if found := self._delivered(committable).rows:
+                check_all_there(self.target, branch_id, found, rows)
+                self._visible_path(branch_id).unlink(missing_ok=True)
+        fsync_folder(self._folder)
+
+    def _delivered(self, committable: Committable) -> Visible:
+        check_version(committable, _PAYLOAD_VERSION)
+        branch_id = committable.branch_id
+        visible = self._visible_path(branch_id)
+        if not self._is_here(committable):
+            why = f"{self._folder} may not be the folder that has it: mount that one again"
+        elif not is_there(visible):
+            return Visible(0)
+        elif is_same(committable, self._hidden_path(branch_id), visible):
+            return Visible(pq.read_metadata(visible).num_rows, (str(visible),))
+        else:
+            why = f"{visible} was changed since it was committed"
+        raise TakeBackRefusedError(f"{branch_id}: {why}", branch_id)
 
     def diagnose(self) -> Iterable[Finding]:
         if (refusal := self._refusal()) is not None:

@@ -83,13 +83,12 @@ class SqliteSink(RowSink[Staging], Votes, AbortsDecided, FindsBranches, ForgetsP
     Args:
         path: the database; it is created when it does not exist, and its folder is not.
         table: the table's name.
-        name: see `TwoPhaseCommitSink`.
-        select: see `TwoPhaseCommitSink`.
-        transform: see `TwoPhaseCommitSink`.
+        name: see `TwoPhaseCommitSink`, also for `select` and `transform`.
         writers: see `TwoPhaseCommitSink`; 1 makes the whole batch appear at once.
     """
 
     kind: ClassVar[str] = "sqlite"
+    why_kept: ClassVar[str] = "cannot take rows back: SQLite does not keep what inserted them"
 
     def __init__(
         self,

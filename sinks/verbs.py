@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from sparkonce.errors import CommitUnresolvedError, SinkUnavailableError, SparkOnceError
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    SinkUnavailableError,
+    SparkOnceError,
+    TakeBackRefusedError,
+)
 from sparkonce.finding import Finding
 from sparkonce.model import BranchId, Committable, CommittedBatch, Owner
 from sparkonce.parallel import at_once
@@ -24,10 +29,13 @@ from sparkonce.sinks.capabilities import (
     AbortsMany,
     ChecksLog,
     CommitsMany,
+    Delivered,
     Diagnoses,
     FindsBranches,
     ForgetsProofs,
     Publishes,
+    TakesBack,
+    Visible,
     Votes,
 )
 
@@ -81,6 +89,20 @@ def forget_proofs(sink: AnySink, owner: Owner, below: int) -> None:
     """See `ForgetsProofs`; by default proofs stay."""
     if isinstance(sink, ForgetsProofs):
         sink.forget_proofs(owner, below)
+
+
+def find_delivered(sink: AnySink, branches: Sequence[Delivered]) -> Sequence[Visible]:
+    """See `TakesBack`; by default it is refused."""
+    if isinstance(sink, TakesBack):
+        return sink.find_delivered(branches)
+    raise TakeBackRefusedError(f"{type(sink).__name__} {sink.why_kept}")
+
+
+def take_back(sink: AnySink, branches: Sequence[Delivered]) -> None:
+    """See `TakesBack`; by default it is refused."""
+    if not isinstance(sink, TakesBack):
+        raise TakeBackRefusedError(f"{type(sink).__name__} {sink.why_kept}")
+    sink.take_back(branches)
 
 
 def lists_uncommitted_only(sink: AnySink) -> bool:

@@ -59,6 +59,8 @@ def admit(claim: Claim, known: Known, now: float) -> Head:
     """
     head = known.head
     _check_is_newest(claim, head)
+    if head is not None and claim.query_id in head.rewound:
+        raise refusals.rewound(claim, head)
     _check_checkpoint_knows_this_log(claim, known)
     _check_is_where_it_was(claim, known)
     _check_sinks_can_finish(claim, known)
@@ -90,6 +92,7 @@ def _next_head(claim: Claim, known: Known, now: float) -> Head:
         sinks={**head.sinks, **claim.sinks},
         log_id=head.log_id,
         checkpoint=claim.checkpoint or head.checkpoint,
+        rewound=head.rewound,
     )
     if head.query_id != claim.query_id:
         retired = tuple(q for q in (*head.retired, head.query_id) if q != claim.query_id)

@@ -132,6 +132,11 @@ class Share:
         """Number of rows written."""
         return sum(part.content.rows for part in self.parts)
 
+    def rows_of(self, committable: Committable) -> int:
+        """Rows of the branch; the driver's own branch has those of all tasks."""
+        by_task = {part.branch: part.content.rows for part in self.parts}
+        return by_task.get(committable.branch_id.name, self.rows)
+
     @property
     def bytes(self) -> int:
         """Size of those rows in Arrow memory, in bytes."""
@@ -283,6 +288,8 @@ class Head:
         moved_to: address of the log that the pipeline was moved to; this log takes no more writes.
         checkpoint: location of the query's checkpoint at the last run; empty if it is not known.
             A log inside the checkpoint refuses a start from any other location.
+        rewound: by the id of a retired query, its last batch that still counts: the later ones were
+            taken out of the sinks (`savepoint rewind`), or are being so.
     """
 
     pipeline: str
@@ -297,6 +304,11 @@ class Head:
     log_id: str | None = None
     moved_to: str | None = None
     checkpoint: str = ""
+    rewound: Mapping[str, int] = field(default_factory=dict)
+
+    def is_rewound(self, batch: TransactionId) -> bool:
+        """Whether a rewind has taken the batch out of the sinks, or is doing so."""
+        return batch.batch_id > self.rewound.get(batch.query_id, batch.batch_id)
 
     @property
     def is_of_operator(self) -> bool:
@@ -307,7 +319,10 @@ class Head:
         return seal(self.to_json())
 
     def to_json(self) -> dict[str, JsonValue]:
-        return {**asdict(self), "retired": list(self.retired)}
+        body = {**asdict(self), "retired": list(self.retired)}
+        if not self.rewound:  # older versions can read a head without it
+            del body["rewound"]
+        return body
 
     @classmethod
     def decode(cls, text: str, where: str) -> Self:

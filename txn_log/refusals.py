@@ -136,6 +136,16 @@ def fresh_checkpoint(claim: Claim, head: Head) -> ConfigurationError:
     )
 
 
+def rewound(claim: Claim, head: Head) -> ConfigurationError:
+    """A rewind has taken batches of the query out of the sinks; replaces= cannot bring it back."""
+    return ConfigurationError(
+        f"the checkpoint {claim.checkpoint} is of query {claim.query_id}, and {claim.pipeline!r} "
+        f"was rewound: the batches of that query after {head.rewound[claim.query_id]} were taken "
+        f"out of the sinks, or are being so, and it never runs again. Start the query at "
+        f"{head.checkpoint}; if its rewind was interrupted, run that command again first"
+    )
+
+
 def prepared_by_replaced(record: TransactionRecord) -> ConfigurationError:
     """Only the checkpoint that is being replaced shows whether the batch commits."""
     return ConfigurationError(

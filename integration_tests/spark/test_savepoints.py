@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from integration_tests.support.spark import Job, ids, numbered_by_state
+from integration_tests.support.savepoints import aggregated, counted, delivered, rows
+from integration_tests.support.spark import Job, numbered_by_state
 from sparkonce import ExactlyOnce
 from sparkonce.cli.main import ERROR, run
 from sparkonce.errors import SavepointError
@@ -56,29 +56,6 @@ BEFORE, AFTER = 7, 4
 
 BACKLOG = 4
 """Files that wait for a running query, so that it never pauses."""
-
-
-def values(n: int) -> list[int]:
-    return [*(n * 7 + i for i in range(5)), n % 3]
-
-
-def rows(n: int) -> list[str]:
-    return ids(*values(n))
-
-
-def counted(files: range) -> Counter[Any]:
-    """What `aggregated` delivers for these files, after all before them; one file is one batch."""
-    counts: Counter[int] = Counter()
-    found: Counter[Any] = Counter()
-    for n in range(files.stop):
-        counts.update(value % 3 for value in values(n))
-        if n in files:
-            found.update((key, counts[key]) for key in {value % 3 for value in values(n)})
-    return found
-
-
-def aggregated(df: DataFrame) -> DataFrame:
-    return df.selectExpr("id % 3 AS id").groupBy("id").count()
 
 
 def distinct(df: DataFrame) -> DataFrame:
@@ -172,13 +149,6 @@ def start(job: Job, pipeline: ExactlyOnce) -> StreamingQuery:
         .outputMode("update")
         .start()
     )
-
-
-def delivered(folder: Path) -> Counter[Any]:
-    found: Counter[Any] = Counter()
-    for path in folder.glob("*.parquet"):
-        found.update(tuple(row.values()) for row in pq.read_table(path).to_pylist())
-    return found
 
 
 @pytest.fixture

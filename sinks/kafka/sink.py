@@ -108,6 +108,9 @@ class KafkaSink(
     """
 
     kind: ClassVar[str] = "kafka"
+    why_kept: ClassVar[str] = (
+        "cannot take records back: a topic drops only its oldest ones, and readers may have these"
+    )
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import contextlib
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import pyarrow as pa
 
@@ -46,6 +46,11 @@ class LakehouseSink(
         transform: see `TwoPhaseCommitSink`.
         writers: see `TwoPhaseCommitSink`.
     """
+
+    why_kept: ClassVar[str] = (
+        "takes no batch back: fork the savepoint into a new table; or, with its own command, "
+        "roll the table back to before the first of these batches, and keep the sink"
+    )
 
     def __init__(
         self,

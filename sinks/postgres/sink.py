@@ -36,8 +36,11 @@ from sparkonce.sinks.capabilities import (
     AbortsDecided,
     AbortsMany,
     CommitsOnePhase,
+    Delivered,
     Diagnoses,
     FindsBranches,
+    TakesBack,
+    Visible,
     Votes,
 )
 from sparkonce.sinks.postgres.loading.direct import PREPARED_VERSION, DirectWriter
@@ -54,6 +57,7 @@ from sparkonce.sinks.postgres.server.identity import Server, warn_of_publication
 from sparkonce.sinks.postgres.server.sql import Timeouts
 from sparkonce.sinks.postgres.settings import Load, check_settings, promise
 from sparkonce.sinks.postgres.sweeping import Sweeper
+from sparkonce.sinks.postgres.taking_back import Remover
 from sparkonce.sinks.postgres.target.diagnosis import diagnose, room_for_tasks
 from sparkonce.sinks.postgres.target.table import Request, Target, resolve
 from sparkonce.sinks.postgres.target.writing import Write, Writing, one_or_several
@@ -78,6 +82,7 @@ class PostgresSink(
     AbortsMany,
     AbortsDecided,
     FindsBranches,
+    TakesBack,
     Diagnoses,
 ):
     """Writes each batch into a Postgres table; with the default `load=` readers see whole batches.
@@ -207,9 +212,7 @@ class PostgresSink(
         if self._load == "direct":
             server.check_prepares(self.where, self.writers)
             if target.why_open is not None:
-                raise ConfigurationError(
-                    f'PostgresSink: {self.where}: {target.why_open}; set load="staged"'
-                )
+                self._request.refuse(f'{target.why_open}; set load="staged"')
         logger.info("%s: %s", self.where, promise(self._load, server, target.why_open))
         self._target, self._server = target, server
 
@@ -258,7 +261,7 @@ class PostgresSink(
         MergeCommitter(self._work(branch_id, merge)).commit_with(held, log_write)
         self._sweeper.tidy(merge)
 
-    # -- aborting --------------------------------------------------------------------------------
+    # -- aborting, and taking back ---------------------------------------------------------------
 
     def abort(self, branch: BranchId | Committable) -> None:
         self._sweeper.abort(Committable(branch) if isinstance(branch, BranchId) else branch)
@@ -277,6 +280,12 @@ class PostgresSink(
 
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         return self._sweeper.find(owner)
+
+    def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
+        return Remover(self.where, self._address, self._timeouts).find(branches)
+
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        Remover(self.where, self._address, self._timeouts).take_back(branches)
 
     def close(self) -> None:
         self._held.close()

@@ -28,8 +28,11 @@ from sparkonce.sinks.base import Transform, TwoPhaseCommitSink
 from sparkonce.sinks.capabilities import (
     AbortsDecided,
     ChecksLog,
+    Delivered,
     Diagnoses,
     FindsBranches,
+    TakesBack,
+    Visible,
 )
 from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
 from sparkonce.sinks.s3.connecting.checks import check_server
@@ -51,6 +54,7 @@ class S3Sink(
     TwoPhaseCommitSink[BranchWriter],
     AbortsDecided,
     FindsBranches,
+    TakesBack,
     ChecksLog,
     Diagnoses,
 ):
@@ -64,7 +68,8 @@ class S3Sink(
     whole batches, use `IcebergSink` or `DeltaSink`.
 
     Rights: s3:PutObject, s3:GetObject, s3:AbortMultipartUpload and s3:ListMultipartUploadParts on
-    the prefix; s3:ListBucket and s3:ListBucketMultipartUploads on the bucket.
+    the prefix; s3:ListBucket and s3:ListBucketMultipartUploads on the bucket. `sparkonce savepoint
+    rewind` also needs s3:DeleteObject.
     docs/howto/s3-operations.md has more.
 
     Args:
@@ -230,6 +235,13 @@ class S3Sink(
     def find_branches(self, owner: Owner) -> Iterable[Committable]:
         for branch_id, files in self._uploads_of(owner).items():
             yield committable_of(self._clients, self._place, branch_id, files)
+
+    def find_delivered(self, branches: Sequence[Delivered]) -> Sequence[Visible]:
+        return [BranchOutcome.of(found, self._clients).find() for found, _ in branches]
+
+    def take_back(self, branches: Sequence[Delivered]) -> None:
+        for committable, rows in branches:
+            BranchOutcome.of(committable, self._clients).remove(rows)
 
     def close(self) -> None:
         self._clients.close()

@@ -2,6 +2,7 @@
 
     creating    a running query's checkpoint ─► a savepoint
     restoring   a savepoint ─► a checkpoint: restore, fork
+    rewinding   the same, after the sinks have gone back to its batch
     place       where savepoints are: read, verify, delete
     manifest    what one says of itself
     closure     which files of a checkpoint one batch needs: `sources`, `state`
@@ -15,5 +16,6 @@ from sparkonce.spark_hooks.savepoints.creating import Hold, create
 from sparkonce.spark_hooks.savepoints.manifest import Manifest
 from sparkonce.spark_hooks.savepoints.place import Savepoints
 from sparkonce.spark_hooks.savepoints.restoring import fork, restore
+from sparkonce.spark_hooks.savepoints.rewinding import Rewind, rewind
 
-__all__ = ["Hold", "Manifest", "Savepoints", "create", "fork", "restore"]
+__all__ = ["Hold", "Manifest", "Rewind", "Savepoints", "create", "fork", "restore", "rewind"]

@@ -73,7 +73,7 @@ def restore(
     if parent_log is not None:
         _check_nothing_after(parent_log, manifest)
     changes = Changes(manifest.head.query_id, checkpoint.location)
-    _lay_out(savepoints, manifest, checkpoint, pipeline, changes)
+    lay_out(savepoints, manifest, checkpoint, pipeline, changes)
     log = open_log()
     if parent_log is None:
         _found_again(log, manifest, checkpoint.location)
@@ -121,7 +121,7 @@ def fork(
         )
     _check_targets(manifest, targets, shared)
     changes = Changes(str(uuid.uuid4()), checkpoint.location, source_paths or {})
-    query_id = _lay_out(savepoints, manifest, checkpoint, pipeline, changes)
+    query_id = lay_out(savepoints, manifest, checkpoint, pipeline, changes)
     log = open_log()
     head = replace(
         manifest.head,
@@ -133,6 +133,7 @@ def fork(
         first_batch=manifest.batch + 1,
         sinks=dict(targets),
         retired=(),
+        rewound={},
         log_id=None,
         moved_to=None,
         checkpoint=checkpoint.location,
@@ -163,7 +164,7 @@ def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
         bound = "does not know it" if head is None else f"has bound it to query {head.query_id}"
         raise SavepointError(
             f"the savepoint {manifest.name} is of query {manifest.head.query_id} of {name!r}, and "
-            f"the log {log.address} {bound}: fork the savepoint"
+            f"the log {log.address} {bound}: fork the savepoint, or rewind to it"
         )
     if head.moved_to is not None:
         if place_of_log(log.address) is not None:
@@ -182,7 +183,7 @@ def _check_nothing_after(log: TransactionLog, manifest: Manifest) -> None:
         raise SavepointError(
             f"the sinks of {name!r} have every batch up to {upto}, and the savepoint "
             f"{manifest.name} ends with batch {batch}: what came after would be delivered twice. "
-            "Take a savepoint of now, or fork this one into other targets"
+            "Take a savepoint of now, rewind the sinks to this one, or fork it into other targets"
         )
 
 
@@ -202,7 +203,7 @@ def _found_again(log: TransactionLog, manifest: Manifest, location: str) -> None
 # -- the checkpoint --------------------------------------------------------------------------------
 
 
-def _lay_out(
+def lay_out(
     savepoints: Savepoints,
     manifest: Manifest,
     checkpoint: FileSystemFolder,
@@ -210,15 +211,7 @@ def _lay_out(
     changes: Changes,
 ) -> str:
     """Write the files; returns the query id, which is that of an earlier try if there was one."""
-    bound = read_binding(checkpoint)
-    if bound is not None and bound.log_id != RESTORING:
-        raise SavepointError(
-            f"{checkpoint.address} is a checkpoint of {bound.pipeline!r} already: start its query, "
-            "or give an empty folder"
-        )
-    is_again = bound is not None
-    if not is_again and checkpoint.names(""):
-        raise SavepointError(f"{checkpoint.address} is not empty: give an empty or a new folder")
+    is_again = is_laid_out(checkpoint)
     mine = {
         "log_id": RESTORING,
         "pipeline": pipeline,
@@ -228,7 +221,9 @@ def _lay_out(
     }
     checkpoint.create(_MARKER, json.dumps(mine))
     there = json.loads(checkpoint.read(_MARKER) or "{}")
-    if {**mine, "query_id": there.get("query_id")} != there:
+    is_new = there.get("query_id") != manifest.head.query_id
+    wanted_new = changes.query_id != manifest.head.query_id
+    if {**mine, "query_id": there.get("query_id")} != there or is_new != wanted_new:
         raise SavepointError(
             f"{checkpoint.address} belongs to another restore: give an empty folder"
         )
@@ -242,6 +237,23 @@ def _lay_out(
     for name in manifest.files:
         checkpoint.store(name, partial(content, name))
     return changes.query_id
+
+
+def is_laid_out(checkpoint: FileSystemFolder) -> bool:
+    """Whether a checkpoint is being restored there.
+
+    Raises:
+        SavepointError: there is another checkpoint, or there are other files.
+    """
+    bound = read_binding(checkpoint)
+    if bound is not None and bound.log_id != RESTORING:
+        raise SavepointError(
+            f"{checkpoint.address} is a checkpoint of {bound.pipeline!r} already: start its query, "
+            "or give an empty folder"
+        )
+    if bound is None and checkpoint.names(""):
+        raise SavepointError(f"{checkpoint.address} is not empty: give an empty or a new folder")
+    return bound is not None
 
 
 def _check_is_ours(

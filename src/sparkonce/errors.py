@@ -11,7 +11,8 @@
     │   ├── PrepareRejectedError      abort the batch
     │   ├── CommitUnresolvedError     commit again: it may or may not have landed
     │   ├── CommitRejectedError       `sparkonce settle`: decided, and the target refuses it
-    │   └── PreparedBranchLostError   rewrite from the replay, or `sparkonce settle`
+    │   ├── PreparedBranchLostError   rewrite from the replay, or `sparkonce settle`
+    │   └── TakeBackRefusedError      `savepoint rewind`: not exactly the branch's rows are there
     └── LogError
         ├── DecisionUnknownError      read the log again
         ├── LogUnavailableError       retry: this call wrote nothing
@@ -42,6 +43,7 @@ __all__ = [
     "SinkError",
     "SinkUnavailableError",
     "SparkOnceError",
+    "TakeBackRefusedError",
 ]
 
 
@@ -115,6 +117,13 @@ class CommitRejectedError(SinkError):
 
 class PreparedBranchLostError(SinkError):
     """A decided branch is proven to be gone from its external system without being committed."""
+
+
+class TakeBackRefusedError(SinkError):
+    """A sink cannot prove that it would remove exactly a committed branch's rows; it removes none.
+
+    Only `sparkonce savepoint rewind` meets it. Do what the message says, or keep the sink's rows.
+    """
 
 
 class LogError(SparkOnceError):

@@ -553,3 +553,25 @@ def test_committable_is_small(lake: Lake) -> None:
     assert len(str(committable.to_json())) < 1000
     sink.commit(committable)
     assert lake.ids() == list(range(200))
+
+
+def test_table_is_rolled_back_for_a_rewind(lake: Lake) -> None:
+    """A rewind keeps this sink: new batches come once, and a late commit shows nothing again."""
+    lake.create()
+    sink = lake.sink()
+    sink.validate(SCHEMA)
+    sink.commit(prepared(sink, 0, [rows(1)]))
+    snapshot = lake.table().current_snapshot()
+    assert snapshot is not None
+    late = prepared(sink, 1, [rows(2)])
+    sink.commit(late)
+    lake.table().manage_snapshots().rollback_to_snapshot(snapshot.snapshot_id).commit()
+    assert lake.ids() == [1]
+    branch_id = replace(branch(1), owner=replace(branch().owner, query_id="a0-b1"), token=9)
+    done = [task(sink, branch_id, rows(20))]
+    (committable,) = sink.vote(replace(branch_id, attempt=DRIVER_ATTEMPT), done)
+    for _ in range(2):
+        sink.commit(committable)
+        assert lake.ids() == [1, 20]
+    sink.commit(late)
+    assert lake.ids() == [1, 20]

@@ -88,7 +88,7 @@ def test_every_option_in_the_runbook_is_there() -> None:
         for parameter in command.params
         for option in parameter.opts
     }
-    assert set(re.findall(r"`?(--[a-z]+)", TEXT)) <= known | demo_options()
+    assert set(re.findall(r"`?(--[a-z]+(?:-[a-z]+)*)", TEXT)) <= known | demo_options()
 
 
 def demo_options() -> set[str]:
@@ -104,7 +104,7 @@ def test_every_option_of_a_command_is_in_its_section(name: str) -> None:
     parameters = commands()[name].params
     options = {max(p.opts, key=len) for p in parameters if isinstance(p, click.Option)}
     options = demo_options() if name == "demo" else options
-    assert options <= set(re.findall(r"--[a-z]+", found[1]))
+    assert options <= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", found[1]))
 
 
 def test_pages_and_headings_in_messages_are_there() -> None:

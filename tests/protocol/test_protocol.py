@@ -1350,6 +1350,28 @@ def test_branch_of_a_complete_batch_on_a_server_that_went_back_in_time(
     assert ("went back in time" in caplog.text) is is_complete
 
 
+def test_branch_of_a_batch_that_a_rewind_took_back_is_swept(world: World) -> None:
+    """Its server went back in time; its rows must not come again."""
+
+    class Listing(MemorySink):
+        lists_uncommitted_only: ClassVar[bool] = True
+
+    world.kinds["left"] = Listing
+    driver = world.driver(process := Process())
+    driver.deliver(world.batch(process))
+    log = driver.lease.pipeline.log
+    head = log.head("orders")
+    assert head is not None
+    rewound = replace(head, rewound={head.query_id: -1})
+    log._write(lambda store: store.put_head(rewound))
+    store = world.stores["left"]
+    name = next(iter(store.visible))
+    store.prepared[name] = store.visible.pop(name)
+    driver.sweep()
+    assert not store.prepared
+    assert name not in store.visible
+
+
 def test_branch_that_cannot_be_committed_again_keeps_no_orphan(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -335,6 +335,7 @@ def test_rows_that_are_dealt_out_need_a_number_of_tasks() -> None:
         ("abort_decided", "AbortsDecided"),
         ("publish", "Publishes"),
         ("find_branches", "FindsBranches"),
+        ("take_back", "TakesBack"),
         ("lists_uncommitted_only", "FindsBranches"),
         ("commit_one_phase", "CommitsOnePhase"),
         ("check_log", "ChecksLog"),
@@ -358,7 +359,7 @@ def test_every_optional_verb_has_its_mixin_and_a_default() -> None:
     mixins = [
         m for m in vars(capabilities).values() if isinstance(m, type) and m.__bases__ == (ABC,)
     ]
-    assert len(mixins) == 10
+    assert len(mixins) == 11
     for mixin in mixins:
         for verb in mixin.__abstractmethods__:  # type: ignore[attr-defined]
             with pytest.raises(ProtocolError, match=f"is no {mixin.__name__}"):

@@ -66,6 +66,7 @@ class Prepared:
         system: the server's identifier; empty if the role may not read it.
         database: where the transaction was prepared and can be ended.
         role: prepared the transaction, and may end it.
+        mode: what happened to a row whose key was in the table; empty in older records.
     """
 
     schema: str
@@ -74,6 +75,7 @@ class Prepared:
     system: str
     database: str
     role: str
+    mode: str = ""
 
     @classmethod
     def read(cls, committable: Committable) -> Self:
@@ -107,7 +109,13 @@ class DirectWriter(StagingWriter):
     def committable(self) -> Committable:
         target, server = self._target, self._server
         return Prepared(
-            target.schema, target.table, self.rows, target.system, target.database, server.role
+            target.schema,
+            target.table,
+            self.rows,
+            target.system,
+            target.database,
+            server.role,
+            self._writing.mode,
         ).committable(self.branch_id)
 
     def _opening(self) -> Sequence[sql.Composable]:

@@ -17,11 +17,13 @@ from sparkonce.errors import (
     CommitUnresolvedError,
     PreparedBranchLostError,
     ProtocolError,
+    TakeBackRefusedError,
     settle_command,
 )
 from sparkonce.model import BranchId, Committable, JsonValue
 from sparkonce.parallel import at_once
-from sparkonce.sinks.committables import check_version
+from sparkonce.sinks.capabilities import Visible
+from sparkonce.sinks.committables import check_all_there, check_version
 from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
 from sparkonce.sinks.s3.connecting.client import Clients, server_at
 from sparkonce.sinks.s3.connecting.place import Place
@@ -156,6 +158,37 @@ class BranchOutcome:
                 f"{settle_command(branch_id, 'committed')}",
                 branch_id,
             )
+
+    def find(self) -> Visible:
+        """What readers see of the branch.
+
+        Raises:
+            TakeBackRefusedError: one of its objects was changed.
+            CommitUnresolvedError: the server does not show it now.
+        """
+        found: dict[str, int] = {}
+
+        def look(file: StagedFile) -> None:
+            if rows := self.outcome.visible_rows(file):
+                found[self.outcome.name(file)] = rows
+
+        if errors := self._for_each(look):
+            raise errors[0]
+        return Visible(sum(found.values()), tuple(sorted(found)))
+
+    def remove(self, rows: int) -> None:
+        """Delete the objects that are left of a branch with this number of rows. Idempotent.
+
+        Raises:
+            TakeBackRefusedError: the branch never had these rows, or the server keeps an object.
+        """
+        branch_id, staged = self.outcome.branch_id, sum(file.rows for file in self.files)
+        check_all_there(f"s3://{self.outcome.bucket}", branch_id, staged, rows)
+        self.find()
+        for error in self._for_each(self.outcome.remove):
+            raise TakeBackRefusedError(
+                f"S3: an object of {branch_id} could not be deleted ({describe(error)})", branch_id
+            ) from error
 
     def _for_each(self, action: Callable[[StagedFile], None]) -> list[Exception]:
         """Run the action on every file, several at a time; return the errors."""

@@ -32,7 +32,12 @@ from enum import Enum, auto
 from typing import Any
 
 from sparkonce.clients.s3 import code_of, has_delete_marker, status_of
-from sparkonce.errors import CommitUnresolvedError, PreparedBranchLostError, settle_command
+from sparkonce.errors import (
+    CommitUnresolvedError,
+    PreparedBranchLostError,
+    TakeBackRefusedError,
+    settle_command,
+)
 from sparkonce.model import BranchId
 from sparkonce.sinks.s3.connecting.answers import S3_ERRORS, describe
 from sparkonce.sinks.s3.connecting.client import Clients, Purpose
@@ -132,6 +137,29 @@ class FileOutcome:
         may have changed its ETag or checksum, so that it no longer proves a commit.
         """
         return self._look_patiently(file) in {Seen.OURS, Seen.OTHER_CONTENT, Seen.FOREIGN}
+
+    def visible_rows(self, file: StagedFile) -> int:
+        """How many rows readers see of the file: all of them, or none.
+
+        Raises:
+            TakeBackRefusedError: another object is at its key, or this is another server.
+            CommitUnresolvedError: the server does not show it now.
+        """
+        seen = self._look(file)
+        if seen is Seen.OURS:
+            return file.rows
+        if seen in {Seen.ABSENT, Seen.DELETED} and self.same_server:
+            return 0
+        why = (
+            "has other content than the batch wrote: it was changed since"
+            if self.same_server
+            else "was written at another endpoint than the sink's: point it there again"
+        )
+        raise TakeBackRefusedError(f"S3: {self.name(file)} {why}", self.branch_id)
+
+    def remove(self, file: StagedFile) -> None:
+        """Delete the object at the file's key, if there is one. Idempotent."""
+        self.clients.client(Purpose.ASK).delete_object(Bucket=self.bucket, Key=file.key)
 
     def name(self, file: StagedFile) -> str:
         """The object's url, for messages."""

@@ -13,6 +13,7 @@ from sparkonce.model import Committable
 from sparkonce.protocol import keys
 from sparkonce.protocol.operating import Orphan
 from sparkonce.protocol.processes import is_running
+from sparkonce.protocol.taking_back import Removal
 from sparkonce.txn_log import TransactionLog
 from sparkonce.txn_log.record import Head, Share, State, TransactionRecord
 
@@ -88,13 +89,17 @@ def newest(log: TransactionLog, head: Head, limit: int) -> list[TransactionRecor
     return found
 
 
-def record(found: TransactionRecord) -> Facts:
-    """One batch: offsets or key, rows, branches, what they are in the targets, times."""
+def record(found: TransactionRecord, head: Head | None = None) -> Facts:
+    """One batch: offsets or key, rows, branches, what they are in the targets, times.
+
+    With the head, the state of a batch that a rewind took out of the sinks is "rewound".
+    """
+    is_rewound = head is not None and head.is_rewound(found.id)
     return {
         "batch": found.id.batch_id,
         "pipeline": found.id.pipeline,
         "query_id": found.id.query_id,
-        "state": found.state.value,
+        "state": "rewound" if is_rewound else found.state.value,
         "token": found.token,
         "revision": found.revision,
         "offsets": list(found.offsets),
@@ -118,7 +123,7 @@ def _share(found: TransactionRecord, name: str, share: Share) -> Facts:
             {
                 "branch": c.branch_id.short,
                 "full": str(c.branch_id),
-                "rows": rows_of(share, c),
+                "rows": share.rows_of(c),
                 "safe_until": utc(c.safe_until),
                 "ruling": None if (ruling := found.ruling(c)) is None else ruling.value,
                 "stands_for": stands_for(c),
@@ -126,12 +131,6 @@ def _share(found: TransactionRecord, name: str, share: Share) -> Facts:
             for c in share.committables
         ],
     }
-
-
-def rows_of(share: Share, committable: Committable) -> int:
-    """Rows of the branch; the driver's own branch has those of all tasks."""
-    by_task = {part.branch: part.content.rows for part in share.parts}
-    return by_task.get(committable.branch_id.name, share.rows)
 
 
 def stands_for(committable: Committable) -> list[str]:
@@ -155,4 +154,18 @@ def orphan(found: Orphan) -> Facts:
         "batch": branch_id.batch_id,
         "token": branch_id.token,
         "may_be_written": found.may_be_written,
+    }
+
+
+def removal(found: Removal) -> Facts:
+    """What a rewind does to one sink."""
+    return {
+        "sink": found.name,
+        "target": found.target,
+        "batches": list(found.batches),
+        "branches": [str(committable.branch_id) for committable, _ in found.branches],
+        "rows": found.rows,
+        "files": list(found.names),
+        "kept": found.is_kept,
+        "refusal": found.refusal,
     }

@@ -78,7 +78,8 @@ def list_(
     screen = Screen(as_json=as_json)
     with open_target(job, url, pipeline, checkpoint) as target:
         head = target.one()
-        found = [facts.record(record) for record in facts.newest(target.log, head, limit)]
+        records = facts.newest(target.log, head, limit)
+        found = [facts.record(record, head) for record in records]
     if as_json:
         screen.json(found)
     else:
@@ -104,7 +105,8 @@ def show(
         raise click.UsageError("expected BATCH, a number, after a JOB or with --log URL")
     screen = Screen(as_json=as_json)
     with open_target(before[0] if before else None, url, pipeline, checkpoint) as target:
-        found = facts.record(find_record(target, target.one(), int(batch)))
+        head = target.one()
+        found = facts.record(find_record(target, head, int(batch)), head)
     if as_json:
         screen.json(found)
     else:

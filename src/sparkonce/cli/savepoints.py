@@ -3,6 +3,7 @@
 create                     reads a checkpoint, of a query that may be running
 list show verify delete    need no JOB and no log
 restore fork               fill a new checkpoint; the sinks are not touched
+rewind                     fills one too, after it has taken later batches out of the sinks
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from rich.progress import Progress
 
 from sparkonce.cli import facts
 from sparkonce.cli.facts import Facts
+from sparkonce.cli.fencing import may_fence, yes_option
 from sparkonce.cli.looking import FOUND, json_option
-from sparkonce.cli.screen import Screen, when
+from sparkonce.cli.screen import Screen, show_removals, when
 from sparkonce.cli.targets import checkpoint_option, open_job
 from sparkonce.errors import ConfigurationError, SavepointError
 from sparkonce.protocol.operating import head_here
-from sparkonce.protocol.pipeline import targets_of
+from sparkonce.protocol.pipeline import by_name, targets_of
 from sparkonce.spark_hooks import savepoints as making
 from sparkonce.spark_hooks.checkpoint import open_checkpoint
 from sparkonce.spark_hooks.jobs import load_job
-from sparkonce.spark_hooks.savepoints import Manifest, Savepoints
+from sparkonce.spark_hooks.savepoints import Manifest, Rewind, Savepoints
 from sparkonce.storage import open_folder
 from sparkonce.txn_log import TransactionLog, checkpoint_log
+from sparkonce.txn_log.places import is_same_place, place_of_log
 from sparkonce.words import counted
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ _into = click.option(
 
 @click.group()
 def savepoint() -> None:
-    """Copies of a checkpoint at a complete batch: to restore, or to fork into other sinks.
+    """Copies of a checkpoint at a complete batch: to restore, to rewind to, or to fork.
 
     ROOT is a folder for savepoints: a path, or a URL that Spark's Hadoop knows.
     """
@@ -260,6 +263,62 @@ def fork(
     return _said_where(Screen(as_json=as_json), manifest, into, query_id)
 
 
+@savepoint.command()
+@click.argument("job")
+@click.argument("root")
+@click.argument("name")
+@_into
+@click.option(
+    "--keep", "kept", multiple=True, metavar="SINK", help="Its rows stay; new ones come to them."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@yes_option
+@json_option
+def rewind(
+    *,
+    job: str,
+    root: str,
+    name: str,
+    into: str,
+    kept: Sequence[str],
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Take the later batches out of JOB's sinks, and fill a checkpoint that continues before them.
+
+    Stop the query first: a driver that still runs is fenced, so it asks unless that is known to be
+    gone. Nothing is changed unless every sink has exactly the rows that the log knows. With
+    --dry-run it exits with 3 when a sink refuses. After an interruption, run it again.
+    """
+    place = _place(root)
+    manifest = place.read(name)
+    query_id = None
+    with load_job(job, create=False) as pipeline:
+        sinks = by_name(pipeline.all_sinks)
+        if unknown := set(kept) - {*sinks, *manifest.head.sinks}:
+            raise ConfigurationError(
+                f"--keep {', '.join(sorted(unknown))}: {pipeline.name!r} has the sinks "
+                f"{', '.join(sinks)}"
+            )
+        log = _log_now(pipeline, manifest, None if dry_run else into)
+        if dry_run:
+            found = Rewind.of(manifest, log, pipeline=pipeline.name, sinks=sinks, kept=kept)
+        else:
+            may_fence(log, pipeline.name, yes=yes)
+            query_id, found = making.rewind(
+                place,
+                manifest,
+                open_folder(into, create=True),
+                pipeline=pipeline.name,
+                sinks=sinks,
+                kept=kept,
+                open_log=lambda: _log_of(pipeline, into),
+                parent_log=log,
+            )
+    return _said_what(Screen(as_json=as_json), found, into, query_id)
+
+
 def _moved_path(given: str) -> tuple[str, str]:
     old, _, new = given.partition("=")
     if not (old and new):
@@ -294,6 +353,26 @@ def _parent_log(
         ) from error
 
 
+def _log_now(pipeline: ExactlyOnce, manifest: Manifest, into: str | None) -> TransactionLog:
+    """The log of the savepoint's pipeline, wherever restores have moved it, except to `into`."""
+    log = _parent_log(pipeline, manifest, is_lost=False)
+    assert log is not None  # noqa: S101 - for mypy
+    while pipeline.settings.is_log_in_checkpoint:
+        head = log.head(pipeline.name)
+        place = None if head is None or head.moved_to is None else place_of_log(head.moved_to)
+        if place is None or (into is not None and is_same_place(place, into)):
+            break
+        following = checkpoint_log(place, create=False)
+        there = following.head(pipeline.name)
+        if there is None or there.token == 0:
+            raise SavepointError(
+                f"the log of {pipeline.name!r} was being moved from {log.address} to {place} when "
+                "a restore or a rewind into that place was interrupted: run it again first"
+            )
+        log = following
+    return log
+
+
 def _facts(manifest: Manifest) -> Facts:
     return {
         "name": manifest.name,
@@ -321,3 +400,16 @@ def _said_where(screen: Screen, manifest: Manifest, into: str, query_id: str) ->
     else:
         screen.line(f"{into} is ready: the query's next start runs batch {manifest.batch + 1}")
     return 0
+
+
+def _said_what(screen: Screen, found: Rewind, into: str, query_id: str | None) -> int:
+    """What a rewind has done; or would do, without a query id."""
+    removals = [facts.removal(removal) for removal in found.removals]
+    if screen.as_json:
+        done = {"checkpoint": into, "query_id": query_id, "next_batch": found.manifest.batch + 1}
+        screen.json({**done, "sinks": removals})
+    else:
+        show_removals(screen, removals, is_done=query_id is not None)
+        if query_id is not None:
+            _said_where(screen, found.manifest, into, query_id)
+    return FOUND if any(removal["refusal"] for removal in removals) else 0

@@ -31,6 +31,7 @@ _STYLES = {
     "decided": "bold yellow",
     "abandoned": "bold yellow",
     "moved": "yellow",
+    "rewound": "yellow",
     "error": "bold red",
     "warning": "yellow",
     "ok": "green",
@@ -78,7 +79,7 @@ class Screen:
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for head in heads:
-            right = head in {"batch", "rows", "branches", "bytes", "token"}
+            right = head in {"batch", "rows", "branches", "bytes", "files", "token"}
             table.add_column(head, overflow="fold", justify="right" if right else "left")
         for row in rows:
             cells = ["-" if cell is None else str(cell) for cell in row]
@@ -266,3 +267,19 @@ def show_findings(screen: Screen, findings: Sequence[Facts]) -> None:
         screen.labelled(f"{level:9}", f"{found['about']}: {found['what']}", _STYLES[level])
         if found["fix"]:
             screen.labelled(" " * 9, f"-> {found['fix']}")
+
+
+def show_removals(screen: Screen, removals: Sequence[Facts], *, is_done: bool) -> None:
+    """What a rewind does to each sink, or would do."""
+
+    def row(found: Facts) -> Sequence[object]:
+        first, last = found["batches"][0], found["batches"][-1]
+        batches = str(first) if first == last else f"{first} to {last}"
+        what = "kept" if found["kept"] else "refused" if found["refusal"] else "removed"
+        return found["sink"], batches, f"{found['rows']:,}", len(found["files"]) or None, what
+
+    last = "" if is_done else "would be"
+    screen.table(["sink", "batches", "rows", "files", last], map(row, removals))
+    for found in removals:
+        if found["refusal"]:
+            screen.line(f"{found['sink']}: {found['refusal']}", "red")

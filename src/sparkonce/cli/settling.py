@@ -106,7 +106,7 @@ def settle(
         ruled = Ruling(ruling)
         _check_ruling(head, record, ruled)
         for share_name, committable in chosen:
-            rows = facts.rows_of(record.shares[share_name], committable)
+            rows = record.shares[share_name].rows_of(committable)
             click.echo(
                 f"{committable.branch_id.short}, {counted(rows, 'row')} for {share_name} "
                 f"({record.shares[share_name].target}), is {_MEANING[ruled]}.",
